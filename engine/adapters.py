@@ -92,6 +92,11 @@ class Adapters:
             self._by_name[name] = entry
         return entry.id
 
+    def add_once(self, path: str, source: Source) -> None:
+        """Register an adapter without a name, unless one of this path is there."""
+        if all(entry.path != path or entry.whole for entry in self.entries):
+            self.add(path, source)
+
     def find(self, name: str) -> int | None:
         """Id of a model name such as ft:…, or None."""
         entry = self._by_name.get(name)

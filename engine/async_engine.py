@@ -153,6 +153,23 @@ class AsyncEngine:
         self._thread = threading.Thread(target=self._run, args=(build,), name="engine", daemon=True)
         self._thread.start()
 
+    def move(self) -> None:
+        """Serve the running event loop, after the one before was closed; its requests are cancelled.
+
+        Raises Unavailable if the engine ended with it.
+        """
+        if self.served is None or self._stopping:
+            raise Unavailable("the event loop was closed while the model was loaded: open it again")
+        for stream in list(self._streams):
+            self.cancel(stream)
+        self._pending.clear()
+        self._with_logprobs.clear()
+        self._trims = False
+        self._loop = asyncio.get_running_loop()
+        self._loaded, self._ended = self._loop.create_future(), self._loop.create_future()
+        self._loaded.set_result(self.served)
+        self._drained = asyncio.Event()
+
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The event loop of its streams."""
@@ -440,8 +457,10 @@ class AsyncEngine:
     def _tell(self, call: Callable[..., object], *args: object) -> None:
         try:
             self._loop.call_soon_threadsafe(call, *args)
-        except RuntimeError:  # the event loop is closed
-            self._stopping = True
+        except RuntimeError:  # the event loop is closed: nobody reads these requests; another may come (`move`)
+            self._stopping = self._stopping or self.served is None
+            self._post(partial(self._drop_all, list(self._states.values())))
+            self._states.clear()
 
     def _answer(
         self, answer: asyncio.Future[T], question: Callable[[Scheduler], T], scheduler: Scheduler, wakes: bool = True
@@ -593,6 +612,10 @@ class AsyncEngine:
             whole = [stream for stream in streams if stream.whole]
             if whole:
                 self._tell(self._end, max(whole, key=lambda stream: stream.unread), TooManyRequests(_NO_ROOM))
+
+    def _drop_all(self, states: Sequence[_RequestState], scheduler: Scheduler) -> None:
+        for state in states:
+            self._drop(scheduler, state)
 
     def _drop(self, scheduler: Scheduler, state: _RequestState) -> None:
         try:

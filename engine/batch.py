@@ -45,6 +45,7 @@ class UBatch:
     weights: int = 0
     n_top: int = 0  # log-probabilities per row: 0 none, else 1 + top n
     n_probs: int = 0  # post-sampling probabilities per row
+    logits: bool = False  # all logits of each row come back, for samplers on the host
     n_streams: int = 0  # decoding sequences without draft tokens
     # Recurrent models (graph/ops/linear_attention.py): state rows that a token reads and writes.
     begin: list[int] = field(default_factory=list)
@@ -70,6 +71,7 @@ class StepResult:
 
     `ids[j]`: packed token id and flags of row j (RowSampler.accept unpacks it). `logprobs[j]`:
     value of the target, then of the n_top − 1 likeliest tokens, whose ids are in `top_ids[j]`.
+    `logits[j]`: of all tokens (n_vocab,).
     `probs[j]`: post-sampling (candidates, probability of the chosen token, ids, probabilities).
     Arrays are None if not asked for. `unsampled`: rows whose token bitmask was pending (""), or is
     impossible (the reason).
@@ -82,6 +84,7 @@ class StepResult:
     bytes_read: int = 0  # bytes that came back from the device
     bytes_written: int = 0  # bytes that went there
     unsampled: Mapping[int, str] = field(default_factory=dict)
+    logits: npt.NDArray[np.float32] | None = None
 
 
 class StepFailed(Exception):

@@ -44,12 +44,15 @@ class Sampler(Protocol):
 
     # tokens that the device gives `choose`; 0: the device chooses, and `accept` is called
     n_candidates: int
+    on_host: bool  # the device gives `process` all logits, and `accept` is not called
     # candidates after `choose`: ids, probabilities, the chosen one's
     left: tuple[list[int], list[float], float] | None
 
     def accept(self, word: int, /) -> int: ...
 
     def choose(self, word: int, n_left: int, ids: list[int], p: F32, /) -> int: ...
+
+    def process(self, prompt: list[int], generated: list[int], logits: F32, /) -> int: ...
 
     def force(self, id: int, /) -> None: ...
 

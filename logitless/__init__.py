@@ -28,15 +28,20 @@ if TYPE_CHECKING:
     from logitless.errors import TrainingError as TrainingError
     from logitless.llm import LLM as LLM
     from logitless.llm import FinetuneJob as FinetuneJob
+    from logitless.outputs import BeamSearchOutput as BeamSearchOutput
+    from logitless.outputs import BeamSearchSequence as BeamSearchSequence
     from logitless.outputs import ChatChunk as ChatChunk
     from logitless.outputs import ChatCompletion as ChatCompletion
     from logitless.outputs import Chunk as Chunk
     from logitless.outputs import Completion as Completion
     from logitless.outputs import Message as Message
+    from logitless.outputs import Pooled as Pooled
     from logitless.outputs import Ranking as Ranking
     from logitless.outputs import Score as Score
     from logitless.outputs import TokenLogprob as TokenLogprob
     from logitless.outputs import ToolCall as ToolCall
+    from logitless.params import BeamSearchParams as BeamSearchParams
+    from logitless.params import LoRARequest as LoRARequest
     from logitless.params import SamplingParams as SamplingParams
     from logitless.quantization import quantize as quantize
     from logitless.serving import Server as Server
@@ -49,10 +54,10 @@ _HOMES = {
     "errors": ("DeviceError", "Error", "ModelError", "OptionError", "RequestError", "TrainingError"),
     "llm": ("FinetuneJob", "LLM"),
     "outputs": (
-        *("ChatChunk", "ChatCompletion", "Chunk", "Completion", "Message"),
-        *("Ranking", "Score", "TokenLogprob", "ToolCall"),
+        *("BeamSearchOutput", "BeamSearchSequence", "ChatChunk", "ChatCompletion", "Chunk", "Completion", "Message"),
+        *("Pooled", "Ranking", "Score", "TokenLogprob", "ToolCall"),
     ),
-    "params": ("SamplingParams",),
+    "params": ("BeamSearchParams", "LoRARequest", "SamplingParams"),
     "quantization": ("quantize",),
     "serving": ("Server", "asgi_app", "serve"),
     "trainer": ("Trainer",),

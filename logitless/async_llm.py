@@ -16,25 +16,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from logitless.engine.async_engine import AsyncEngine, LoadedModel
-from logitless.engine.errors import InvalidRequest
+from logitless.engine.errors import InvalidRequest, Unavailable
 from logitless.engine.finetuning.job import ENDED, RUNNING
 from logitless.engine.finetuning.store import Row, Store
 from logitless.engine.loading.drafting import model_kinds
 from logitless.engine.loading.open_model import OpenModel, open_model
 from logitless.engine.requests import Event
 from logitless.errors import Error, RequestError, TrainingError, public_errors
-from logitless.outputs import ChatChunk, ChatCompletion, Chunk, Completion, Ranking, Score
-from logitless.params import SamplingParams
+from logitless.models.adapters.lora import read_adapter
+from logitless.outputs import BeamSearchOutput, ChatChunk, ChatCompletion, Chunk, Completion, Pooled, Ranking, Score
+from logitless.params import BeamSearchParams, LoRARequest, SamplingParams
 from logitless.requests import (
+    BeamSearch,
     ChatResult,
     CompletionResult,
     Messages,
     Prompt,
     chat_job,
     completion_job,
+    first_of,
     one_params,
+    one_result,
     plain_prompt,
 )
 from logitless.server.config import ServerConfig
@@ -122,6 +127,11 @@ class AsyncLLM:
         """Cancel running requests and free the model's memory. Closing twice is no error."""
         if self._closed:
             return
+        if self._loading is not None:
+            try:
+                self._follow_loop()
+            except Unavailable:  # it has ended with its event loop
+                self._loading = None
         self._closed = True
         if self._loading is not None:
             await asyncio.wait([self._loading])
@@ -141,12 +151,15 @@ class AsyncLLM:
 
     # -- text
 
-    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncGenerator[Chunk, None]:
+    async def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, lora_request: LoRARequest | None = None
+    ) -> AsyncGenerator[Chunk, None]:
         """Continue a text, or token ids, as chunks; the last one has the `finish_reason`."""
         served = await self._ready()
+        params = await self._adapted(served, params, lora_request)
         with public_errors():
-            job = completion_job(self._writes(served), prompt, params)
-        result = CompletionResult(job.requests[0], served.tokenizer)
+            job = one_result(completion_job(self._writes(served), prompt, params))
+        result = CompletionResult(served.tokenizer)
         async with aclosing(self._events(job)) as events:
             async for _, event in events:
                 for chunk in result.chunks(event):
@@ -158,6 +171,7 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
         **fields: Any,
     ) -> AsyncGenerator[ChatChunk, None]:
         """Answer a conversation as chunks of a message.
@@ -167,8 +181,9 @@ class AsyncLLM:
         `sampling_params`: vLLM's name of `params`.
         """
         served = await self._ready()
+        params = await self._adapted(served, one_params(params, sampling_params), lora_request)
         with public_errors():
-            job = chat_job(self._writes(served), served, messages, one_params(params, sampling_params), fields)
+            job = one_result(chat_job(self._writes(served), served, messages, params, fields))
         result = ChatResult(job, served.tokenizer)
         async with aclosing(self._events(job)) as events:
             async for _, event in events:
@@ -176,24 +191,52 @@ class AsyncLLM:
                     yield chunk
 
     async def complete(
-        self, prompts: Sequence[Prompt], params: Params = None, on_result: Callable[[], None] = lambda: None
+        self,
+        prompts: Sequence[Prompt],
+        params: Params = None,
+        on_result: Callable[[], None] = lambda: None,
+        *,
+        lora_request: Loras = None,
     ) -> list[Completion]:
-        """Continue several texts in one batch; `params`: for all of them, or one for each.
+        """Continue several texts in one batch; `params` and `lora_request`: for all of them, or one for each.
 
         `on_result` is called as each of them is done.
         """
         served = await self._ready()
+        pairs = _paired(prompts, params)
+        loras = _per_prompt("lora_request", lora_request, len(pairs))
+        adapted = [await self._adapted(served, *pair) for pair in zip((one for _, one in pairs), loras, strict=True)]
         with public_errors():
             parser = self._writes(served)
-            jobs = [completion_job(parser, prompt, one) for prompt, one in _paired(prompts, params)]
-        results = [CompletionResult(job.requests[0], served.tokenizer) for job in jobs]
+            jobs = [completion_job(parser, prompt, one) for (prompt, _), one in zip(pairs, adapted, strict=True)]
+        results = [CompletionResult(served.tokenizer) for job in jobs for _ in job.requests]
         if results:
             async with aclosing(self._events(*jobs, whole=True)) as events:
                 async for index, event in events:
                     results[index].add(event)
                     if results[index].finished is not None:
                         on_result()
-        return [result.completion() for result in results]
+        completions = iter([result.completion() for result in results])
+        return [first_of([next(completions) for _ in job.requests]) for job in jobs]
+
+    async def beam_search(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each text, by beam search as vLLM does it.
+
+        Slow: each token of all beams is a batch of requests of one token, ranked on the host.
+        """
+        served = await self._ready()
+        with public_errors():
+            parser = self._writes(served)
+            texts = [parser.tokens(plain_prompt(f"prompts[{i}]", p)) for i, p in enumerate(_listed("prompts", prompts))]
+        ends = () if params.ignore_eos else served.tokenizer.eog_ids
+        one = SamplingParams(temperature=0, max_tokens=1, logprobs=2 * params.beam_width)
+        searches = [BeamSearch(ids, params, ends) for ids in texts]
+        for _ in range(params.max_tokens):
+            beams = [list(beam.tokens) for search in searches for beam in search.beams]
+            steps = iter(await self.complete(beams, one))
+            for search in searches:
+                search.extend([next(steps).logprobs[0].top for _ in search.beams])
+        return [BeamSearchOutput(search.result(self.detokenize)) for search in searches]
 
     async def answer(
         self,
@@ -201,17 +244,19 @@ class AsyncLLM:
         params: SamplingParams | None = None,
         *,
         sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
         **fields: Any,
     ) -> ChatCompletion:
         """Answer a conversation as a whole message; see `chat`."""
         served = await self._ready()
+        params = await self._adapted(served, one_params(params, sampling_params), lora_request)
         with public_errors():
-            job = chat_job(self._writes(served), served, messages, one_params(params, sampling_params), fields)
-        result = ChatResult(job, served.tokenizer)
+            job = chat_job(self._writes(served), served, messages, params, fields)
+        results = [ChatResult(job, served.tokenizer) for _ in job.requests]
         async with aclosing(self._events(job, whole=True)) as events:
-            async for _, event in events:
-                result.add(event)
-        return result.chat_completion()
+            async for index, event in events:
+                results[index].add(event)
+        return first_of([result.chat_completion() for result in results])
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text, with the BOS and EOS that the model wants."""
@@ -234,6 +279,21 @@ class AsyncLLM:
 
         `pooling`: "mean", "cls", "last" (default: as the options or the model say).
         """
+        pooled = await self.encode(texts, pooling=pooling, normalize=normalize)
+        vectors = [one.data for one in pooled]
+        return np.stack(vectors) if vectors else np.zeros((0, self.model.hparams.n_embd), np.float32)
+
+    async def encode(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        pooling_task: str = "embed",
+        pooling: str | None = None,
+        normalize: bool = True,
+    ) -> list[Pooled]:
+        """Embeddings of texts as vLLM's `encode` gives them; see `embed`."""
+        if pooling_task != "embed":
+            raise RequestError(f"pooling_task: {pooling_task!r} is not there; 'embed' is, and rerank() ranks documents")
         served = await self._ready()
         embedder = served.embedder
         kind = pooling or self.config.pooling or (embedder.for_texts if embedder is not None else "")
@@ -241,12 +301,14 @@ class AsyncLLM:
             raise RequestError(f"pooling: {kind!r} gives no embeddings; mean, cls and last do")
         with public_errors():
             parser = self._requests(served)
-            ids = [parser.tokens(plain_prompt(f"texts[{i}]", text)) for i, text in enumerate(_listed("texts", texts))]
+            listed = enumerate(_listed("texts", prompts))
+            ids = [parser.tokens(plain_prompt(f"texts[{i}]", text)) for i, text in listed]
             for i, one in enumerate(ids):
                 if len(one) > embedder.n_ctx:
                     raise RequestError(f"texts[{i}]: {len(one)} tokens exceed the context of {embedder.n_ctx}")
-        vectors = [normalized(v, 2 if normalize else -1) for v in await self._vectors(served, ids, kind)]
-        return np.stack(vectors) if vectors else np.zeros((0, self.model.hparams.n_embd), np.float32)
+        vectors = await self._vectors(served, ids, kind)
+        norm = 2 if normalize else -1
+        return [Pooled(normalized(v, norm), tuple(of)) for v, of in zip(vectors, ids, strict=True)]
 
     async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranking]:
         """The documents by relevance to the query, the best first, for models with a ranking head."""
@@ -390,10 +452,40 @@ class AsyncLLM:
         if self._loading is None:
             self.service.start(self._load)
             self._loading = asyncio.ensure_future(self.service.loaded())
-        if self._loading.get_loop() is not asyncio.get_running_loop():
-            raise Error("this model belongs to the event loop that used it first: open another, or use LLM")
         with public_errors():
+            self._follow_loop()
             return await asyncio.shield(self._loading)
+
+    def _follow_loop(self) -> None:
+        """Take the model to the running event loop, if the one before is closed."""
+        assert self._loading is not None
+        before = self._loading.get_loop()
+        if before is asyncio.get_running_loop():
+            return
+        if not before.is_closed():
+            raise Error("this model belongs to the event loop that uses it: open another, or use LLM")
+        self.service.move()
+        self._loading = asyncio.ensure_future(self.service.loaded())
+
+    async def _adapted(
+        self, served: LoadedModel, params: SamplingParams | None, lora: LoRARequest | None
+    ) -> SamplingParams | None:
+        """The parameters with the adapter of a LoRARequest, whose file is read for its first request."""
+        if lora is None:
+            return params
+        if not isinstance(lora, LoRARequest):
+            raise RequestError(f"lora_request: expected LoRARequest, not {type(lora).__name__}")
+        params, path, adapters = one_params(params) or SamplingParams(), str(lora.lora_path), served.adapters
+        if params.adapters is not None:
+            raise RequestError("lora_request and SamplingParams.adapters are the same: give one of them")
+        if adapters is None or served.engine is None:
+            raise RequestError("lora_request: this model takes no adapters")
+        gguf, registry = served.engine.gguf, adapters
+        if all(entry.path != path for entry in adapters.entries):
+            with public_errors():
+                adapter = await asyncio.to_thread(read_adapter, path, gguf, self.model.hparams)
+                await self.service.ask(lambda _: registry.add_once(path, lambda: adapter), wakes=False)
+        return structs.replace(params, adapters={path: 1.0})
 
     def _load(self) -> LoadedModel:
         """On the engine's thread."""
@@ -462,6 +554,7 @@ class AsyncLLM:
 
 
 Params = SamplingParams | Sequence[SamplingParams | None] | None
+Loras = LoRARequest | Sequence[LoRARequest | None] | None
 
 
 def _listed(label: str, values: Any) -> Sequence[Any]:
@@ -473,12 +566,16 @@ def _listed(label: str, values: Any) -> Sequence[Any]:
 
 def _paired(prompts: Sequence[Prompt], params: Params) -> list[tuple[Prompt, SamplingParams | None]]:
     prompts = [plain_prompt(f"prompts[{i}]", prompt) for i, prompt in enumerate(_listed("prompts", prompts))]
-    if not isinstance(params, list | tuple):
-        params = one_params(params)
-        return [(prompt, params) for prompt in prompts]
-    if len(params) != len(prompts):
-        raise RequestError(f"params: {len(params)} of them for {len(prompts)} prompts")
-    return list(zip(prompts, params, strict=True))
+    return list(zip(prompts, map(one_params, _per_prompt("params", params, len(prompts))), strict=True))
+
+
+def _per_prompt(label: str, values: Any, n: int) -> Sequence[Any]:
+    """One value for each of n prompts. RequestError: there are more or fewer."""
+    if not isinstance(values, list | tuple):
+        return [values] * n
+    if len(values) != n:
+        raise RequestError(f"{label}: {len(values)} of them for {n} prompts")
+    return values
 
 
 class AsyncFinetuneJob:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from logitless.async_llm import AsyncFinetuneJob, AsyncLLM, Params, Rows
+from logitless.async_llm import AsyncFinetuneJob, AsyncLLM, Loras, Params, Rows
 from logitless.engine.finetuning.store import Row
 from logitless.errors import Error, RequestError
-from logitless.outputs import ChatChunk, ChatCompletion, Chunk, Completion, Ranking, Score
-from logitless.params import SamplingParams
+from logitless.outputs import BeamSearchOutput, ChatChunk, ChatCompletion, Chunk, Completion, Pooled, Ranking, Score
+from logitless.params import BeamSearchParams, LoRARequest, SamplingParams
 from logitless.progress import Progress, compile_progress
 from logitless.requests import Messages, Prompt
 
@@ -112,10 +112,16 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         sampling_params: SamplingParams | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> Completion: ...
     @overload
     def generate(
-        self, prompts: Sequence[Prompt], params: Params = None, *, sampling_params: Params = None
+        self,
+        prompts: Sequence[Prompt],
+        params: Params = None,
+        *,
+        sampling_params: Params = None,
+        lora_request: Loras = None,
     ) -> list[Completion]: ...
     def generate(
         self,
@@ -123,21 +129,22 @@ class LLM:
         params: Params = None,
         *,
         sampling_params: Params = None,
+        lora_request: Loras = None,
     ) -> Completion | list[Completion]:
         """Continue a text, or several in one batch. A prompt is a text, or a list of token ids.
 
         `params`: for all prompts, or a list with one for each. Results are in the prompts' order,
         and the same whatever shares the batch. vLLM's `{"prompt": …}`, `{"prompt_token_ids": …}` and
-        `sampling_params` are taken, too.
+        `sampling_params` are taken, too, and `lora_request`: one for all prompts, or a list.
         """
         params = sampling_params if params is None else params
         if isinstance(prompts, str | Mapping):
-            (completion,) = self._run(self._llm.complete([prompts], params))
+            (completion,) = self._run(self._llm.complete([prompts], params, lora_request=lora_request))
             return completion
         if not isinstance(prompts, Sequence):
             raise RequestError(f"prompts: expected a text or a list of prompts, not {type(prompts).__name__}")
         with Progress("generating", len(prompts), self._progress and len(prompts) > 1) as bar:
-            return self._run(self._llm.complete(prompts, params, bar.advance))
+            return self._run(self._llm.complete(prompts, params, bar.advance, lora_request=lora_request))
 
     def chat(self, messages: Messages, params: SamplingParams | None = None, **fields: Any) -> ChatCompletion:
         """Answer a conversation. `messages` have OpenAI's shape: `{"role": …, "content": …}`.
@@ -147,15 +154,28 @@ class LLM:
         """
         return self._run(self._llm.answer(messages, params, **fields))
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, lora_request: LoRARequest | None = None
+    ) -> Iterator[Chunk]:
         """Continue a text as chunks. Leaving the loop cancels the request."""
-        return self._iterate(lambda: self._llm.generate(prompt, params))
+        return self._iterate(lambda: self._llm.generate(prompt, params, lora_request=lora_request))
 
     def stream_chat(
         self, messages: Messages, params: SamplingParams | None = None, **fields: Any
     ) -> Iterator[ChatChunk]:
         """Answer a conversation as chunks of a message; see `chat`."""
         return self._iterate(lambda: self._llm.chat(messages, params, **fields))
+
+    def beam_search(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """The likeliest continuations of each text, by beam search; see AsyncLLM.beam_search.
+
+        >>> from logitless import LLM, BeamSearchParams
+        >>> with LLM() as llm:
+        ...     (output,) = llm.beam_search(["ROMEO:"], BeamSearchParams(beam_width=3, max_tokens=4))
+        >>> len(output.sequences)
+        3
+        """
+        return self._run(self._llm.beam_search(prompts, params))
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text, with the BOS and EOS that the model wants."""
@@ -176,6 +196,18 @@ class LLM:
             vector: F32 = self._run(self._llm.embed([texts], pooling=pooling, normalize=normalize))[0]
             return vector
         return self._run(self._llm.embed(texts, pooling=pooling, normalize=normalize))
+
+    def encode(
+        self,
+        prompts: str | Sequence[Prompt],
+        *,
+        pooling_task: str = "embed",
+        pooling: str | None = None,
+        normalize: bool = True,
+    ) -> list[Pooled]:
+        """Embeddings in the shape of vLLM's results, `outputs.data`; see `embed`."""
+        listed = [prompts] if isinstance(prompts, str) else prompts
+        return self._run(self._llm.encode(listed, pooling_task=pooling_task, pooling=pooling, normalize=normalize))
 
     def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranking]:
         """The documents by relevance to the query, the best first, for models with a ranking head."""

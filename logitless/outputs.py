@@ -34,10 +34,12 @@ class Completion:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # if asked for; the first token has none
 
+    others: tuple[Completion, ...] = ()  # further results of the prompt (SamplingParams.n)
+
     @property
-    def outputs(self) -> tuple[Completion]:
-        """The completion itself, where vLLM has a list of them: `outputs[0].text`."""
-        return (self,)
+    def outputs(self) -> tuple[Completion, ...]:
+        """All results of the prompt, as vLLM has them: `outputs[0].text` is that of the completion itself."""
+        return (self, *self.others)
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,13 @@ class ChatCompletion:
     logprobs: tuple[TokenLogprob, ...] = ()
     prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # if asked for; the first token has none
 
+    others: tuple[ChatCompletion, ...] = ()  # further answers (SamplingParams.n)
+
+    @property
+    def outputs(self) -> tuple[ChatCompletion, ...]:
+        """All answers, as vLLM has them; the first is the answer itself."""
+        return (self, *self.others)
+
     @property
     def text(self) -> str:
         """The answer's text."""
@@ -126,3 +135,33 @@ class Ranking:
     index: int
     score: float
     document: str
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Embedding of a text in the shape of vLLM's results: `outputs.data`."""
+
+    data: npt.NDArray[np.float32] = field(repr=False)
+    prompt_token_ids: tuple[int, ...]
+    finished: bool = True
+
+    @property
+    def outputs(self) -> Pooled:
+        return self
+
+
+@dataclass(frozen=True)
+class BeamSearchSequence:
+    """A sequence that beam search found; `tokens` and `text` begin with the prompt, as vLLM's."""
+
+    tokens: tuple[int, ...]
+    text: str
+    cum_logprob: float  # of the tokens after the prompt
+    finish_reason: str  # "stop" (end token) or "length"
+
+
+@dataclass(frozen=True)
+class BeamSearchOutput:
+    """Sequences of one prompt, the best first."""
+
+    sequences: tuple[BeamSearchSequence, ...]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from msgspec import NODEFAULT
+from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 
 from logitless.engine.sampling.params import DEFAULT_SAMPLERS, SamplerParams
 from logitless.errors import RequestError
 
-_READ_LATER = ("logit_bias", "json_schema", "guided_json", "logprobs", "adapters", "speculation")  # with the model
+_READ_LATER = (  # with the model
+    *("logit_bias", "json_schema", "guided_json", "logprobs", "adapters", "speculation", "logits_processors"),
+)
 
 
 def plain(value: Any) -> Any:
@@ -44,6 +48,7 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
     {'temperature': 0.2, 'stop': ['\\n']}
     """
 
+    n: int = 1  # results of each prompt: `outputs` of the completion; their seeds count up
     max_tokens: int = -1  # -1: until the model ends it, or the context is full
     repetition_penalty: float | None = None  # vLLM's: repeat_penalty over the whole text
     stop: str | Sequence[str] = ()  # texts that end it, and are not part of it
@@ -55,6 +60,9 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
     logit_bias: Mapping[int, float] = {}
     allowed_token_ids: Sequence[int] | None = None  # None: all
     bad_words: Sequence[str] = ()  # texts that must not be generated
+    # functions of (generated ids, logits), or (prompt's ids, generated ids, logits), that return the logits, f32
+    # arrays of all tokens. Slow: they and the sampler chain of their request run on the host
+    logits_processors: Sequence[Callable[..., Any]] = ()
     grammar: str = ""  # GBNF
     json_schema: Mapping[str, Any] | None = None
     structured_outputs: Mapping[str, Any] | None = None  # vLLM's: {"choice": ["yes", "no"]}, {"regex": …}, …
@@ -81,6 +89,8 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
         n = plain(self.logprobs)
         if n is not None and (not isinstance(n, int) or n < 0):
             raise RequestError(f"field 'logprobs': must be 0 or more, not {n!r}; prompt_logprobs has all")
+        if isinstance(self.logits_processors, str) or not all(map(callable, self.logits_processors)):
+            raise RequestError("field 'logits_processors': expected a list of functions")
         checked = {name: plain(value) for name, value in self.fields().items() if name not in _READ_LATER}
         try:
             read(Generation, checked)
@@ -100,3 +110,29 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
             if value is not None and value != default:
                 found[field.name] = value
         return found
+
+
+class BeamSearchParams(Struct, frozen=True, kw_only=True):
+    """Parameters of `beam_search`, by vLLM's names."""
+
+    beam_width: int  # sequences that go on, and that are the result
+    max_tokens: int
+    ignore_eos: bool = False
+    length_penalty: float = 1.0  # sequences are ranked by log-probability / length ** length_penalty
+
+    def __post_init__(self) -> None:
+        for name in ("beam_width", "max_tokens"):
+            if not isinstance(value := getattr(self, name), int) or value < 1:
+                raise RequestError(f"field {name!r}: must be a whole number of 1 or more, not {value!r}")
+
+
+@dataclass(frozen=True)
+class LoRARequest:
+    """A LoRA adapter of one request, as vLLM has it. `lora_path` is a GGUF file, loaded for its first request.
+
+    The name and the number are the program's own; the path says which adapter it is.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    lora_path: str | Path

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import difflib
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 from logitless.engine.async_engine import LoadedModel
-from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Token, TokenProb
+from logitless.engine.requests import Event, Failed, Finished, Token, TokenProb
 from logitless.engine.sampling.params import params_of
 from logitless.errors import RequestError
 from logitless.models.chat.tool_calls import CallBegin, Content, Delta, Parser, Reasoning
 from logitless.models.chat.tool_calls import Message as ParsedMessage
 from logitless.models.tokenizer import Tokenizer
-from logitless.outputs import ChatChunk, ChatCompletion, Chunk, Completion, Message, TokenLogprob, ToolCall
-from logitless.params import SamplingParams
+from logitless.outputs import (
+    BeamSearchSequence,
+    ChatChunk,
+    ChatCompletion,
+    Chunk,
+    Completion,
+    Message,
+    TokenLogprob,
+    ToolCall,
+)
+from logitless.params import BeamSearchParams, SamplingParams
 from logitless.server.protocol.chat.chat import ChatGeneration, parse_chat
 from logitless.server.protocol.chat.messages import Chat
-from logitless.server.protocol.completions import Job, RequestParser
+from logitless.server.protocol.completions import Job, RequestParser, varied
 
+log = logging.getLogger("logitless")
 Prompt = str | Sequence[int] | Mapping[str, Any]
 Messages = Sequence[Mapping[str, Any]]
 
@@ -65,7 +78,34 @@ def completion_job(parser: RequestParser, prompt: Prompt, params: SamplingParams
     body = _body(parser, params)
     if (n := body.pop("logprobs", None)) is not None:
         body["n_probs"] = max(1, n)
-    return parser.native({**body, "prompt": plain_prompt("prompt", prompt)})
+    return _of_program(parser.native({**body, "prompt": plain_prompt("prompt", prompt)}), params)
+
+
+def one_result(job: Job) -> Job:
+    """The job of a stream. RequestError: it has several results."""
+    if len(job.requests) > 1:
+        raise RequestError(f"field 'n': a stream has one result, not {len(job.requests)}")
+    return job
+
+
+def _of_program(job: Job, params: SamplingParams | None) -> Job:
+    """The job with what only a program can ask for: any number of results, and logits processors."""
+    if params is None:
+        return job
+    requests = job.requests
+    if params.logits_processors:
+        _warn_of_processors()
+        functions = tuple(params.logits_processors)
+        requests = tuple(
+            replace(request, sampling=structs.replace(request.sampling, logits_processors=functions))
+            for request in requests
+        )
+    return replace(job, requests=tuple(varied(request, i) for request in requests for i in range(params.n)))
+
+
+@cache
+def _warn_of_processors() -> None:
+    log.warning("logits_processors are slow: they and the samplers of their requests run on the host")
 
 
 def chat_job(
@@ -91,7 +131,9 @@ def chat_job(
     if (n := body.pop("logprobs", None)) is not None:
         body |= {"logprobs": True, "top_logprobs": max(1, n)}
     plain = [dict(message) for message in messages]
-    return parse_chat({**body, **_plain(fields), "messages": _plain(plain)}, parser, served.template)
+    return _of_program(
+        parse_chat({**body, **_plain(fields), "messages": _plain(plain)}, parser, served.template), params
+    )
 
 
 @cache
@@ -107,6 +149,8 @@ def _body(parser: RequestParser, params: SamplingParams | None) -> dict[str, Any
     """The fields of a request's body."""
     params = one_params(params)
     body = params.fields() if params is not None else {}
+    for name in ("n", "logits_processors"):  # see _of_program
+        body.pop(name, None)
     if (scales := body.pop("adapters", None)) is not None:
         body["lora"] = [{"id": _adapter_id(parser, name), "scale": scale} for name, scale in scales.items()]
     if (bias := body.get("logit_bias")) is not None:
@@ -138,8 +182,8 @@ def _adapter_id(parser: RequestParser, name: str) -> int:
 class CompletionResult:
     """One generation: chunks as tokens come, a Completion at the end."""
 
-    def __init__(self, request: CompletionRequest, tokenizer: Tokenizer) -> None:
-        self.request, self._tokenizer = request, tokenizer
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
         self._tokens: list[Token] = []
         self.finished: Finished | None = None
 
@@ -201,7 +245,7 @@ class ChatResult(CompletionResult):
     """One answer of a chat: parsed into reasoning, text and tool calls."""
 
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
-        super().__init__(job.requests[0], tokenizer)
+        super().__init__(tokenizer)
         self._parser = Parser(job.options.style)
         self._message = ParsedMessage()
 
@@ -234,6 +278,59 @@ class ChatResult(CompletionResult):
             deltas = deltas + self._parser.finish()
         self._message.add(deltas)
         return deltas
+
+
+C = TypeVar("C", Completion, ChatCompletion)
+
+
+def first_of(results: Sequence[C]) -> C:
+    """The first result of a prompt, with the others in it."""
+    return replace(results[0], others=tuple(results[1:])) if len(results) > 1 else results[0]
+
+
+class Beam(NamedTuple):
+    """A sequence of a beam search."""
+
+    tokens: tuple[int, ...]
+    cum_logprob: float = 0.0
+
+
+class BeamSearch:
+    """Beam search of one prompt: in each step the beams' 2 · beam_width likeliest tokens compete."""
+
+    def __init__(self, prompt: Sequence[int], params: BeamSearchParams, ends: Collection[int]) -> None:
+        self.beams = [Beam(tuple(prompt))]
+        self._params, self._ends = params, ends
+        self._ended: list[Beam] = []
+
+    def extend(self, likeliest: Sequence[Sequence[tuple[int, float]]]) -> None:
+        """Go on with the best beams; `likeliest` has (token, log-probability) of each beam's next token."""
+        longer: list[Beam] = []
+        for beam, top in zip(self.beams, likeliest, strict=True):
+            for id, logprob in top[: 2 * self._params.beam_width]:
+                kind = self._ended if id in self._ends else longer
+                kind.append(Beam((*beam.tokens, id), beam.cum_logprob + logprob))
+        self.beams = self._best(longer)
+
+    def result(self, text_of: Callable[[Sequence[int]], str]) -> tuple[BeamSearchSequence, ...]:
+        """The best sequences, ended or not."""
+        return tuple(
+            BeamSearchSequence(
+                beam.tokens, text_of(beam.tokens), beam.cum_logprob, "stop" if self._has_ended(beam) else "length"
+            )
+            for beam in self._best([*self._ended, *self.beams])
+        )
+
+    def _best(self, beams: list[Beam]) -> list[Beam]:
+        return sorted(beams, key=self._rank)[: self._params.beam_width]
+
+    def _rank(self, beam: Beam) -> tuple[float, tuple[int, ...]]:
+        """The best is first. The length counts the prompt, and not the end token."""
+        length = len(beam.tokens) - self._has_ended(beam)
+        return -beam.cum_logprob / max(1, length) ** self._params.length_penalty, beam.tokens
+
+    def _has_ended(self, beam: Beam) -> bool:
+        return beam.tokens[-1] in self._ends
 
 
 def _chunk(delta: Delta) -> ChatChunk:

@@ -515,19 +515,6 @@ def test_habits_of_vllm(llm: LLM) -> None:
     assert strong.text == llm.generate("ROMEO:", same).text
 
 
-def test_async_model_in_a_second_loop_says_so() -> None:
-    model = AsyncLLM(threads=1)
-
-    async def use() -> None:
-        await model.complete(["a"], SamplingParams(max_tokens=1))
-
-    with asyncio.Runner() as first, asyncio.Runner() as second:
-        first.run(use())
-        with pytest.raises(Error, match="belongs to the event loop that used it first"):
-            second.run(use())
-        first.run(model.close())
-
-
 def test_what_a_model_cannot_do_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="has no head that ranks"):
         llm.rerank("a", ["b"])

@@ -30,6 +30,7 @@ class Shape(NamedTuple):  # a step makes one; it is looked up by its hash
     weights: int = 0  # id of a full finetune (models/adapters/full_finetunes.py); 0: the base model
     mtp: bool = False  # run the MTP head instead of the model (models/architectures/mtp.py)
     media: bool = False  # rows of images among the tokens
+    logits: bool = False  # the logits are fetched, too
 
 
 MTP_DRAFT = Shape(1, 1, whole=True, mtp=True)
@@ -58,6 +59,7 @@ def shape_of(batch: UBatch, lora: int = 0) -> Shape:
         batch.weights,
         batch.mtp,
         bool(batch.media_rows),
+        batch.logits,
     )
 
 

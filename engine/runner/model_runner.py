@@ -568,7 +568,7 @@ class ModelRunner:
         if not shape.n_out:
             plan.run(None, (0,) * plan.n_fetches)
             return StepResult(np.zeros(0, np.uint32), bytes_written=n_written)
-        n_effects = plan.n_fetches - (2 if shape.n_top else 1)  # nodes that only run
+        n_effects = plan.n_fetches - (1 + bool(shape.n_top) + shape.logits)  # nodes that only run
         fetched = plan.run(None, (0,) * n_effects + (n_out,) * (plan.n_fetches - n_effects), late)[n_effects:]
         words = fetched[0]  # (n_out, 1 or 3 + 2·n_probs) i32
         logprobs = top_ids = None
@@ -583,6 +583,7 @@ class ModelRunner:
             sum([f.nbytes for f in fetched]),
             n_written,
             unsampled,
+            fetched[-1] if shape.logits else None,
         )
 
     def step_feeds(self, room: Mapping[str, npt.NDArray[Any]]) -> StepFeeds:

@@ -31,16 +31,17 @@ class StepGraph:
     def nodes(self, model: Model, shape: Shape) -> tuple[list[Tensor], list[Tensor]]:
         """Nodes of a step: (nodes that only run, fetched nodes).
 
-        The fetched nodes are the ids of the sampled positions and, if asked for, log-probabilities.
+        The fetched nodes are the ids of the sampled positions and, if asked for, log-probabilities and logits.
         """
         logits, effects = self._logits(model, shape)
         if logits is None:
             return effects, []
         sampling = sampling_feeds(shape.n_out, shape.n_list, shape.n_masks, logits.shape[-1])
         ids = sample(logits, self.sampler_state, *sampling, n_probs=shape.n_probs)
-        if not shape.n_top:
-            return effects, [ids]
-        return effects, [ids, log_probs(logits, ids, feed("targets", (shape.n_out,), "i32"), n=shape.n_top - 1)]
+        fetched = [ids]
+        if shape.n_top:
+            fetched.append(log_probs(logits, ids, feed("targets", (shape.n_out,), "i32"), n=shape.n_top - 1))
+        return effects, [*fetched, logits] if shape.logits else fetched
 
     def _logits(self, model: Model, shape: Shape) -> tuple[Tensor | None, list[Tensor]]:
         """Logits of the sampled positions, or None without any, and nodes that only run."""

@@ -17,6 +17,7 @@ from msgspec import Struct
 
 if TYPE_CHECKING:
     from logitless.engine.sampling.grammar_mask import GrammarConstraint
+    from logitless.engine.sampling.logits_processors import LogitsProcessor
 
 FLOAT_MAX = 3.4028234663852886e38  # the device computes in f32
 INT_MAX = 2**31 - 1
@@ -163,6 +164,7 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
     n_probs: int = 0
     post_sampling_probs: bool = False
     grammar: GrammarConstraint | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = ()  # of the Python API; they run on the host
 
     def active_samplers(self) -> list[str]:
         """The samplers of the chain that do anything with these settings."""
@@ -185,6 +187,8 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
     @property
     def conflict(self) -> str:
         """Why these cannot be had together; "": they can."""
+        if self.logits_processors and ("infill" in self.samplers or self.post_sampling_probs):
+            return "logits_processors cannot be had with infill and post_sampling_probs"
         if self.mirostat or "infill" not in self.samplers:
             return ""
         if "adaptive_p" in self.samplers or self.samplers.count("infill") > 1:

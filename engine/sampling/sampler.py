@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from logitless.engine.sampling.grammar_mask import TokenBitmask, TokenBitmasks
 from logitless.engine.sampling.infill_sampler import N_CANDIDATES, candidates, infill
+from logitless.engine.sampling.logits_processors import HostSampler, process
 from logitless.engine.sampling.params import DEFAULT_SAMPLERS, MAX_CHAIN, SamplingParams
 from logitless.engine.sampling.penalties import Dry, Penalties, TokenBans, find_breakers
 from logitless.graph.ops.sampling import samplers as s
@@ -179,6 +180,9 @@ class RowSampler:
             adaptive = s.ADAPTIVE in codes
             self._first[s.RESET] = np.float32(p.adaptive_target) / rest if adaptive else 2 * p.mirostat_tau
             self._first[s.RESET + 1] = np.float32(1) / rest if adaptive else 0
+        self.on_host = bool(p.logits_processors)  # call `process` with the logits
+        self._host = HostSampler() if self.on_host else None
+        self.stateful = self.stateful or self.on_host
         self._dist = Generator(self.seed) if codes[-1] != s.GREEDY else None
         self._xtc = Generator(self.seed) if s.XTC in codes else None
         if self._dist:
@@ -295,6 +299,12 @@ class RowSampler:
         self.left = c.ids.tolist(), c.p.tolist(), float(c.p[chosen])
         n_xtc = max(s.used(int(word))[1], s.used(flags)[1])
         return self._accept(int(c.ids[chosen]), 1, n_xtc)
+
+    def process(self, prompt: Sequence[int], generated: Sequence[int], logits: F32) -> int:
+        """Run the logits processors and the chain on the row's logits (n_vocab,); accept the token."""
+        assert self._host is not None
+        changed = process(self.params.logits_processors, prompt, generated, logits)
+        return self.accept(self._host.sample(changed, self.feeds()))
 
     def _accept(self, token: int, n_dist: int, n_xtc: int) -> int:
         self._started = True

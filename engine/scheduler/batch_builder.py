@@ -151,6 +151,7 @@ def _ask_for_tokens(batch: UBatch, seq: Sequence, draft: list[int]) -> None:
         batch.rows.append(seq.sampler.feeds())
         batch.targets.append(-1)
     batch.n_probs = max(batch.n_probs, seq.sampler.n_candidates)
+    batch.logits = batch.logits or seq.sampler.on_host
     if seq.n_probs:
         if seq.post_sampling_probs:
             batch.n_probs = max(batch.n_probs, seq.n_probs)

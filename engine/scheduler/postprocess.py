@@ -7,6 +7,8 @@ from array import array
 from collections.abc import Container
 from dataclasses import dataclass
 
+import numpy as np
+
 from logitless.engine.batch import BLOCK_SIZE, StepResult
 from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.requests import Event, Failed, Finished, Progress, Ranking, StopType, Token, TokenProb
@@ -179,7 +181,7 @@ class OutputProcessor:
         seq.t_last = now
         prob: TokenProb | None = None
         if seq.n_probs:
-            if seq.sampler.n_candidates:
+            if seq.sampler.n_candidates or seq.sampler.on_host:
                 prob = _of_chosen(seq, run.result, row, id)
             else:
                 prob = (_post_sampling if seq.post_sampling_probs else _pre_sampling)(run.result, row, seq.n_probs, id)
@@ -221,8 +223,12 @@ class OutputProcessor:
 
 
 def _chosen(seq: Sequence, row: int, run: _Run) -> int:
-    """The next token: the device's choice, or the host's among the device's candidates."""
+    """The next token: the device's choice, or the host's among the device's candidates or all tokens."""
     word, sampler = run.ids[row], seq.sampler
+    if sampler.on_host:
+        assert run.result.logits is not None
+        n_before = max(0, len(seq.tokens) - seq.n_generated)
+        return sampler.process(seq.tokens[:n_before], seq.tokens[n_before:], run.result.logits[row])
     if not sampler.n_candidates:
         return sampler.accept(word)
     assert run.result.probs is not None
@@ -301,5 +307,10 @@ def _of_chosen(seq: Sequence, result: StepResult, row: int, id: int) -> TokenPro
         likeliest = sorted(zip(ids, p, strict=True), key=lambda each: -each[1])[: seq.n_probs]
         top = Ranking(array("i", [id for id, _ in likeliest]), array("d", [p for _, p in likeliest]))
         return TokenProb(id, chosen, top)
+    if seq.sampler.on_host:
+        assert result.logits is not None
+        logits = result.logits[row].astype(np.float64)
+        value = logits[id] - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        return TokenProb(id, float(value), _pre_sampling(result, row, seq.n_probs, id).top)
     known = _pre_sampling(result, row, max(seq.n_probs, seq.sampler.n_candidates), id).top
     return TokenProb(id, dict(known).get(id, UNLIKELY), known[: seq.n_probs])

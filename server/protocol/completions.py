@@ -221,7 +221,7 @@ class RequestParser:
             ids = given if media is not None else self._truncated(given, asked)
             drafts = speculation.after(ids if media is None else (), self.tokenizer)
             of_prompt = CompletionRequest(prompt=ids, media=media, speculation=drafts, **fields)
-            requests += [of_prompt, *(_varied(of_prompt, i) for i in range(1, best_of))]
+            requests += [of_prompt, *(varied(of_prompt, i) for i in range(1, best_of))]
         return Job(tuple(requests), options)
 
     def _fields(self, asked: Generation, n_probs: int, n_prompt_probs: int | None) -> dict[str, Any]:
@@ -438,7 +438,7 @@ def _counted(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**body, "logprobs": body.get("top_logprobs") or 1 if wanted else None}
 
 
-def _varied(request: CompletionRequest, i: int) -> CompletionRequest:
+def varied(request: CompletionRequest, i: int) -> CompletionRequest:
     """Result i of a prompt: the seeds count up, as llama-server's."""
     sampling = request.sampling
     if sampling.seed in (-1, 0xFFFFFFFF):

@@ -57,6 +57,7 @@ class FakeSampler:
     ended = False
     ready = True
     n_candidates = 0
+    on_host = False
     left = None
 
     def __init__(self, params: SamplingParams, n_ctx: int) -> None:
