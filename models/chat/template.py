@@ -16,7 +16,7 @@ from logitless.models.chat.sandbox import SandboxedRenderer
 from logitless.models.chat.tool_calls import REASONING_OF, family_of, generic, reasoning_tags
 from logitless.models.chat.tool_calls.probed.probe import Probe
 from logitless.models.chat.tool_calls.probed.reader import restarting
-from logitless.models.chat.tool_results import in_call_order, within_turns
+from logitless.models.chat.tool_results import in_call_order, one_by_one, with_ids, within_turns
 from logitless.models.tokenizer import Tokenizer
 
 __all__ = ["CHATML", "ChatTemplate", "ChatTemplateError", "builtin_names", "from_metadata", "of_file"]
@@ -92,6 +92,7 @@ class ChatTemplate:
         self.calls = family_of(tool_use or self.source)
         self.reasoning = reasoning_tags(self.source)
         self._probe_formats()
+        self._needs_ids = self.caps["supports_tool_calls"] and not probe.takes_calls_without_ids()
 
     @property
     def is_sandboxed(self) -> bool:
@@ -135,8 +136,13 @@ class ChatTemplate:
         messages = in_call_order(messages)
         if not self.caps["supports_tool_calls"]:
             messages = generic.as_text(messages, self.calls, results=self.calls.instructs or not self._takes_results)
-        elif self._results_within:
-            messages = within_turns(messages)
+        else:
+            if self._needs_ids:
+                messages = with_ids(messages, self.calls.accepts_id, self.calls.id_letters)
+            if not self.caps["supports_parallel_tool_calls"]:
+                messages = one_by_one(messages)
+            if self._results_within:
+                messages = within_turns(messages)
         return self._render(self._adapt(messages), variables)
 
     def _probe_formats(self) -> None:
@@ -348,6 +354,11 @@ class _Probe:
         """True if the template writes messages of results after a call that it does not write."""
         calling = {"role": "assistant", "content": "a"}
         return _RESULT["content"] in self._text([_user("a"), calling, _RESULT], tools=[_TOOL])
+
+    def takes_calls_without_ids(self) -> bool:
+        """True if the template writes a call and its result without an id. Those that do not may refuse ids, too."""
+        call, result = ({key: each[key] for key in each if "id" not in key} for each in (_CALL, _RESULT))
+        return bool(self._text([_user("a"), {"role": "assistant", "content": "", "tool_calls": [call]}, result]))
 
     def shows_results(self) -> bool:
         """True if the template writes a result in a message of its own as the result of a call."""

@@ -1,10 +1,12 @@
-"""Results of tool calls: their order by call, and the form of templates that read them within the calling message."""
+"""Tool calls and their results: their order, and the forms of templates that take other ids, one call a message, or
+results within the calling message."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import Any
@@ -30,7 +32,63 @@ def in_call_order(messages: Sequence[Message]) -> list[Message]:
     return ordered
 
 
+def one_by_one(messages: Sequence[Message]) -> list[Message]:
+    """The conversation with each call in a message of its own, before its results.
+
+    For templates that refuse several calls in a message, or write only the first (Llama 3, gpt-oss, GigaChat 3)."""
+    turns: list[Message] = []
+    at = 0
+    while at < len(messages):
+        message = messages[at]
+        at += 1
+        calls = message.get("tool_calls") or ()
+        if message.get("role") != "assistant" or len(calls) < 2:
+            turns.append(message)
+            continue
+        results: list[Message] = []
+        while at < len(messages) and messages[at].get("role") == "tool":
+            results.append(messages[at])
+            at += 1
+        of_calls: list[list[Message]] = [[] for _ in range(len(calls) + 1)]  # the last: of none
+        for result, place in zip(results, _places(results, [call.get("id") for call in calls]), strict=True):
+            of_calls[place].append(result)
+        for i, call in enumerate(calls):
+            first = message if i == 0 else {"role": "assistant", "content": ""}
+            turns += [{**first, "tool_calls": [call]}, *of_calls[i]]
+        turns += of_calls[-1]
+    return turns
+
+
+def with_ids(messages: Sequence[Message], accepts: Callable[[str], bool], n_letters: int) -> list[Message]:
+    """The conversation with ids of calls that the template accepts: other vendors' are hashed to so many letters,
+    results without one have that of the call in their place."""
+
+    def accepted(id: object, otherwise: str) -> str:
+        id = id if isinstance(id, str) and id else otherwise
+        return id if accepts(id) else hashlib.sha256(id.encode("utf-8", "replace")).hexdigest()[:n_letters]
+
+    turns: list[Message] = []
+    ids: list[str] = []
+    n_calls = place = 0
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            ids = [accepted(call.get("id"), f"call {n_calls + i}") for i, call in enumerate(calls)]
+            n_calls, place = n_calls + len(calls), 0
+            message = {**message, "tool_calls": [{**call, "id": id} for call, id in zip(calls, ids, strict=True)]}
+        elif message.get("role") == "tool":
+            id = accepted(message.get("tool_call_id"), ids[place] if place < len(ids) else f"result {place}")
+            message, place = {**message, "tool_call_id": id}, place + 1
+        turns.append(message)
+    return turns
+
+
 def _ordered(results: list[Message], calls: list[Any]) -> list[Message]:
+    keys = _places(results, calls)
+    return [results[i] for i in sorted(range(len(results)), key=keys.__getitem__)]
+
+
+def _places(results: list[Message], calls: list[Any]) -> list[int]:
+    """The number of each result's call; that of the calls where there is none."""
     places: dict[str, deque[int]] = defaultdict(deque)
     for i, id in enumerate(calls):
         if isinstance(id, str):
@@ -43,8 +101,7 @@ def _ordered(results: list[Message], calls: list[Any]) -> list[Message]:
         chosen.append((of_id.popleft() if len(of_id) > 1 else of_id[0]) if of_id else None)
     taken = set(chosen)
     free = iter([i for i in range(len(calls)) if i not in taken])
-    keys = [next(free, len(calls)) if place is None else place for place in chosen]
-    return [results[i] for i in sorted(range(len(results)), key=keys.__getitem__)]
+    return [next(free, len(calls)) if place is None else place for place in chosen]
 
 
 FIELD = "tool_responses"  # of a calling message: the results of its calls (early Gemma 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls import GEMMA4, Message, Parser, Style
 from logitless.models.chat.tool_calls.generic import as_text
-from logitless.models.chat.tool_results import FIELD, in_call_order, within_turns
+from logitless.models.chat.tool_results import FIELD, in_call_order, one_by_one, within_turns
 
 # What the public templates write of calls and results, without tools, media and thoughts.
 _FORM = """
@@ -243,3 +244,80 @@ def test_a_template_without_ids_shows_results_in_the_order_of_calls() -> None:
     template = ChatTemplate(source, bos_token="", eos_token="")
     turns = [{"role": "user", "content": "u"}, calling("a", "b"), result("b", "B"), result("a", "A")]
     assert template.render(turns).index("<A>") < template.render(turns).index("<B>")
+
+
+_TURNS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<{{ m.role }}>"
+    "{% if m.tool_calls %}(CALLS){% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+_CALL = "<tool_call>{{ m.tool_calls[0].function | tojson }}</tool_call>"
+_REFUSES_TWO = _TURNS.replace(
+    "(CALLS)", "{% if m.tool_calls | length > 1 %}{{ raise_exception('one') }}{% endif %}" + _CALL
+)
+_WRITES_FIRST = _TURNS.replace("(CALLS)", _CALL)
+
+
+@pytest.mark.parametrize("source", [_REFUSES_TWO, _WRITES_FIRST])
+def test_templates_of_one_call_a_message_get_each_with_its_result(source: str) -> None:
+    """Llama 3's template refuses two, gpt-oss's and GigaChat 3's write the first alone."""
+    first, second = call("1", "add", {"a": 1}), call("2", "now", {})
+    turn = called(first, second, content="I look.", reasoning_content="Hm.")
+    template = ChatTemplate(source, bos_token="", eos_token="")
+    text = template.render(
+        [USER, turn, result("2", "two"), result("1", "one"), {"role": "assistant", "content": "So."}]
+    )
+    written = [f'<assistant><tool_call>{{"name": "{name}"' for name in ("add", "now")]
+    places = [text.index(part) for part in (written[0], "<tool>one", written[1], "<tool>two", "<assistant>So.")]
+    assert places == sorted(places)
+    assert text.count("<tool_call>") == 2
+    pending = template.render([USER, turn])
+    assert pending.count("<tool_call>") == 2
+    assert one_by_one([turn, result("2", "two")])[0]["reasoning_content"] == "Hm."
+    assert [
+        message["role"] for message in one_by_one([turn, result("9", "x"), result("9", "y"), result("9", "z")])
+    ] == [*("assistant", "tool", "assistant", "tool", "tool")]
+
+
+def test_templates_of_several_calls_get_them_in_one_message() -> None:
+    each = "{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    template = ChatTemplate(_TURNS.replace("(CALLS)", each), bos_token="", eos_token="")
+    text = template.render([USER, called(call("1", "add", {"a": 1}), call("2", "now", {})), result("1", "one")])
+    assert text.count("<assistant>") == 1
+
+
+_STRICT_IDS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.tool_calls %}[TOOL_CALLS]["
+    "{% for c in m.tool_calls %}"
+    "{% if c.id is not defined or c.id | length != 9 %}{{ raise_exception('id') }}{% endif %}"
+    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, "id": "{{ c.id }}"}'
+    "{% if not loop.last %}, {% endif %}{% endfor %}]{% elif m.role == 'tool' %}"
+    "{% if m.tool_call_id is not defined or m.tool_call_id | length != 9 %}{{ raise_exception('id') }}{% endif %}"
+    "<{{ m.tool_call_id }}>{{ m.content }}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("ids", [("call_aB3dE6gH9jK2", "toolu_01"), ("", None), ("a1b2c3d4e", "call_x"), ("x", "x")])
+def test_templates_that_refuse_ids_get_their_own_form(ids: tuple[Any, Any]) -> None:
+    """Mistral Nemo's wants nine letters; a conversation that began with another vendor has others."""
+    template = ChatTemplate(_STRICT_IDS, bos_token="", eos_token="")
+    calls = [call("", name, {}) | {"id": id} for name, id in zip(("add", "now"), ids, strict=True)]
+    results = [result("", text) | {"tool_call_id": id} for text, id in zip(("one", "two"), ids, strict=True)]
+    for messages in (
+        [USER, called(*calls), *results],
+        [USER, called(*calls), *results, USER, called(*calls), *results],
+    ):
+        text = template.render(messages)
+        assert template.render(messages) == text  # the same prompt at each turn
+        written = re.findall(r'"id": "(\w{9})"', text)
+        assert re.findall(r"<(\w{9})>", text) == written
+        assert len(written) == len(messages) // 2
+    assert (written[0] == ids[0]) == (ids[0] == "a1b2c3d4e")
+
+
+def test_templates_that_take_any_id_get_the_clients() -> None:
+    source = _STRICT_IDS.replace(" or c.id | length != 9", "").replace(" or m.tool_call_id | length != 9", "")
+    text = ChatTemplate(source, bos_token="", eos_token="").render(
+        [USER, called(call("123456789", "add", {})), result("123456789", "one")]
+    )
+    assert '"id": "123456789"' in text
+    assert "<123456789>one" in text
