@@ -1,5 +1,4 @@
-"""Tool calls and their results: their order, and the forms of templates that take other ids, one call a message, or
-results within the calling message."""
+"""Tool calls and results of the history: their order, their ids, and forms that templates need."""
 
 from __future__ import annotations
 
