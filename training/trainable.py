@@ -113,7 +113,7 @@ class Trainable:
         for name, (a, b) in low_rank.pairs.items():
             computed = self.owner(partial(self.session.compute, [b, low_rank.deltas[name]]))
             pairs[name] = Pair(self.owner(partial(self.session.read, a.name)), *computed)
-        return Adapter(pairs)
+        return Adapter(pairs, trained=self.lora.trained)
 
 
 def _check_finite(name: str, values: npt.NDArray[Any]) -> None:

@@ -18,13 +18,14 @@ import numpy.typing as npt
 from logitless.models.adapters.low_rank import EMBEDDING, EXPERTS, NORMS
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.gguf.write import Key, f32, tensor, text, write_gguf
+from logitless.models.gguf.write import Key, f32, flag, tensor, text, write_gguf
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.weights.tensor_map import TensorSlice, is_unused
 from logitless.models.weights.weights import check_weights
 
 F32 = npt.NDArray[np.float32]
 MAX_RANK = 4096
+_TRAINED = ("adapter.lora.trained_alpha", "adapter.lora.trained_rslora")  # our own
 log = logging.getLogger("logitless.lora")
 
 
@@ -44,6 +45,17 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Scaling:
+    """Factor of a pair in training: alpha / r, with `rslora` alpha / √r."""
+
+    alpha: float
+    rslora: bool = False
+
+    def factor(self, rank: int) -> float:
+        return self.alpha / (math.sqrt(rank) if self.rslora else rank)
+
+
+@dataclass(frozen=True)
 class Adapter:
     """Pairs by the graph's weight names, which split a file's fused matrices."""
 
@@ -51,6 +63,7 @@ class Adapter:
     alpha: float = 0.0  # 0: each pair's rank
     # adapter.lora.task_name, prompt_prefix
     metadata: Mapping[str, str] = field(default_factory=dict)
+    trained: Scaling | None = None  # of rsLoRA and DoRA, which B has already
 
     def factor(self, name: str) -> float:
         """alpha / r of a pair."""
@@ -90,7 +103,18 @@ def read_adapter(path: str | Path, base: GGUFFile, h: Hparams) -> Adapter:
         pairs = {name: pair for source, whole in files.items() for name, pair in _taken_apart(source, whole, declared)}
         keys = ("adapter.lora.task_name", "adapter.lora.prompt_prefix")
         texts = {key.rpartition(".")[2]: gguf.metadata[key] for key in keys if isinstance(gguf.metadata.get(key), str)}
-    return Adapter(pairs, float(alpha), texts)
+        trained = _trained(gguf)
+    return Adapter(pairs, float(alpha), texts, trained)
+
+
+def _trained(gguf: GGUFFile) -> Scaling | None:
+    """The scaling in training that a file of ours tells."""
+    alpha, rslora = (gguf.metadata.get(key) for key in _TRAINED)
+    if alpha is None and rslora is None:
+        return None
+    if not (isinstance(alpha, float) and 0 < alpha < math.inf and isinstance(rslora, bool)):
+        raise ModelFileError(gguf.path, f"keys {' and '.join(_TRAINED)} are {alpha!r} and {rslora!r}")
+    return Scaling(alpha, rslora)
 
 
 def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, TensorSlice], h: Hparams) -> dict[str, Pair]:
@@ -199,6 +223,8 @@ def write_adapter(path: str | Path, adapter: Adapter, base: GGUFFile, h: Hparams
         keys["general.name"] = text(name)
     for key, value in adapter.metadata.items():
         keys[f"adapter.lora.{key}"] = text(value)
+    if adapter.trained is not None:
+        keys |= dict(zip(_TRAINED, (f32(adapter.trained.alpha), flag(adapter.trained.rslora)), strict=True))
     if EMBEDDING in adapter.pairs and "output.weight" not in base.tensors:
         log.warning("%s: llama.cpp ends when it uses an adapter of an embedding that is the output, too", path)
     tensors = []
@@ -218,7 +244,7 @@ def _with_one_alpha(adapter: Adapter) -> Adapter:
         return adapter
     rank = adapter.rank
     scaled = {name: replace(p, b=p.b * np.float32(p.rank / rank)) for name, p in adapter.pairs.items()}
-    return Adapter(scaled, float(rank), adapter.metadata)
+    return replace(adapter, pairs=scaled, alpha=float(rank))
 
 
 def fused(adapter: Adapter, base: GGUFFile, h: Hparams) -> dict[str, Pair]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from logitless.models.adapters.lora import F32, Adapter, fused
+from logitless.models.adapters.lora import F32, Adapter, Scaling, fused
 from logitless.models.adapters.low_rank import EMBEDDING
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.atomic_write import unfinished
@@ -35,49 +35,50 @@ _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.weight")
 def write_peft(folder: str | Path, adapter: Adapter, base: GGUFFile, h: Hparams) -> None:
     """Write an adapter of this model as peft loads it. ModelFileError: peft has no such adapter.
 
-    peft scales all of A and B by alpha / r; with several ranks each module has both of its own, and
-    B has the factor. DoRA's B and norms follow from its deltas and the model's weights."""
+    peft scales A and B by alpha / r of each module, with rsLoRA by alpha / √r, so B is written without
+    this factor. DoRA's B and norms follow from its deltas and the model's weights."""
     if h.arch not in ARCHITECTURES:
         raise ModelFileError(base.path, f"{h.arch!r} is not among those for peft: {', '.join(ARCHITECTURES)}")
     pairs = fused(adapter, base, h)
     dora = any(pair.delta is not None for pair in pairs.values())
     ranks = {name: pair.rank for name, pair in pairs.items()}
-    plain = len(set(ranks.values())) == 1 and not dora
+    # by the alpha of training, or that of the file; with neither each module's factor is 1
+    scaling = adapter.trained or Scaling(adapter.alpha)
+    most = max(ranks.values(), default=0)
     tensors: dict[str, F32] = {}
     modules = {}
     for name, pair in pairs.items():
         modules[name] = module = _module(name, base, h)
-        factor = np.float32(1.0 if plain or not adapter.alpha else adapter.alpha / pair.rank)
+        factor = scaling.factor(pair.rank) if scaling.alpha else 1.0
+        b = pair.b * np.float32((adapter.alpha / pair.rank if adapter.alpha else 1.0) / factor)
         prefix = f"base_model.model.{module}"
         if name == EMBEDDING:
             tensors[f"{prefix}.lora_embedding_A"] = pair.a.T
-            tensors[f"{prefix}.lora_embedding_B"] = pair.b * factor
+            tensors[f"{prefix}.lora_embedding_B"] = b
             continue
-        b = pair.b * factor
         if dora:  # of all modules
             d = np.ones(len(b), np.float32) if pair.delta is None else 1 + pair.delta
             if not d.all():
                 raise ModelFileError(base.path, f"the adapter has an output of {shown(name)} with the factor 0")
             b = b / d[:, None]
-            w = dequantized(base.tensors[name], base.bytes_of(name)) + b @ pair.a
+            w = dequantized(base.tensors[name], base.bytes_of(name)) + np.float32(factor) * b @ pair.a
             norm = np.sqrt(np.square(w, dtype=np.float64).sum(1)).astype(np.float32)
             tensors[f"{prefix}.lora_magnitude_vector"] = _in_order(name, d * norm, h)
         tensors[f"{prefix}.lora_A.weight"] = pair.a
         tensors[f"{prefix}.lora_B.weight"] = _in_order(name, b, h)
-    most = max(ranks.values())
-    patterns = {} if plain else {modules[name]: rank for name, rank in ranks.items() if rank != most}
+    patterns = {modules[name]: rank for name, rank in ranks.items() if rank != most}
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": None,
         "inference_mode": True,
         "r": most,
-        "lora_alpha": adapter.alpha or most if plain else most,
+        "lora_alpha": scaling.alpha or most,
         "target_modules": sorted(modules.values()),
         "rank_pattern": patterns,
-        "alpha_pattern": patterns,
+        "alpha_pattern": {} if scaling.alpha else patterns,
         "use_dora": dora,
-        "use_rslora": False,
+        "use_rslora": scaling.rslora,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,

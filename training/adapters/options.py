@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from logitless.models.adapters.lora import Adapter, Pair, turned
+from logitless.models.adapters.lora import Adapter, Pair, Scaling, turned
 from logitless.training.errors import TrainingError
 
 F32 = npt.NDArray[np.float32]
@@ -104,15 +103,17 @@ class LoraOptions:
 
     def factor(self, name: str) -> float:
         """Factor of a pair's product."""
-        rank = self.rank_of(name)
-        if not self.alpha:
-            return 1.0
-        return self.alpha / (math.sqrt(rank) if self.rslora else rank)
+        return Scaling(self.alpha, self.rslora).factor(self.rank_of(name)) if self.alpha else 1.0
 
     @property
     def is_plain(self) -> bool:
         """True where a file has the parameters themselves, with one alpha; else B has the factor."""
         return not self.rslora and not self.dora and self.start == "gaussian"
+
+    @property
+    def trained(self) -> Scaling | None:
+        """The scaling that B of the adapter has, where peft could apply it to the parameters themselves."""
+        return None if self.is_plain or self.start != "gaussian" or not self.alpha else Scaling(self.alpha, self.rslora)
 
     def check_targets(self, names: Collection[str]) -> None:
         """TrainingError: a target is no matrix of the model with these weights."""
@@ -159,4 +160,4 @@ def adapter_of(options: LoraOptions, values: Mapping[str, F32]) -> Adapter:
         if fnmatch.fnmatchcase(name, EXPERTS):
             b = turned(b, len(a) // options.rank_of(name))
         pairs[name] = Pair(a, b if options.is_plain else b * np.float32(options.factor(name)))
-    return Adapter(pairs, options.alpha if options.is_plain else 0.0)
+    return Adapter(pairs, options.alpha if options.is_plain else 0.0, trained=options.trained)

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from logitless import Trainer
 from logitless.backends.cpu.backend import CPUBackend
+from logitless.cli.main import main
 from logitless.graph.execution.session import Session
-from logitless.models.adapters.lora import Adapter, Pair, read_adapter, write_adapter
+from logitless.models.adapters.lora import Adapter, Pair, Scaling, read_adapter, write_adapter
 from logitless.models.adapters.low_rank import EMBEDDING, LowRank
 from logitless.models.adapters.merge import merge
 from logitless.models.adapters.peft import write_peft
@@ -27,7 +29,7 @@ from logitless.training.scratch import new_model
 from tests.helpers.reference_model import Spec, write
 
 F32 = np.ndarray
-KINDS = ("plain", "ranks", "dora")
+KINDS = ("plain", "ranks", "dora", "rslora", "rslora-ranks", "dora-alpha", "rslora-dora")
 
 
 @pytest.fixture(scope="module")
@@ -43,15 +45,17 @@ def adapter_of(base: GGUFFile, kind: str) -> Adapter:
     for i, name in enumerate(("attn_q", "attn_k", "attn_v", "attn_output", "ffn_up", "ffn_down")):
         weight = f"blk.{i % 2}.{name}.weight"
         n_out, n_in = base.tensors[weight].shape
-        rank = 2 + i % 2 if kind == "ranks" else 2
+        rank = 2 + i % 2 if "ranks" in kind else 2
         a, b = rng.normal(size=(rank, n_in)), rng.normal(size=(n_out, rank))
-        delta = (0.3 * rng.normal(size=n_out)).astype(np.float32) if kind == "dora" and i < 4 else None
+        delta = (0.3 * rng.normal(size=n_out)).astype(np.float32) if "dora" in kind and i < 4 else None
         pairs[weight] = Pair((0.3 * a).astype(np.float32), (0.3 * b).astype(np.float32), delta)
-    if kind == "ranks":
+    if "ranks" in kind:
         n_vocab, n_embd = base.tensors[EMBEDDING].shape
         a, b = rng.normal(size=(n_vocab, 4)), rng.normal(size=(n_embd, 4))
         pairs[EMBEDDING] = Pair((0.1 * a).astype(np.float32), (0.1 * b).astype(np.float32))
-    return Adapter(pairs, 5.0)
+    if kind in ("plain", "ranks", "dora"):
+        return Adapter(pairs, 5.0)
+    return Adapter(pairs, trained=Scaling(6.0, rslora="rslora" in kind))
 
 
 def read_folder(folder: Path) -> tuple[dict[str, Any], dict[str, F32]]:
@@ -96,13 +100,14 @@ def effective(folder: Path, weights: dict[str, F32]) -> dict[str, F32]:
     result = dict(weights)
     for module in config["target_modules"]:
         rank = config["rank_pattern"].get(module, config["r"])
-        factor = config["alpha_pattern"].get(module, config["lora_alpha"]) / rank
+        alpha = config["alpha_pattern"].get(module, config["lora_alpha"])
+        factor = alpha / np.sqrt(rank) if config["use_rslora"] else alpha / rank
         prefix, w = f"base_model.model.{module}", weights[f"{module}.weight"]
         if f"{prefix}.lora_embedding_A" in tensors:
             a, b = tensors[f"{prefix}.lora_embedding_A"], tensors[f"{prefix}.lora_embedding_B"]
             result[f"{module}.weight"] = w + factor * (b @ a).T
             continue
-        a, b = tensors[f"{prefix}.lora_A.weight"], tensors[f"{prefix}.lora_B.weight"]
+        a, b = (tensors[f"{prefix}.lora_{half}.weight"].astype(np.float64) for half in "AB")
         assert len(a) == b.shape[1] == rank
         v = w + factor * b @ a
         if config["use_dora"]:
@@ -115,17 +120,54 @@ def effective(folder: Path, weights: dict[str, F32]) -> dict[str, F32]:
 def test_the_weights_with_the_adapter_are_those_of_a_merged_model(kind: str, model: Path, tmp_path: Path) -> None:
     with GGUFFile.open(model) as base:
         h = hparams_of(base)
-        adapter = adapter_of(base, kind)
+        write_adapter(tmp_path / "a.gguf", adapter_of(base, kind), base, h)
+        adapter = read_adapter(tmp_path / "a.gguf", base, h)
         write_peft(tmp_path / "peft", adapter, base, h)
         found = effective(tmp_path / "peft", hugging_face(base))
         pairs = {name: pair for name, pair in adapter.pairs.items() if name != EMBEDDING}  # is the output, too
-        merge(tmp_path / "m.gguf", base, h, [(Adapter(pairs, 5.0), 1.0)])
+        merge(tmp_path / "m.gguf", base, h, [(replace(adapter, pairs=pairs), 1.0)])
     with GGUFFile.open(tmp_path / "m.gguf") as merged:
         for name, values in hugging_face(merged).items():
-            if name != "model.embed_tokens.weight" or kind != "ranks":
+            if name != "model.embed_tokens.weight" or "ranks" not in kind:
                 np.testing.assert_allclose(found[name], values, atol=1e-5, err_msg=name)
     config, _ = read_folder(tmp_path / "peft")
-    assert (config["use_dora"], len(config["target_modules"])) == (kind == "dora", 7 if kind == "ranks" else 6)
+    assert (config["use_dora"], len(config["target_modules"])) == ("dora" in kind, 7 if "ranks" in kind else 6)
+
+
+@pytest.mark.parametrize(
+    ("options", "config"),
+    [
+        ({"lora_alpha": 6.0, "lora_rslora": True}, (6.0, True, False)),
+        ({"lora_alpha": 6.0, "lora_dora": True}, (6.0, False, True)),
+        ({"lora_alpha": 6.0, "lora_dora": True, "lora_rslora": True}, (6.0, True, True)),
+        ({"lora_dora": True}, (2.0, False, True)),
+        ({"lora_alpha": 6.0}, (6.0, False, False)),
+        ({"lora_alpha": 6.0, "lora_init": "pissa"}, (4.0, False, False)),  # twice the rank
+    ],
+)
+def test_peft_gets_the_trained_parameters_themselves(
+    options: dict[str, Any], config: tuple[float, bool, bool], model: Path, tmp_path: Path
+) -> None:
+    """B without the scale, and DoRA's norms, by the Python API and from the adapter's file."""
+    data = [{"prompt": f"{i}", "completion": "a b c"} for i in range(4)]
+    with Trainer(model, data, lora_r=2, iterations=2, learning_rate=0.1, threads=1, **options) as trainer:
+        trainer.fit()
+        trainer.save_peft(tmp_path / "peft")
+        trainer.save(tmp_path / "a.gguf")
+        trained = trainer._run.trainer.trainable.read()
+    words = f"export-lora -m {model} --lora {tmp_path}/a.gguf --peft-out {tmp_path}/again"
+    assert main(words.split()) == 0
+    for folder in ("peft", "again"):
+        found, tensors = read_folder(tmp_path / folder)
+        assert (found["lora_alpha"], found["use_rslora"], found["use_dora"]) == config
+        module = "base_model.model.model.layers.1.mlp.down_proj"
+        for half, name in (
+            ("lora_A.weight", "lora_a"),
+            ("lora_B.weight", "lora_b"),
+            ("lora_magnitude_vector", "lora_m"),
+        ):
+            if (key := f"blk.1.ffn_down.weight.{name}") in trained and "lora_init" not in options:
+                np.testing.assert_allclose(tensors[f"{module}.{half}"], trained[key], rtol=2e-5, atol=1e-6)
 
 
 _PEFT = """
@@ -144,7 +186,7 @@ print(json.dumps([plain, PeftModel.from_pretrained(model, folder).eval()(ids).lo
 """
 
 
-@pytest.mark.parametrize("kind", ["plain", "dora"])
+@pytest.mark.parametrize("kind", ["plain", "dora", "rslora", "dora-alpha", "rslora-dora"])
 def test_peft_computes_our_logits(kind: str, model: Path, tmp_path: Path, request: Any) -> None:
     python = request.config.getoption("--peft")
     if not python:
