@@ -267,6 +267,7 @@ class Store:
             row["id"],
             _json(row),
         )
+        self._refill()  # a start on a full disk had no room for it
 
     def get(self, table: str, id: str) -> Row | None:
         records = self._run(f"select data from {table} where id = ?", id)

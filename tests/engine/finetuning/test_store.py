@@ -262,5 +262,7 @@ def test_a_store_opens_on_a_full_disk_and_says_so(
             store.all("jobs")
         assert is_full(refused.value)
     assert store.all("jobs") == ([] if is_new else [{"id": "j"}])  # there is room again
+    assert not store._reserve.exists()
     store.put("jobs", {"id": "k"})
+    assert store._reserve.stat().st_size == RESERVE  # what frees space works when the disk is full again
     store.close()
