@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from logitless.backends import default_device as default_devices
+from logitless.backends.default_device import AUTO, DefaultDevice
 from logitless.backends.errors import DeviceError
 from logitless.graph.backend import Backend
 from logitless.graph.tensor import Tensor
@@ -16,17 +18,24 @@ if TYPE_CHECKING:
 def open_backends(names: Sequence[str], threads: int = 0) -> list[Backend]:
     """Open backends in this order, and last the CPU if it is not named: it runs every op.
 
+    `names`: of devices; `auto` stands for those of `default_device`.
     `threads`: of the CPU, 0 for every core. DeviceError names a device that is missing, and why.
     """
     opened: list[Backend] = []
     try:
-        for name in dict.fromkeys((*names, "cpu")):
+        named = [n for name in names for n in (default_device(threads).names if name == AUTO else (name,))]
+        for name in dict.fromkeys((*named, "cpu")):
             opened.append(_open_backend(name, threads))
     except Exception:
         for backend in opened:
             backend.close()
         raise
     return opened
+
+
+def default_device(threads: int = 0) -> DefaultDevice:
+    """The devices to use where the user names none, and why. `threads`: as in `open_backends`."""
+    return default_devices.default_device(lambda name: _open_backend(name, threads))
 
 
 def _open_backend(name: str, threads: int) -> Backend:

@@ -60,7 +60,7 @@ class Trainer:
         callbacks: Sequence[Callable[[Event], None]] = (),
         before_step: Callable[[Control], None] | None = None,
         on_gradients: GradientHook | None = None,
-        device: str = "cpu",
+        device: str = "auto",
         threads: int = -1,
         ctx_size: int | None = None,
         batch_size: int = 8,

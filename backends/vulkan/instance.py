@@ -67,6 +67,7 @@ class DeviceInfo:
     broadcasts: bool  # subgroups of eight lanes at least can tell each other values
     max_invocations: int
     identity: bytes  # of device and driver version: caches are kept under it
+    card: bytes  # the same for one card under two drivers
     missing: str
     handle: Any
     instance: Instance
@@ -176,6 +177,7 @@ class Instance:
             max_invocations=min(core.limits.maxComputeWorkGroupInvocations, core.limits.maxComputeWorkGroupSize[0]),
             identity=bytes(core.pipelineCacheUUID)
             + b"".join(n.to_bytes(4, "little") for n in (core.vendorID, core.deviceID, core.driverVersion)),
+            card=bytes(p11.deviceLUID) if p11.deviceLUIDValid else bytes(p11.deviceUUID),
             missing=missing,
             handle=handle,
             instance=self,

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from logitless.cli.flags import tls
 from logitless.cli.flags.flags import CliError, Flag, Group
 from logitless.cli.flags.options import GENERAL, SERVING, THREADS
+from logitless.cli.setup.model import choose_device
 from logitless.cli.setup.server import api_key_file
-from logitless.engine.loading.values import address, device_list, whole
+from logitless.engine.loading.values import address, devices_or_auto, whole
 
 log = logging.getLogger("logitless.rpc")
 _DOOR = frozenset({"api_key", "api_key_file", "ssl_key_file", "ssl_cert_file"})  # the HTTP server's flags
@@ -27,7 +28,7 @@ RPC_SERVER = (
                 "ADDRESS",
             ),
             Flag("-p --port", "port to listen on; 0: any free one", whole(0, 65535), 50052),
-            Flag("--device -dev -d", "the device to lend; see `logitless devices`", device_list, "cpu", "NAME"),
+            Flag("--device -dev -d", "the device to lend, as for `serve`", devices_or_auto, "auto", "NAME"),
             THREADS,
             *(flag for flag in SERVING.flags if flag.dest in _DOOR),
             *GENERAL,
@@ -41,6 +42,7 @@ def run(options: SimpleNamespace) -> int:
     from logitless.engine.loading.memory import total_memory
     from logitless.server.auth import Keys
 
+    choose_device(options, most=1)
     name = options.device
     if "," in name or name.startswith("rpc:"):
         raise CliError(f"--device {name}: one device of this machine")

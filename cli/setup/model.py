@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,18 @@ def model_options(options: SimpleNamespace, **settings: Any) -> ModelOptions:
     """The model options of a command's flags; `settings` come first."""
     names = {f.name for f in fields(ModelOptions)}
     return ModelOptions(**({k: v for k, v in vars(options).items() if k in names} | settings))
+
+
+def choose_device(options: SimpleNamespace, most: int | None = None) -> None:
+    """Set `device` to at most so many names where it is `auto`, and say on stderr why, if there is a GPU."""
+    from logitless.backends.default_device import AUTO, NO_GPU
+    from logitless.backends.registry import default_device
+
+    if options.device == AUTO:
+        default = default_device(max(options.threads, 0))
+        options.device = ",".join(default.names[:most])
+        if default.why != NO_GPU:
+            print(f"logitless: device {options.device} ({default.why})", file=sys.stderr)
 
 
 def model_path(options: SimpleNamespace, command: str) -> Path:

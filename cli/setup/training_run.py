@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.outputs import check_output
 from logitless.cli.progress import COMPILING, show_compiling
+from logitless.cli.setup.model import choose_device
 from logitless.cli.setup.training_files import TrainingFiles, named, newest
 from logitless.cli.status_line import StatusLine, columns
 
@@ -142,6 +143,7 @@ def open_session(o: SimpleNamespace, *, trains: bool = True) -> Iterator[Session
     from logitless.graph.execution.session import Session
 
     show_compiling()
+    choose_device(o)
     session = Session(open_backends(o.device.split(","), max(o.threads, 0)))
     for backend in session.backends if trains else ():
         backend.prefetch_training(())

@@ -173,7 +173,7 @@ class OpenModel:
         from logitless.backends.registry import prefetch_kernels
 
         # compile ahead; what other devices leave to the CPU is not known yet
-        if self.options.device == "cpu":
+        if self.engine_options.devices == ("cpu",):
             prefetch_kernels()
         engine = self.engine()
         load_weights(engine)
@@ -332,6 +332,7 @@ def _chat_template(options: ModelOptions, gguf: GGUFFile, words: Tokenizer) -> C
 def _engine_options(
     options: ModelOptions, overrides: Overrides, projector: str, gguf: GGUFFile, h: Hparams
 ) -> RunnerOptions:
+    options, why = _with_devices(options)
     devices, places = placement(options)
     n_draft = n_draft_tokens(options)
     swa_full = options.swa_full or bool(options.moves_flag)
@@ -345,6 +346,7 @@ def _engine_options(
         type_v=options.cache_type_v,
         threads=options.n_threads,
         devices=devices,
+        device_reason=why,
         placement=places,
         embeddings=options.embedding or options.rerank,
         warmup=options.warmup,
@@ -360,6 +362,19 @@ def _engine_options(
         projector_device=(options.mmproj_device or "") if options.mmproj_offload else "cpu",
         image_tokens=(options.image_min_tokens, options.image_max_tokens),
     )
+
+
+def _with_devices(options: ModelOptions) -> tuple[ModelOptions, str]:
+    """The options with the devices by name, and why they are these; "": the user names them."""
+    from logitless.backends.default_device import AUTO
+    from logitless.backends.registry import default_device
+
+    if options.device != AUTO:
+        return options, ""
+    if options.gpu_layers == 0:
+        return replace(options, device="cpu"), "--gpu-layers 0"
+    default = default_device(options.n_threads)
+    return replace(options, device=",".join(default.names)), default.why
 
 
 def projector_file(options: ModelOptions, gguf: GGUFFile, h: Hparams) -> str:

@@ -15,6 +15,7 @@ from logitless.engine.loading.values import (
     addresses,
     choice,
     device_list,
+    devices_or_auto,
     file_name,
     file_names,
     layer_range,
@@ -408,9 +409,10 @@ class ModelOptions:
     # Devices
     device: str = _option(
         "--device -dev",
-        "cpu",
-        "devices in order of preference; see `logitless devices`",
-        device_list,
+        "auto",
+        "devices in order of preference, see `logitless devices`; auto: a GPU that is right and faster than the CPU, "
+        "else the CPU; none: the CPU",
+        devices_or_auto,
         "NAME,...",
         env="LLAMA_ARG_DEVICE",
         common=True,

@@ -23,9 +23,9 @@ def placement(options: ModelOptions) -> tuple[tuple[str, ...], PlacementOptions]
     others = [name for name in names if name != "cpu"]
     mode, split, main = options.split_mode, options.tensor_split, options.main_gpu
     if not others and options.gpu_layers not in ("auto", 0):
-        log.warning("--gpu-layers: --device names the CPU only, which has all layers")
+        log.warning("--gpu-layers: no device is used beside the CPU, which has all layers")
     if not others and (main or split):
-        log.warning("--main-gpu, --tensor-split: --device names the CPU only, which has all layers")
+        log.warning("--main-gpu, --tensor-split: no device is used beside the CPU, which has all layers")
         main, split = 0, None
     if main >= max(len(others), 1):
         raise OptionConflict(f"--main-gpu {main}: {_beside_cpu(len(others))}, and they count from 0")

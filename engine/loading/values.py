@@ -142,6 +142,11 @@ def device_list(text: str) -> str:
     return ",".join(name if ":" in name or name == "cpu" else f"{name}:0" for name in names)
 
 
+def devices_or_auto(text: str) -> str:
+    """As `device_list`; `auto`: the devices that the machine chooses."""
+    return text.strip().lower() if text.strip().lower() == "auto" else device_list(text)
+
+
 def one_device(text: str) -> str:
     """One device, as in `device_list`."""
     if "," in text:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ from logitless.engine.sampling.sampler import split_log_probs, split_probs
 from logitless.graph.execution.plan import Plan
 from logitless.graph.execution.session import DeviceBytes, Measurement, Session
 from logitless.graph.ops.sampling import samplers
+from logitless.graph.order import toposort
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.adapters.control_vector import digest, read_directions, steered
 from logitless.models.adapters.full_finetunes import FullFinetunes
@@ -82,6 +84,7 @@ class RunnerOptions:
     type_v: str = "f16"
     threads: int = 0  # 0: every core of the process
     devices: tuple[str, ...] = ("cpu",)
+    device_reason: str = ""  # why these were chosen; "": the user names them
     placement: PlacementOptions = ANYWHERE
     embeddings: bool = False  # prepare the kernels of embeddings at load
     warmup: bool = True  # plans of usual steps are made before a request needs them
@@ -231,6 +234,9 @@ class ModelRunner:
             self.gguf.release()
             return
         self._examine(*self._everything(), self.cells.copied())
+        if self.options.device_reason and (failed := self._refused_in_layers()):
+            self._use_cpu(failed)
+            return
         for graph in self._everything():
             self.session.prepare_kernels(graph)
         self.session.reserve(self._reserved)
@@ -305,6 +311,19 @@ class ModelRunner:
                 failures, unfinished = self_test.self_test_session(self.session, graph)
                 self.rerouted |= failures
                 self._self_tests += unfinished
+
+    def _refused_in_layers(self) -> list[str]:
+        """Ops of every layer that failed a self-test: a step would change the device in each layer."""
+        counts = Counter(t.op for t in toposort(self._largest()))
+        return sorted(op for op in self.rerouted if counts[op] >= self.hparams.n_layer)
+
+    def _use_cpu(self, failed: Sequence[str]) -> None:
+        """Load on the CPU, for the device that was chosen without the user's word is wrong."""
+        reason = f"{', '.join(self.devices)} failed the self-test of {', '.join(failed)}"
+        self.options = replace(self.options, device_reason=reason)
+        self.sleep()
+        self.devices = ("cpu",)
+        self.wake()
 
     def _go_on_testing(self) -> None:
         """Run one more case of a self-test that had no time to end. Raises DeviceFailed where it failed."""

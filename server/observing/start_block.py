@@ -27,6 +27,8 @@ def log_start(served: LoadedModel, config: ServerConfig, address: str = "") -> N
     kind = info.ftype
     if engine is not None:
         fields |= {"architecture": engine.hparams.arch, "devices": list(engine.devices)}
+        if engine.options.device_reason:
+            fields["device_reason"] = engine.options.device_reason
         fields |= {"threads": engine.options.threads or _cores(), "cache_tokens": engine.n_ctx}
         kind = f"{engine.hparams.arch}, {info.ftype}"
     used, total = _memory()
@@ -40,7 +42,9 @@ def log_start(served: LoadedModel, config: ServerConfig, address: str = "") -> N
     ]
     if engine is not None:
         lines[-1] += f", {engine.n_ctx} tokens of KV cache"
+        reason = engine.options.device_reason
         lines.append(f"device   {', '.join(engine.devices)}, {engine.options.threads or _cores()} threads")
+        lines[-1] += f" ({reason})" if reason else ""
     if used:
         lines.append(f"memory   {_size(used)} of the machine's {_size(total)}")
     if address:

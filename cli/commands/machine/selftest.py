@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from logitless.cli.flags.flags import UsageError
 from logitless.cli.progress import COMPILING, show_compiling
-from logitless.cli.setup.model import model_options
+from logitless.cli.setup.model import choose_device, model_options
 
 if TYPE_CHECKING:
     from logitless.engine.runner.model_runner import ModelRunner
@@ -24,6 +24,7 @@ SIZES = {"ctx_size": 128, "parallel": 2, "kv_unified": True, "batch_size": 64, "
 def run(options: SimpleNamespace) -> int:
     from logitless.graph.testing.conformance import WRONG
 
+    choose_device(options)
     outcomes = list(of_model(options) if options.model else of_registry(options))
     COMPILING.end()
     if options.json:

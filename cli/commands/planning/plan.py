@@ -81,6 +81,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "n_ubatch": opts.n_ubatch,
         "type_k": opts.type_k,
         "type_v": opts.type_v,
+        "device_reason": opts.device_reason,
         "devices": devices,
         "projector": projector_of(engine, names),
         "draft": draft and {"model": options.model_draft, "devices": [memory_of(d) for d in sizes_of_draft]},
@@ -217,6 +218,8 @@ def as_text(report: dict[str, Any]) -> str:
             f"media: {projector['file']} ({projector['type']}), weights and rows counted above, encoded by "
             + " and ".join(projector["devices"])
         )
+    if report["device_reason"]:
+        lines.append(f"device: {', '.join(d['device'] for d in report['devices'])} ({report['device_reason']})")
     most = "as much as there is" if report["prompts"] is None else f"up to {mib(report['prompts'])} more"
     lines.append(f"prompts that have left the cache (--cache-ram): {most}")
     lines.append("")

@@ -157,7 +157,7 @@ def flags(*words: str) -> tuple[tuple[str, ...], PlacementOptions]:
 
 def test_flags() -> None:
     pair = ("--device", "opencl,vulkan:1")
-    assert flags() == (("cpu",), ANYWHERE)
+    assert flags("--device", "cpu") == (("cpu",), ANYWHERE)
     assert flags(*pair, "-ngl", "4") == (("opencl:0", "vulkan:1"), PlacementOptions(4))
     assert flags(*pair, "-ngl", "all")[1].n_gpu_layers == 2**31 - 1
     assert flags(*pair, "-ngl", "-1")[1] == flags(*pair, "-ngl", "auto")[1] == ANYWHERE
@@ -188,8 +188,8 @@ def test_experts_on_the_cpu(words: str, on_cpu: set[int]) -> None:
 
 def test_layers_for_devices_that_are_not_there(caplog: pytest.LogCaptureFixture) -> None:
     """llama-server without a GPU says so and goes on."""
-    assert flags("-ngl", "99", "-ts", "1", "-mg", "0")[0] == ("cpu",)
-    assert "--gpu-layers: --device names the CPU only" in caplog.text
+    assert flags("--device", "cpu", "-ngl", "99", "-ts", "1", "-mg", "0")[0] == ("cpu",)
+    assert "--gpu-layers: no device is used beside the CPU" in caplog.text
 
 
 @pytest.mark.parametrize(
