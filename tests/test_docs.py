@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 
 from logitless.cli.command_table import COMMANDS
 from logitless.cli.flags.flags import parse
@@ -133,6 +136,38 @@ def test_each_module_begins_with_a_sentence_that_names_its_subject() -> None:
 def test_a_term_of_the_field_is_in_the_first_line_of_the_modules_that_define_it(term: str, rooms: str) -> None:
     """`grep -rniI --include='*.py' TERM`: hits on line 1 are the modules to read."""
     assert [room for room in rooms.split() if term.lower() not in summary(ROOT / room).lower()] == []
+
+
+@pytest.mark.parametrize(
+    ("word", "pages"),
+    [
+        ("nginx", "proxy"),
+        ("caddy", "proxy"),
+        ("docker", "kubernetes"),
+        ("concurrent", "operations"),
+        ("troubleshooting", "troubleshooting"),
+        ("windows", "systems"),
+        ("langchain", "integrations"),
+        ("claude code", "agents"),
+        ("16 gb", "first-models"),
+    ],
+)
+def test_the_search_finds_the_page_of_a_word(word: str, pages: str) -> None:
+    """mkdocs searches the words of the pages of `nav`, in which --strict wants every page."""
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in pages.split():
+        assert f" {page}.md\n" in nav
+        assert word in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").lower()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_configurations_in_json_toml_and_yaml_can_be_read(page: Path) -> None:
+    for text in blocks(page, "json"):
+        json.loads(text)
+    for text in blocks(page, "toml"):
+        tomllib.loads(text)
+    for text in blocks(page, "yaml"):
+        list(yaml.safe_load_all(text))
 
 
 def test_the_readme_is_short() -> None:

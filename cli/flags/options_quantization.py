@@ -37,7 +37,7 @@ QUANTIZE = (
 )
 
 WINDOWS = (
-    Flag("-c --ctx-size", "tokens of a window", whole(2), 512, common=True),
+    Flag("-c --ctx-size", "tokens of a window (default: 512, at most the model's)", whole(2), None, common=True),
     Flag("--chunks", "windows at most", whole(1), None, common=True),
     Flag("--chunk --from-chunk", "windows to leave out at the beginning", whole(0), 0),
 )

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from logitless.models.model import Model
 
 
+N_WINDOW = 512  # tokens of a window, as in llama.cpp's tools, where the model has as many
+
+
 @dataclass(frozen=True)
 class TextRun:
     gguf: GGUFFile
@@ -32,7 +35,7 @@ class TextRun:
 
 @contextmanager
 def text_run(o: SimpleNamespace, command: str) -> Iterator[TextRun]:
-    """The model of -m and the windows of -f. CliError: the text has too few tokens."""
+    """The model of -m and the windows of -f; it sets `ctx_size` where no flag does. CliError: too few tokens."""
     from logitless.engine.loading.open_model import generating_hparams
     from logitless.models.gguf.file import GGUFFile
     from logitless.models.model import define_model
@@ -42,6 +45,8 @@ def text_run(o: SimpleNamespace, command: str) -> Iterator[TextRun]:
         raise UsageError(f"{command}: -f FILE is required: the text")
     with GGUFFile.open(path) as gguf:
         h = generating_hparams(gguf, path)
+        if o.ctx_size is None:
+            o.ctx_size = min(N_WINDOW, h.n_ctx_train)
         if o.ctx_size > h.n_ctx_train:
             raise CliError(f"--ctx-size {o.ctx_size}: is more than the model's {h.n_ctx_train}")
         windows = _windows(o, gguf, path)

@@ -17,7 +17,7 @@ from logitless.cli.status_line import StatusLine
 def run(o: SimpleNamespace) -> int:
     from logitless.training.score import window_losses
 
-    if o.ctx_size < 4:
+    if o.ctx_size is not None and o.ctx_size < 4:
         raise UsageError("perplexity: --ctx-size is less than 4, of which the second half counts")
     losses: list[np.ndarray] = []
     with text_run(o, "perplexity") as text:

@@ -71,7 +71,7 @@ def test_perplexity_is_llama_cpps(folder: Path, tmp_path: Path, capfd: pytest.Ca
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("imatrix -m M -f T -o O", "--ctx-size 512: is more than the model's 64"),
+        ("imatrix -m M -f T -o O -c 512", "--ctx-size 512: is more than the model's 64"),
         ("imatrix -m M -f T -c 64", "imatrix: -o FILE is required"),
         ("imatrix -m M -o O -c 64", "imatrix: -f FILE is required: the text"),
         ("imatrix -m M -f none.txt -o O -c 64", "none.txt: No such file"),
@@ -87,3 +87,20 @@ def test_refusals(words: str, line: str, folder: Path, tmp_path: Path, capfd: py
     (told,) = capfd.readouterr().err.splitlines()
     assert line in told
     assert not (tmp_path / "i.gguf").exists()
+
+
+@pytest.mark.parametrize("command", ["imatrix", "perplexity"])
+def test_a_window_without_a_flag_is_no_longer_than_the_models_context(
+    command: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "long.txt").write_text(TEXT * 20)
+    with GGUFFile.open(folder / "m.gguf") as gguf:
+        n = int(gguf.metadata["llama.context_length"])
+    assert n < 512
+    words = [command, "-m", str(folder / "m.gguf"), "-f", str(tmp_path / "long.txt"), "--chunks", "1", "-t", "1"]
+    words += ["-o", str(tmp_path / "i.gguf")] if command == "imatrix" else []
+    assert main(words) == 0
+    told = capsys.readouterr()
+    assert (f"1 windows of {n} tokens" if command == "imatrix" else f"of {n // 2 - 1} tokens") in told.err + told.out
+    assert main([*words, "-c", str(n + 1)]) == 1  # a flag's number is not cut
+    assert f"--ctx-size {n + 1}: is more than the model's {n}" in capsys.readouterr().err
