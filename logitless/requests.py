@@ -275,7 +275,7 @@ class ChatResult(CompletionResult):
     def _take(self, text: str, *, last: bool = False) -> list[Delta]:
         deltas = self._parser.push(text)
         if last:
-            deltas = deltas + self._parser.finish()
+            deltas = deltas + self._parser.finish(is_cut=self.finish_reason == "length")
         self._message.add(deltas)
         return deltas
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 
@@ -30,10 +31,14 @@ def name_before(p: Parser, end: str, without: str) -> Step[str]:
 
 def value(p: Parser, take: Callable[[str], object]) -> Step[bool]:
     """Read one JSON value after blanks and pass its characters to `take`. False: it is cut short,
-    or invalid."""
+    or invalid. Line breaks and tabs in strings, which models write as they are, become escapes."""
     c = yield from p.after_blanks()
     scan = JsonScan()
     while c:
+        if c in "\t\n\r" and scan.in_text:
+            take(json.dumps(c)[1:-1])
+            c = yield from p.next()
+            continue
         state = scan.feed(c)
         if state is BAD or state is BEFORE:
             p.back(c)
@@ -67,9 +72,11 @@ def _clean(text: str) -> str:
 
 
 def closing(p: Parser, text: str) -> Step[None]:
-    """Read the closing syntax of a call, or as much of it as the answer has."""
+    """Read the closing syntax of a call, or as much of it as the answer has, and brackets too many before it."""
     p.mark()
     c = yield from p.after_blanks()
+    while c and c in "}]" and text[0] not in "}]":
+        c = yield from p.after_blanks()
     for i, expected in enumerate(text):
         if c != expected:
             p.back(p.raw if c else "")
@@ -119,7 +126,10 @@ class CallObject:
         if self._sure or self._name is not None:
             return True
         name = re.search(rf'"{self._key}"\s*(?::\s*(?:"([^"]*))?)?$', self._p.raw)
-        return name is not None and self._p.begins_name(name[1] or "")
+        if name is not None:
+            return self._p.begins_name(name[1] or "")
+        key = re.search(r'\{\s*(?:"(\w*))?$', self._p.raw) if self._p.is_cut else None
+        return key is not None and self._key.startswith(key[1] or "")
 
     def _members(self, depth: int) -> Step[bool]:
         p = self._p
@@ -160,6 +170,10 @@ class CallObject:
             if c == "{":
                 return (yield from self._members(depth + 1))
             p.back(c)
+        if key == "id" and self._name is None:
+            id = yield from text_value(p)
+            p.written_id = id or ""
+            return True if id is not None else (yield from value(p, _ignore))
         return (yield from value(p, _ignore))
 
     def _arguments(self) -> Step[bool]:

@@ -35,6 +35,11 @@ class JsonScan:
         self._rest = ""  # of a literal
         self._hex = 0
 
+    @property
+    def in_text(self) -> bool:
+        """True within a string, not within an escape."""
+        return self._state in ("string", "key")
+
     def feed(self, c: str) -> str:
         """The meaning of the next character."""
         state = self._state

@@ -101,6 +101,7 @@ class Parser:
         self._tagged: list[str] = []  # text that repeats reasoning
         self._back: list[str] = []  # characters to be read again, the next one last
         self._ended = False
+        self.is_cut = False  # the answer ended before the model ended it
         self._hit_end = False  # the call that is being read reached the end
         self._muted = False  # the call that is being read is one too many
         self._raw: list[str] = []  # text read since `mark`
@@ -132,10 +133,11 @@ class Parser:
                 at += 1
         return self._new_deltas()
 
-    def finish(self) -> list[Delta]:
-        """Deltas that the end of the text adds."""
+    def finish(self, *, is_cut: bool = False) -> list[Delta]:
+        """Deltas that the end of the text adds. `is_cut`: a limit ended it, perhaps within a marker, which is not
+        told then."""
         if not self._ended:
-            self._ended = True
+            self._ended, self.is_cut = True, is_cut
             with suppress(StopIteration):
                 self._run.send("")
             self._end_input()
@@ -292,7 +294,8 @@ class Parser:
         self.back(c)
         if not (yield from self.literal(opening.strip())):
             if not (yield from self.literal(closing)):
-                if not (self.style.required and self.rest and opening.strip().startswith(self.rest)):
+                rest = self.rest if self.style.required or self.is_cut else ""
+                if not rest or not any(tag.startswith(rest) for tag in (opening.strip(), closing.strip())):
                     self.back(self.raw)
                     return
                 while (yield from self.next()):  # a tag that the end cut short
@@ -323,6 +326,10 @@ class Parser:
                 break
             if end := (yield from self._trigger(ends)):
                 self.back(end)
+                break
+            if self.is_cut and self.rest and closing.startswith(self.rest):
+                while c := (yield from self.next()):  # a tag that the end cut short
+                    pass
                 break
             c = yield from self.next()
             if c in BLANK:
@@ -395,7 +402,8 @@ class Parser:
         self._fresh = self._after_call = False
 
     def _cut_trigger(self, triggers: tuple[str, ...]) -> bool:
-        """True if the rest of the answer is the beginning of a trigger and too long for a chance."""
+        """True if the rest of the answer is the beginning of a trigger, and a limit cut the answer or the rest is too
+        long for a chance."""
         assert self.style.calls is not None
         rest = (self.rest or "").rstrip("\ufffd")  # of a character that is cut
         if not any(rest and trigger.startswith(rest) for trigger in triggers):
@@ -403,7 +411,7 @@ class Parser:
         calls = self.style.calls
         if self.style.required or self._after_call or (self._fresh and (calls.opens_with_name or calls.around)):
             return True
-        return len(rest) >= (2 if self._fresh else _MIN_CUT) and not rest[0].isalnum()
+        return (self.is_cut or len(rest) >= (2 if self._fresh else _MIN_CUT)) and not rest[0].isalnum()
 
     def _trigger(self, triggers: tuple[str, ...]) -> Step[str]:
         for trigger in triggers:

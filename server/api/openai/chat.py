@@ -57,14 +57,16 @@ class Answers:
         return deltas + self.deltas(result, result.finished.text, last=True)
 
     def deltas(self, result: Result, text: str, *, last: bool) -> list[Delta]:
-        """The deltas that one more token's text adds; with the last text, those of the end."""
+        """The deltas that one more token's text adds; with the last text, when the result has finished, those of the
+        end."""
         parser, i = self._parsers[result.number], result.number
         thought, began = parser.thinking, time.perf_counter()
         deltas = parser.push(text)
         self._n_tokens[i] += not last
         if thought or parser.thinking:
             self._n_reasoning[i] = self._n_tokens[i]
-        deltas = deltas + parser.finish() if last else deltas
+        if last:
+            deltas = deltas + parser.finish(is_cut=result.finished.stop_type == "limit")
         self._reply.parse_seconds += time.perf_counter() - began
         return deltas if self._shows_reasoning else [delta for delta in deltas if not isinstance(delta, Reasoning)]
 

@@ -241,6 +241,67 @@ def test_text_that_the_end_cuts_is_kept(calls: CallFormat, text: str) -> None:
     assert told(parse(text, calls)) == content(text)
 
 
+CUTS = [
+    (HERMES, f"<tool_call>{CALL}</tool_call>"),
+    (NEMOTRON, f"<TOOLCALL>[{CALL}]</TOOLCALL>"),
+    (MISTRAL, f"[TOOL_CALLS][{CALL}]"),
+    (GEMMA4, "<|tool_call>call:add{a:1}<tool_call|>"),
+    (DEEPSEEK, deepseek(ADD)),
+    (QWEN3_CODER, "<function=add>\n<parameter=a>\n1\n</parameter>\n</function>"),
+    (LLAMA3, '{"name": "add", "parameters": {"a": 1}}'),
+]
+
+
+@pytest.mark.parametrize(("calls", "text"), CUTS)
+def test_a_limit_within_a_marker_leaves_no_piece_of_it(calls: CallFormat, text: str) -> None:
+    """The end of the model's own answer keeps such a piece: nothing more would have come."""
+    tags = ("<think>", "</think>")
+    for before in ("", "<think>Hm.</think>") if calls.opening else ("", "I look. ", "<think>Hm.</think>Well. "):
+        for end in range(len(text)):
+            parser = Parser(Style(calls, NAMES, tags))
+            message = Message().add(parser.push(before + text[:end])).add(parser.finish(is_cut=True))
+            assert message.content.strip() == before.removeprefix("<think>Hm.</think>").strip(), text[:end]
+    assert parse("5 <", calls).content == "5 <"
+    parser = Parser(Style(calls, NAMES))
+    assert Message().add(parser.push("I saw a")).add(parser.finish(is_cut=True)).content == "I saw a"
+
+
+def test_a_limit_within_a_tag_of_reasoning_leaves_no_piece_of_it() -> None:
+    text = "<think>Hm.</think>Yes"
+    for end in range(len(text)):
+        for calls in (HERMES, None):
+            parser = Parser(Style(calls, NAMES, ("<think>", "</think>")))
+            message = Message().add(parser.push(text[:end])).add(parser.finish(is_cut=True))
+            assert "Yes".startswith(message.content)
+            assert "Hm.".startswith(message.reasoning)
+    assert parse("Is a <", None, ("<think>", "</think>")).content == "Is a <"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('{"name": "add", "arguments": {"s": "a\n\tb\r"}}', ("add", '{"s": "a\\n\\tb\\r"}')),
+        ('{"name": "add", "arguments": {\n"s": "a\\n"}}', ("add", '{\n"s": "a\\n"}')),
+        ('{"name": "add", "arguments": {}}}', ("add", "{}")),
+        ('{"name": "add", "arguments": {}}}]} ', ("add", "{}")),
+    ],
+)
+def test_calls_with_raw_line_breaks_or_brackets_too_many_are_whole(text: str, expected: tuple[str, str]) -> None:
+    assert told(parse(f"<tool_call>{text}</tool_call>Done")) == called(expected, text="Done")
+
+
+def test_brackets_behind_a_call_that_is_not_closed_are_text() -> None:
+    assert told(parse(f"<tool_call>{CALL} ] is a bracket")) == called(ADD, text=" ] is a bracket")
+
+
+def test_an_id_before_the_name_in_json_is_the_calls() -> None:
+    for id, is_own in (("a1b2c3d4e", True), ("call_1", False)):
+        (call,) = parse(f'[TOOL_CALLS][{{"id": "{id}", "name": "add", "arguments": {{}}}}]', MISTRAL).calls
+        assert (call.id == id) == is_own
+    (call,) = parse('<tool_call>{"id": 7, "name": "add", "arguments": {}}</tool_call>').calls
+    assert call.id.startswith("call_")
+
+
 def test_a_name_that_the_end_cuts_is_no_text() -> None:
     for calls, text in (
         (LLAMA3, '{"name": "ad'),

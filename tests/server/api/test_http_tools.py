@@ -126,6 +126,26 @@ async def test_cut_short(server: Running):
     assert ARGUMENTS.startswith(call.function.arguments)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("n", [1, 2, 4, 9])
+async def test_a_limit_within_a_marker_is_no_text_in_any_api(server: Running, n: int):
+    """The fake's tokens are characters; the marker is `<tool_call>`."""
+    says(server, CALL)
+    body = {"messages": ASK, "tools": [TOOL], "max_tokens": n}
+    _, chat = await server.post("/v1/chat/completions", body)
+    assert (chat["choices"][0]["message"]["content"] or "", chat["choices"][0]["finish_reason"]) == ("", "length")
+    chunks = await events(server, "/v1/chat/completions", {**body, "stream": True})
+    assert not any(chunk["choices"][0]["delta"].get("content") for chunk in chunks if chunk and chunk["choices"])
+    tool = {"name": "add", "input_schema": TOOL["function"]["parameters"]}
+    _, reply = await server.post("/v1/messages", {**body, "tools": [tool]})
+    assert (reply["content"], reply["stop_reason"]) == ([], "max_tokens")
+    tool = {"type": "function", "name": "add", "parameters": TOOL["function"]["parameters"]}
+    _, reply = await server.post("/v1/responses", {"input": "Hi", "tools": [tool], "max_output_tokens": n})
+    assert not any(part["text"] for item in reply["output"] for part in item.get("content", ()))
+    asked = {"model": "fake", "messages": ASK, "tools": [TOOL], "options": {"num_predict": n}, "stream": False}
+    _, reply = await server.post("/api/chat", asked)
+    assert (reply["message"]["content"], reply["done_reason"]) == ("", "length")
+
+
 async def test_choice(server: Running):
     says(server, CALL)
     body = {"messages": ASK, "tools": [TOOL], "verbose": True}
