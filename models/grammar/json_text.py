@@ -36,7 +36,16 @@ _OPENING = re.compile(rb"[\[{]").search
 _ESCAPED = {c: bytes([92, letter]) for c, letter in zip(b'"\\\b\f\n\r\t', b'"\\bfnrt', strict=True)}
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _PATTERNS = ("pattern", "patternProperties", "format")
-_OTHER_VALUES = b'"-0123456789tfn]}'  # first characters that open no array or object
+
+
+def _of(characters: bytes) -> int:
+    """The set of some bytes: bit i is byte i."""
+    return sum(1 << byte for byte in characters)
+
+
+_BYTES = (1 << 255) - 1  # 0xFF is in no text
+_LETTER, _TEXT, _AFTER_NUMBER, _ENDS = _of(b"x"), _of(b"x\n"), _of(b"0,"), _of(b"]}")
+_OTHER_VALUES = _of(b'"-0123456789tfn]}')  # first characters that open no array or object
 _COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
 
 
@@ -144,10 +153,12 @@ class Pieces:
         flags[list(ids)] = True
         return np.packbits(flags, bitorder="little").view(np.uint32)
 
-    def _blocked(self, left: int, most: int, exponent: int) -> Bits:
-        """Tokens with more leading digits than `left`, more in a row than `most`, or too many of an exponent."""
+    def _blocked(self, left: int, most: int, exponent: int) -> Bits | None:
+        """All but tokens with more leading digits than `left`, more in a row than `most`, or too many of an exponent;
+        None: there are no such tokens."""
         bits = self.packed(np.flatnonzero((self._leading > left) | (self._longest > most)).tolist())
-        return bits | self._exponents if exponent < 3 else bits
+        bits = bits | self._exponents if exponent < 3 else bits
+        return ~bits if bits.any() else None
 
 
 class _State(NamedTuple):
@@ -168,7 +179,7 @@ class JsonText:
     def __init__(self, engine: LLMatcher, pieces: Pieces, limits: Limits) -> None:
         self._engine, self._pieces, self._limits = engine, pieces, limits
         self._state = _State()
-        self._bytes = bytes(256)  # 1: the engine takes the byte next, at the last mask
+        self._bytes = 0  # bit i: the engine takes byte i next, at the last mask
         self._history: list[tuple[int, _State]] = []  # engine tokens, and the state before, of each text
 
     def copy(self) -> JsonText:
@@ -204,7 +215,8 @@ class JsonText:
             if result is None:
                 return False
             count, held = result
-        self._state = _advanced(state, text)._replace(held=held)
+        after = _advanced(state, text)
+        self._state = after if after.held == held else after._replace(held=held)
         if held and not self._goes_on(held):
             if count:
                 self._engine.rollback(count)
@@ -222,7 +234,7 @@ class JsonText:
         bits = np.zeros(-(-(self._pieces.first_byte + 256) // 32), np.uint32)
         self._compute(bits)
         self._read_bytes(bits)
-        return bool((held == b"\\" and self._bytes[0x2F]) or (self._limits.patterns and self._completes(held)))
+        return bool((held == b"\\" and self._bytes >> 0x2F & 1) or (self._limits.patterns and self._completes(held)))
 
     def rollback(self, n: int) -> None:
         """Undo the last n texts."""
@@ -321,12 +333,12 @@ class JsonText:
         """True if the engine takes one of these characters next."""
         if first > last:
             return False
-        escapes = self._bytes[0x5C]
+        escapes = self._bytes >> 0x5C & 1
         for code in range(first, min(last, 0x7F) + 1):
             if code in _ESCAPED or code < 0x20 or code == 0x7F:
                 if escapes and self._probe(_meant(code)):
                     return True
-            elif self._bytes[code]:
+            elif self._bytes >> code & 1:
                 return True
         return any(self._takes_of(low, high, b"") for low, high in _same_length(max(first, 0x80), last))
 
@@ -334,7 +346,7 @@ class JsonText:
         """The same of characters whose UTF-8 has one length and begins with a prefix, which the engine has."""
         low, high = chr(first).encode(), chr(last).encode()
         for byte in range(low[len(prefix)], high[len(prefix)] + 1):
-            if (not prefix and not self._bytes[byte]) or not self._feed(bytes([byte])):
+            if (not prefix and not self._bytes >> byte & 1) or not self._feed(bytes([byte])):
                 continue
             text = prefix + bytes([byte])
             result = len(text) == len(low)
@@ -387,13 +399,12 @@ class JsonText:
     def _read_bytes(self, bits: Bits) -> None:
         """Remember which bytes the engine takes next."""
         first, offset = divmod(self._pieces.first_byte, 32)
-        near = np.unpackbits(bits[first : first + 9].view(np.uint8), bitorder="little")
-        self._bytes = near[offset : offset + 255].tobytes() + b"\0"
+        self._bytes = int.from_bytes(bits[first : first + 9].tobytes(), "little") >> offset & _BYTES
 
     def _parts(self, bits: Bits, candidates: Sequence[tuple[int, bytes]]) -> None:
         """Add the tokens that begin or continue an escape of a character that the engine takes."""
         held = self._state.held
-        if not self._limits.patterns or (not held and self._bytes.count(1) == 1 == self._bytes[:128].count(1)):
+        if not self._limits.patterns or (not held and self._bytes.bit_count() == 1 and self._bytes < 1 << 128):
             return  # a name or an enumeration's rest, which needs no escape
         if self._probe(b"\\u0041\\u0041"):
             return  # the engine reads escapes itself
@@ -409,24 +420,25 @@ class JsonText:
     def _bound(self, bits: Bits) -> None:
         """Take out the tokens that go on with a number or nesting beyond the limits."""
         limits, state, takes = self._limits, self._state, self._bytes
-        if takes[ord("x")] and takes[ord("\n")]:  # free text of a Lark grammar, not JSON
+        if takes & _TEXT == _TEXT:  # free text of a Lark grammar, not JSON
             self._state = _State()
             return
-        if state.quoted and self._limits.mixed and takes[0x30] and takes[ord(",")] and not takes[ord("x")]:
+        if state.quoted and limits.mixed and takes & _AFTER_NUMBER == _AFTER_NUMBER and not takes & _LETTER:
             state = self._state = _State()  # a number: the quotes were of another text than JSON
-        pieces = self._pieces
+        pieces, parts = self._pieces, state.parts
         words = bits[: len(pieces.sets["open"])]
         within, left = words, limits.before
         at = "quote " if state.quoted else ""
-        if len(state.parts) >= MAX_DEPTH and (state.quoted or any(takes[byte] for byte in _OTHER_VALUES)):
+        if len(parts) >= MAX_DEPTH and (state.quoted or takes & _OTHER_VALUES):
             within = within & ~pieces.sets[at + "open"]
-        is_full = state.parts and (state.parts[-1] + 1 >= limits.parts or state.empty >= MAX_EMPTY)
-        if is_full and (state.quoted or takes[ord("]")] or takes[ord("}")]):
+        is_full = parts and (parts[-1] + 1 >= limits.parts or state.empty >= MAX_EMPTY)
+        if is_full and (state.quoted or takes & _ENDS):
             within = within & ~pieces.sets[at + "comma"]
-        if not state.quoted and not takes[ord("x")]:
-            left = _left(state.number, limits)
+        if not state.quoted and not takes & _LETTER:
+            left = _left(state.number, limits) if state.number else limits.before
             most = max(limits.before, limits.behind)
-            within = within & ~pieces.blocked(min(max(left, 0), 255), most, limits.exponent)
+            others = pieces.blocked(min(max(left, 0), 255), most, limits.exponent)
+            within = within if others is None else within & others
         if within is words:
             return
         if within.any() or self._engine.is_accepting():
@@ -462,8 +474,11 @@ def _left(number: bytes, limits: Limits) -> int:
 def _advanced(state: _State, text: bytes) -> _State:
     """The state after a text."""
     quoted, escaped, number, parts, empty, last, _ = state
-    if quoted and b'"' not in text and b"\\" not in text and not escaped:
-        return state
+    if quoted and not escaped and b"\\" not in text:
+        start = text.find(b'"')
+        if start < 0:
+            return state
+        quoted, last, text = False, 0x22, text[start + 1 :]
     for byte in text:
         if quoted:
             quoted, escaped = escaped or byte != 0x22, not escaped and byte == 0x5C
