@@ -28,7 +28,7 @@ _CURL = "application/x-www-form-urlencoded"  # a form's, too, and what `curl -d`
 _ELSEWHERE = frozenset({"cross-site", "same-site"})
 _KEPT = 64  # hosts and addresses that were judged
 _PORTS = {"http": 80, "https": 443}
-_APPS = frozenset({"app", "tauri", "vscode-webview"})  # schemes of installed apps, which no web page can have
+_APPS = frozenset({"app", "tauri", "vscode-file", "vscode-webview"})  # installed apps', no web page's
 _ORIGIN = re.compile(r"[a-z*][a-z0-9*+.-]*://[^\s/?#@]+", re.IGNORECASE)
 _ALONE = ("*", "localhost", "null")  # what --cors-origins may name beside origins
 

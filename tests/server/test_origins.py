@@ -44,6 +44,7 @@ async def ask(server: Any, headers: dict[str, str], method: str = "POST", path: 
         ("app://obsidian.md", 200),  # desktop apps: no web page can have their schemes
         ("tauri://localhost", 200),
         ("vscode-webview://1c2d", 200),
+        ("vscode-file://vscode-app", 200),
         ("https://app", 403),
         ("apps://x", 403),
         ("file://", 403),
