@@ -38,6 +38,15 @@ def default_device(threads: int = 0) -> DefaultDevice:
     return default_devices.default_device(lambda name: _open_backend(name, threads))
 
 
+def can_open(name: str) -> bool:
+    """True if the device can be opened now."""
+    try:
+        _open_backend(name, 1).close()
+    except DeviceError:
+        return False
+    return True
+
+
 def _open_backend(name: str, threads: int) -> Backend:
     if name == "cpu":
         from logitless.backends.cpu.backend import CPUBackend

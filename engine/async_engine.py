@@ -44,6 +44,7 @@ PAUSE = 0.2  # idle seconds before each warm-up task; none before the first requ
 ALONE = 0.02  # seconds of training at a time while no request runs or comes
 UNREAD_SECONDS = 60.0  # a stream whose log-probabilities nobody reads ends
 MUCH, TRIM_SECONDS = 1 << 20, 1.0  # log-probabilities whose memory is returned to the system; when
+LOST_SECONDS = 5.0  # idle seconds before each try of a remote device that was lost
 RETRY = 5.0  # seconds between attempts of training to wake a model that cannot be loaded
 
 
@@ -98,6 +99,18 @@ class LoadedModel:
             self.scheduler.forget_cache()
             return True
         return self.info.generates and vocabulary.prepare_ahead(self.tokenizer)
+
+    @property
+    def has_lost_devices(self) -> bool:
+        """True if a remote device was lost, which may return."""
+        return self.engine is not None and bool(self.engine.lost_remotes)
+
+    def take_up_devices(self) -> bool:
+        """Load the model onto remote devices that have returned; False: none has. No sequence may run."""
+        if self.engine is None or not self.engine.take_up_returned():
+            return False
+        self.scheduler.forget_cache()
+        return True
 
 
 @dataclass(slots=True)
@@ -518,6 +531,12 @@ class AsyncEngine:
             while not self._wake.wait(PAUSE if self._asked else 0.0) and (sleep is None or sleep.left()):
                 if not served.prepare_ahead(request_waits):
                     break
+        if scheduler.idle and served.has_lost_devices and not self.asleep:
+            left = sleep.left() if sleep is not None else None
+            if self._wake.wait(LOST_SECONDS if left is None else min(left, LOST_SECONDS)):
+                return
+            if served.take_up_devices() or sleep is None or sleep.left():
+                return
         if sleep is None or not scheduler.idle:
             self._wake.wait()
         elif not self._wake.wait(sleep.left()):

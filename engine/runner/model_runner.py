@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.backends.errors import DeviceError, DeviceLost
-from logitless.backends.registry import open_backends
+from logitless.backends.registry import can_open, open_backends
 from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, StepFailed, StepResult, UBatch
 from logitless.engine.kv_cache.block_pool import pool_size, window_pool_size
 from logitless.engine.kv_cache.recurrent_state import n_state_rows
@@ -33,6 +33,7 @@ from logitless.engine.runner.copy_move import KVMover
 from logitless.engine.runner.device_store import DeviceBlocks, DeviceStore
 from logitless.engine.runner.embedder import Embedder
 from logitless.engine.runner.hidden_rows import HiddenRows
+from logitless.engine.runner.lost_devices import LostDevices
 from logitless.engine.runner.placement import ANYWHERE, PlacementOptions, chosen, fit
 from logitless.engine.runner.preemptible_prefill import PreemptiblePrefill
 from logitless.engine.runner.step_graph import StepGraph
@@ -158,6 +159,7 @@ class ModelRunner:
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
         self._target = target
         self._slept = False  # the next `wake` may take up devices that were lost
+        self._lost = LostDevices(can_open)
         self._open(options.devices)
         self.adapters = StackedLora(self.session, check_weights(self.gguf, h))
         self.weight_sets = FullFinetunes(self.session, self.model, self.gguf, options.block)
@@ -400,30 +402,56 @@ class ModelRunner:
 
     def _reopen(self) -> None:
         """Open the devices; after sleep also those that were lost, where they have returned."""
-        present, wanted = self.devices, tuple(self.options.devices)
-        if self._slept and self.is_first and present != wanted:
-            try:
-                self._open(wanted)
-                log.warning("the devices are complete again: %s", ", ".join(wanted))
-            except DeviceError as error:
-                log.info("%s: still without it", error)
-                self._open(present)
-        else:
-            self._open(present)
+        names = self.devices
+        if self._slept and self.is_first:
+            names = tuple(n for n in self.options.devices if n in self.devices or can_open(n)) or self.devices
+            if names != self.devices:
+                log.warning("devices have returned; from now on: %s", ", ".join(names))
         self._slept = False
+        self._open(names)
+
+    @property
+    def lost_remotes(self) -> list[str]:
+        """The remote devices that were lost."""
+        absent = [name for name in self.options.devices if name not in self.devices] if self.is_first else []
+        return [name for name in absent if name.startswith("rpc:")]
+
+    def take_up_returned(self) -> bool:
+        """Load the model again if a lost remote device answers; False: none does yet.
+
+        No sequence may run. The content of all KV blocks is gone where it was loaded. The devices are tried
+        on another thread: call it again after a while.
+        """
+        if not self._lost.answered(self.lost_remotes):
+            return False
+        try:
+            self._check_files()
+        except ModelFileError as error:
+            log.warning("a device has returned, but %s", error)
+            return False
+        try:
+            self.sleep()
+            self.wake()
+        except (DeviceError, DeviceLost, MemoryError) as error:
+            self._fall_back(error)
+        return True
 
     def wake(self) -> None:
         """Load the model again.
 
         Raises ModelFileError if its file has changed, or the errors of `load`.
         """
-        self.gguf.check_unchanged()
-        if self._projector is not None:
-            self._projector[0].check_unchanged()
+        self._check_files()
         self._reopen()
         self.adapters.move_to(self.session)
         self.weight_sets.move_to(self.session, self.model)
         self.load()
+
+    def _check_files(self) -> None:
+        """Raise ModelFileError if a file of the model has changed."""
+        self.gguf.check_unchanged()
+        if self._projector is not None:
+            self._projector[0].check_unchanged()
 
     # --- the graph --------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -20,6 +21,7 @@ import numpy as np
 import pytest
 import trustme
 
+from logitless import AsyncLLM, RequestError, SamplingParams
 from logitless.backends import self_test
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.backends.errors import DeviceError, DeviceLost
@@ -122,24 +124,62 @@ def test_rpc_device_matches_llama_cpp_and_falls_back_when_the_server_dies(
         continued(engine, expected["prompt_ids"], 1)
     assert engine.devices == ("cpu",)
     assert continued(engine, expected["prompt_ids"], 6) == expected["greedy_ids"][:6]
-    engine.sleep()
-    engine.wake()
-    assert engine.devices == (lender.name,)  # it has returned
+    assert engine.lost_remotes == [lender.name]
+    assert not engine.take_up_returned()  # begins a try
+    engine._lost.join()
+    assert engine.take_up_returned()
+    assert engine.devices == (lender.name,)
+    assert engine.lost_remotes == []
     assert continued(engine, expected["prompt_ids"], 6) == expected["greedy_ids"][:6]
     engine.close()
 
 
-def test_rpc_device_that_stays_away_is_left_out_after_sleep(lend: Callable[..., Lender], shared_data: Path) -> None:
-    lender = lend()
+def test_rpc_devices_that_return_are_taken_up_after_sleep_and_others_left_out(
+    lend: Callable[..., Lender], shared_data: Path
+) -> None:
+    lender, away = lend(), "rpc:127.0.0.1:1"
     options = RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=16, threads=1, devices=(lender.name,))
     engine = ModelRunner(shared_data / "models" / "stories260K.gguf", options)
-    engine.devices = ("cpu",)  # as after a loss
-    engine.options = replace(options, devices=("rpc:127.0.0.1:1",))
-    engine.sleep()
-    engine.wake()
-    assert engine.devices == ("cpu",)
-    assert len(continued(engine, [1, 2, 3], 2)) == 2
+    for wanted, expected in (((away,), ("cpu",)), ((away, lender.name), (lender.name,))):
+        engine.devices = ("cpu",)  # as after a loss
+        engine.options = replace(options, devices=wanted)
+        engine.sleep()
+        engine.wake()
+        assert engine.devices == expected
+        assert engine.lost_remotes == [away]
+        assert not engine.take_up_returned()
+        engine._lost.join()
+        assert not engine.take_up_returned()
+        assert len(continued(engine, [1, 2, 3], 2)) == 2
     engine.close()
+
+
+async def test_rpc_device_that_returns_is_taken_up_while_the_engine_is_idle(
+    lend: Callable[..., Lender], shared_data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache is forgotten, and texts are as before; meanwhile the CPU writes them."""
+    links: list[socket.socket] = []
+    serve = rpc.serve
+    monkeypatch.setattr(rpc, "serve", lambda sock, *rest: (links.append(sock), serve(sock, *rest))[1])
+    monkeypatch.setattr("logitless.engine.async_engine.LOST_SECONDS", 0.01)
+    lender, returned = lend(), threading.Event()
+    log = logging.getLogger("logitless.engine")
+    listener = SimpleNamespace(level=0, handle=lambda r: "have returned" in r.getMessage() and returned.set())
+    monkeypatch.setattr(log, "handlers", [*log.handlers, listener])
+    greedy = SamplingParams(temperature=0, max_tokens=8)
+    model = shared_data / "models" / "stories260K.gguf"
+    async with AsyncLLM(model, device=lender.name, ctx_size=64, threads=1, ubatch_size=16, parallel=1) as llm:
+        before = await llm.complete(["Once upon a time"], greedy)
+        links[0].shutdown(socket.SHUT_RDWR)
+        with pytest.raises(RequestError, match="the device was lost"):
+            await llm.complete(["Once upon a time"], greedy)
+        assert (await llm.complete(["Once upon a time"], greedy))[0].token_ids == before[0].token_ids
+        assert await asyncio.to_thread(returned.wait, 60)
+        after = await llm.complete(["Once upon a time"], greedy)
+        engine = await llm.service.ask(lambda _: llm.service.served.engine)
+        assert engine.devices == (lender.name,)
+        assert after[0].token_ids == before[0].token_ids
+        assert after[0].cached_tokens == 0
 
 
 def test_rpc_device_is_self_tested_on_the_server(lend: Callable[..., Lender]) -> None:
