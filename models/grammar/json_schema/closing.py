@@ -42,12 +42,13 @@ class Closing:
         """The members of a composition; of each alternative, where those of a sealed one differ."""
         _, schema = resolve(self._root, f"#{path}") or ("", None)
         assert isinstance(schema, dict)
-        groups = [key for key in _ALTERNATIVES if key in schema]
+        groups = _groups(path, schema)
         if not is_sealed(schema) or len(groups) != 1:
             self._members[path] = _members(self._root, path, is_sealed(schema))
             return
-        shared = _members(self._root, path, True, without=groups[0])
-        branches = [(path + pointer(step), part) for step, part in parts(schema) if step[0] == groups[0]]
+        at, key, alternatives = groups[0]
+        shared = _members(self._root, path, True, without=(at, key))
+        branches = [(f"{at}/{key}/{i}", part) for i, part in enumerate(alternatives)]
         each = [_members(self._root, branch, True) for branch, part in branches if part is not True]
         if shared is None or len(each) < len(branches) or None in each:
             self._members[path] = None
@@ -81,6 +82,13 @@ class Closing:
             if schema["additionalProperties"] is False:
                 schema["properties"] = {**schema["properties"], **_undescribed(schema)}
         return schema
+
+
+def _groups(path: str, schema: Schema) -> list[tuple[str, str, list[Any]]]:
+    """(Pointer, keyword, alternatives) of a schema and of the parts of its `allOf`."""
+    groups = [(path, key, schema[key]) for key in _ALTERNATIVES if isinstance(schema.get(key), list)]
+    inner = [(path + pointer(step), part) for step, part in parts(schema) if step[0] == "allOf"]
+    return groups + [group for at, part in inner if isinstance(part, dict) for group in _groups(at, part)]
 
 
 def is_sealed(schema: Schema) -> bool:
@@ -125,10 +133,12 @@ def _reached(root: Schema, paths: list[str]) -> set[str]:
     return reached
 
 
-def _members(root: Schema, path: str, sealed: bool = False, without: str = "") -> dict[str, None] | None:
+def _members(
+    root: Schema, path: str, sealed: bool = False, without: tuple[str, str] = ("", "")
+) -> dict[str, None] | None:
     """Names of all members that a schema, its reference and its `allOf` describe; None: it may have others.
 
-    `sealed`: all branches count; `without`: but these alternatives of the schema itself.
+    `sealed`: all branches count; `without`: but these alternatives, of this schema.
     """
     names: dict[str, None] = {}
     work, seen = [(path, False)], set[str]()
@@ -142,7 +152,9 @@ def _members(root: Schema, path: str, sealed: bool = False, without: str = "") -
             return None
         if any(key in schema and not (key == "unevaluatedProperties" and is_sealed(schema)) for key in _OPENING):
             return None
-        kinds = {step[0] for step, _ in parts(schema) if step[0] in BRANCHES} - ({without} if at == path else set())
+        kinds = {step[0] for step, _ in parts(schema) if step[0] in BRANCHES} - (
+            {without[1]} if at == without[0] else set()
+        )
         properties, target = schema.get("properties", {}), resolve(root, schema.get("$ref"))
         if not isinstance(properties, dict) or ("$ref" in schema and target is None):
             return None

@@ -94,6 +94,12 @@ CLOSED: list[tuple[dict[str, Any], list[Any], list[Any]]] = [  # schema, what fi
         [{"x": True, "y": 1}, {"x": True, "c": 1}, {"b": 1}],
     ),
     (
+        {"allOf": [X, {"anyOf": [{"properties": {"b": TEXT}, "required": ["b"]}, {"properties": {"c": TEXT}}]}],
+         "unevaluatedProperties": False},
+        [{"x": True, "b": "t"}, {"x": True, "c": "t"}, {"x": True}],
+        [{"x": True, "b": 1}, {"x": True, "c": 1}, {"x": True, "y": 1}, {"b": "t"}],
+    ),
+    (
         {"type": "object", "anyOf": [{"properties": {"c": TEXT}}, {"required": ["c"]}], "unevaluatedProperties": False},
         [{"c": "t"}, {}],
         [{"c": 1}],
