@@ -207,7 +207,11 @@ function scoped(node: Scoped | string): HTMLElement | string {
   return element("span", node.scope ? {className: name} : {}, ...node.children.map(scoped));
 }
 
+// The highlighter takes time by the square of a line's length, and the whole code again for each piece of an answer.
+const MOST = 50_000, LONG_LINE = /[^\n]{1001}/;
+
 function highlight(box: HTMLElement, text: string, language: string) {
+  if (text.length > MOST || LONG_LINE.test(text)) return;
   highlighter.use(library => {
     if (!library.getLanguage(language)) return;
     const {rootNode} = library.highlight(text, {language, ignoreIllegals: true})._emitter as unknown as {rootNode: Scoped};

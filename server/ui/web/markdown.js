@@ -173,7 +173,11 @@ function scoped(node) {
     const name = first.startsWith("language:") ? "" : [`hljs-${first}`, ...rest.map((part, i) => part + "_".repeat(i + 1))].join(" ");
     return element("span", node.scope ? { className: name } : {}, ...node.children.map(scoped));
 }
+// The highlighter takes time by the square of a line's length, and the whole code again for each piece of an answer.
+const MOST = 50_000, LONG_LINE = /[^\n]{1001}/;
 function highlight(box, text, language) {
+    if (text.length > MOST || LONG_LINE.test(text))
+        return;
     highlighter.use(library => {
         if (!library.getLanguage(language))
             return;

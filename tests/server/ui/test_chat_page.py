@@ -26,6 +26,25 @@ GIVE = """(text => {
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
+@pytest.mark.parametrize(
+    ("code", "colored"),
+    [("x" * 1001, False), ("y = 1\n" * 9000, False), ("x" * 990 + " = 1", True), ("y = 1\n" * 3000, True)],
+)
+async def test_code_that_takes_long_to_color_stays_plain(page: Any, code: str, colored: bool) -> None:
+    """8,000 letters without a blank took the highlighter of Java two seconds, for each piece of the answer."""
+    from_page = "(await import(new URL('markdown.js', all('script[src]').at(-1).src).href))"
+    text = json.dumps(f"```python\n{code}\n```")
+    await page.run(
+        f"(async () => {{ globalThis.box = document.createElement('div'); {from_page}.show(box, {text}); }})()"
+    )
+    assert await page.run("box.querySelector('code').textContent.trim()") == code.strip()
+    if colored:
+        await page.until("box.querySelector('code span')")
+    else:
+        await page.run("new Promise(resolve => requestAnimationFrame(() => setTimeout(resolve)))")
+        assert not await page.run("box.querySelector('code span')")
+
+
 async def test_markdown_code_and_formulas(page: Any) -> None:
     await page.ask("Show all", ANSWER)
     await page.until(
