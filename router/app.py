@@ -55,7 +55,7 @@ from logitless.server.workers import compute, to_thread
 
 _LARGE = 1 << 16  # bytes of a body whose parsing would hold up the streams of others
 _AT_ONCE = 0.5  # seconds that a listing waits for servers to say what their models are
-_SOON = 5.0  # seconds from a closed connection to the end of the child's process
+_SOON = 5.0  # seconds from a closed connection to the end of the child's process; to the beginning of its answer
 _LISTS = frozenset({"/models", "/v1/models"})
 _JOBS = "/v1/fine_tuning/jobs"
 
@@ -420,14 +420,15 @@ class Router:
         self, request: web.Request, body: bytes | bytearray = b""
     ) -> AsyncGenerator[tuple[str, aiohttp.ClientResponse], None]:
         """(model, answer) of all running servers, or that of the query's `model`, one after the other. None is started:
-        what is looked for would not be there."""
+        what is looked for would not be there. One that does not begin to answer soon is left out."""
         asked = self._fleet.find(self._base(name)) if (name := request.query.get("model", "")) else None
         for name in [name for name, m in self._fleet.models.items() if m.state == LOADED and asked in (None, m)]:
-            with suppress(InvalidRequest, NotFound, BadGateway):  # ended meanwhile
-                async with (
-                    self._fleet.lease(name, autoload=False, uses=False) as child,
-                    await ask(self._session, request, child, self._path(request), body) as answer,
-                ):
+            with suppress(InvalidRequest, NotFound, BadGateway, TimeoutError):  # ended meanwhile, or hangs
+                async with AsyncExitStack() as stack:
+                    child = await stack.enter_async_context(self._fleet.lease(name, autoload=False, uses=False))
+                    async with asyncio.timeout(_SOON):
+                        answer = await ask(self._session, request, child, self._path(request), body)
+                        await stack.enter_async_context(answer)
                     yield name, answer
 
     async def _new_conversation(self, request: web.Request) -> web.StreamResponse:

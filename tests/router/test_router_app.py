@@ -253,3 +253,19 @@ async def test_the_list_of_models_does_not_wait_for_a_child_that_hangs(monkeypat
             async with asyncio.timeout(2), session.get(f"{url}/v1/models") as reply:
                 assert [model["status"]["value"] for model in (await reply.json())["data"]] == ["loaded"]
         assert child.n_requests == 2  # it is asked once
+
+
+async def test_metrics_and_lookups_leave_out_a_child_that_hangs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("logitless.router.app._SOON", 0.05)
+    child = Child([_OK, None, None])
+
+    async def start(_: Entry) -> ServerProcess:
+        return await child.start()
+
+    async with routing(start=start) as (session, url):
+        async with session.post(f"{url}/completion", json={"model": "a", "prompt": "x"}) as reply:
+            assert reply.status == 200
+        for path, status in (("/metrics", 501), ("/v1/responses/resp_1", 404)):
+            async with asyncio.timeout(5), session.get(url + path) as reply:
+                assert reply.status == status
+        assert child.n_requests == 3
