@@ -210,6 +210,10 @@ class Steps:
         gradients, outputs = self._gradients()
         return [*outputs, *gradients]
 
+    def _norm(self) -> list[Tensor]:
+        gradients, _ = self._gradients()
+        return [norm_of_sums(*map(square_sums, gradients))]
+
     def _step(self) -> list[Tensor]:
         """Forward, backward and optimizer in one device run."""
         gradients, outputs = self._gradients()
@@ -296,7 +300,7 @@ class Steps:
         if n_runs > 1 or self._totals or self.on_gradients is not None:
             self._define_totals()
             builds = {"accumulate": self._accumulate, "update": self._step_of_totals}
-        return {**builds, "evaluate": self._evaluate}
+        return {**builds, "evaluate": self._evaluate, "norm": self._norm}
 
     def plan_ahead(self, n_runs: int) -> list[Tensor]:
         """Measure the run's plans ahead, on any thread; returns the nodes of all of them."""
@@ -366,6 +370,11 @@ class Steps:
         n = self._n_outputs
         values = yield from self._run("gradient", self._gradient, feeds, n + len(self.trainable.params))
         return values[:n], values[n:]
+
+    def gradient_norm(self, samples: Sequence[Sample]) -> Slices[float]:
+        """The norm of one micro-batch's gradient, without an update."""
+        (norm,) = yield from self._run("norm", self._norm, self._noisy(samples, 1.0, 0, 0), 1)
+        return float(norm)
 
     def _call_hook(self, hook: GradientHook) -> None:
         """Give the hook copies of the gradients, and write back the returned ones."""

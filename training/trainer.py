@@ -28,6 +28,7 @@ from logitless.training.schedule import OptimizerSettings, Schedule, Stopping
 from logitless.training.step import GradientHook, Slice, Steps
 from logitless.training.trainable import Trainable
 
+GUESS = 0.9  # of the loss of a model that knows nothing, log n_vocab
 Metrics = Mapping[str, tuple[float, int]]  # sum, number of values
 
 
@@ -393,26 +394,31 @@ class Trainer:
 
     # -- divergence
 
-    _norm = math.nan  # of the last step
-    _checked = -1  # iteration after which the model's loss was finite
+    _loss = _norm = math.nan  # of the last step
+    _checked = -1  # iteration after which the model was found to be sound
     _recent: Sequence[Sample] = ()  # windows of the last step
 
     def _check(self, step: Step) -> Generator[Event, None, None]:
-        """TrainingDiverged: the step's loss or gradient is not finite, or, where the step may be saved, the
-        loss of the model after it."""
-        self._norm = step.norm
+        """TrainingDiverged: the step's loss or gradient is not finite, or, where the step may be saved, those
+        of the model after it."""
+        self._loss, self._norm = step.loss, step.norm
         if not (math.isfinite(step.loss) and math.isfinite(step.norm)):
             self._diverged("loss", step.loss)
         if self._validates(step) or self._saves or step.iteration >= self.n_steps:
             yield from self._check_model()
 
     def _check_model(self) -> Generator[Event, None, None]:
-        """TrainingDiverged: the loss of the last step's windows is not finite after it."""
-        i = self.counters.iterations
-        if self._checked != i and self._recent:
-            outputs = yield from self.steps.evaluation(self._recent[: self.settings.n_batch])
-            if not math.isfinite(outputs.total):
-                self._diverged("loss after it", outputs.total / max(1, outputs.n_data))
+        """TrainingDiverged: the loss of the last step's windows is not finite after it, or their gradient. This
+        is measured only where the loss has risen or is that of a guess: parameters that are too large make it so."""
+        i, samples = self.counters.iterations, self._recent[: self.settings.n_batch]
+        if self._checked != i and samples:
+            outputs = yield from self.steps.evaluation(samples)
+            loss = outputs.total / max(1, outputs.n_data)
+            guess = GUESS * math.log(self.trainable.model.hparams.n_vocab)
+            if math.isfinite(loss) and outputs.n_data and not loss < min(guess, self._loss):
+                self._norm = yield from self.steps.gradient_norm(samples)
+            if not (math.isfinite(loss) and math.isfinite(self._norm)):
+                self._diverged("loss after it", loss)
             self._checked = i
 
     def _diverged(self, what: str, loss: float) -> NoReturn:

@@ -394,7 +394,9 @@ def test_validation_does_not_disturb_training(start: Open) -> None:
         if isinstance(event, Step):
             trained.append(event.loss)
     assert found == [1, 2, 3, 4, 5, 6]
-    assert often.trainable.session.n_plans_built == 2  # one plan a kind of step for the whole run
+    assert (
+        often.trainable.session.n_plans_built == 3
+    )  # of steps, validations and a gradient: one of each for the whole run
     assert trained == losses(start())
 
 
@@ -597,6 +599,25 @@ def test_numbers_too_large_for_the_files_type_are_refused(start: Open, model: Pa
         with pytest.raises(TrainingDiverged, match="too large for F16"):
             save_result(tmp_path / "out.gguf", trainer.trainable, gguf, h, "f16")
         save_result(tmp_path / "out.gguf", trainer.trainable, gguf, h, "bf16")  # has the range of f32
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_step_whose_model_has_no_gradient_is_not_saved(start: Open, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Parameters so large that the loss is that of a guess, finite, and the next gradient is not."""
+    monkeypatch.setattr(Schedule, "rate", lambda _, step, *more: 1e8 if step == at else 1e-3)
+    trainer = start("full", save_every=1)
+    events: list[object] = []
+    with pytest.raises(TrainingDiverged, match=rf"at step {at + 1}: loss after it \d.*, gradient norm nan"):
+        trainer.fit(events.append)
+    assert [e.iteration for e in events if isinstance(e, Save)] == list(range(1, at + 1))
+
+
+def test_a_loss_that_falls_is_saved_without_another_gradient(start: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Schedule, "rate", lambda *_: 1e-2)
+    monkeypatch.setattr("logitless.training.trainer.GUESS", 1e3)
+    trainer = start("full", save_every=1)
+    monkeypatch.setattr(trainer.steps, "gradient_norm", None)
+    trainer.fit()
 
 
 def test_a_validation_without_labels_is_no_divergence(start: Open) -> None:
