@@ -137,6 +137,8 @@ def draft_engine_options(options: ModelOptions, engine: ModelRunner) -> RunnerOp
     return replace(
         engine.options,
         n_ctx=engine.n_ctx,
+        least_ctx=0,
+        host_bytes=0,
         type_k=options.cache_type_k_draft,
         type_v=options.cache_type_v_draft,
         devices=devices,

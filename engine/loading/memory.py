@@ -11,7 +11,7 @@ from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.block_pool import window_pool_size
 from logitless.engine.kv_cache.recurrent_state import n_state_rows
 from logitless.engine.loading.options import ModelOptions, OptionConflict
-from logitless.engine.runner.placement import usable
+from logitless.engine.runner.placement import MIN_CTX, usable
 from logitless.engine.speculation.settings import MTP
 from logitless.graph.dtype import nbytes
 from logitless.models.batch import cache_types
@@ -20,7 +20,6 @@ from logitless.models.hparams.hparams import Hparams
 from logitless.models.quantization.requantize import requantized_nbytes
 
 log = logging.getLogger("logitless.loading")
-MIN_CTX = 4096  # tokens: a context up to here is tried whatever the memory is
 
 
 @dataclass(frozen=True)
@@ -111,14 +110,19 @@ def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_draft_
         )
     if n_ctx:
         return n_ctx
-    per_slot = options.kv_unified_per_slot
-    wanted = (per_slot or h.n_ctx_train) * (1 if options.unified and not per_slot else options.n_slots)
+    wanted = whole_context(options, h)
     if not options.fit:
         return wanted
     n_ctx = min(wanted, max(cache.most(room // 2) // 256 * 256, options.fit_ctx))
     if n_ctx < wanted:
         log.warning("context reduced from %d to %d tokens to fit into memory", wanted, n_ctx)
     return n_ctx
+
+
+def whole_context(options: ModelOptions, h: Hparams) -> int:
+    """The context in tokens where memory is no matter."""
+    per_slot = options.kv_unified_per_slot
+    return (per_slot or h.n_ctx_train) * (1 if options.unified and not per_slot else options.n_slots)
 
 
 def weights_nbytes(gguf: GGUFFile) -> int:

@@ -26,7 +26,13 @@ from logitless.engine.loading.drafting import (
     mtp_file,
     n_draft_tokens,
 )
-from logitless.engine.loading.memory import cache_ram_bytes, fitting_context, weights_nbytes
+from logitless.engine.loading.memory import (
+    cache_ram_bytes,
+    fitting_context,
+    total_memory,
+    weights_nbytes,
+    whole_context,
+)
 from logitless.engine.loading.options import ModelOptions, OptionConflict, text_file
 from logitless.engine.loading.placement import placement
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
@@ -336,8 +342,14 @@ def _engine_options(
     devices, places = placement(options)
     n_draft = n_draft_tokens(options)
     swa_full = options.swa_full or bool(options.moves_flag)
+    if devices == ("cpu",) or options.gpu_layers == 0:
+        n_ctx = fitting_context(options, h, weights_nbytes(gguf), n_draft_tokens=n_draft, swa_full=swa_full)
+    else:  # the runner knows the memory of its devices
+        n_ctx = options.ctx_size or whole_context(options, h)
     return RunnerOptions(
-        n_ctx=fitting_context(options, h, weights_nbytes(gguf), n_draft_tokens=n_draft, swa_full=swa_full),
+        n_ctx=n_ctx,
+        least_ctx=options.fit_ctx if options.fit and not options.ctx_size else n_ctx,
+        host_bytes=total_memory() if options.fit or options.ctx_size else 0,
         n_slots=options.n_slots,
         n_ubatch=min(options.ubatch_size, options.batch_size),
         unified=options.unified,
@@ -371,8 +383,9 @@ def _with_devices(options: ModelOptions) -> tuple[ModelOptions, str]:
 
     if options.device != AUTO:
         return options, ""
-    if options.gpu_layers == 0:
-        return replace(options, device="cpu"), "--gpu-layers 0"
+    for flag, off in (("--gpu-layers 0", options.gpu_layers == 0), ("--no-kv-offload", not options.kv_offload)):
+        if off:
+            return replace(options, device="cpu"), flag
     default = default_device(options.n_threads)
     return replace(options, device=",".join(default.names)), default.why
 

@@ -34,11 +34,12 @@ from logitless.engine.runner.device_store import DeviceBlocks, DeviceStore
 from logitless.engine.runner.embedder import Embedder
 from logitless.engine.runner.hidden_rows import HiddenRows
 from logitless.engine.runner.lost_devices import LostDevices
-from logitless.engine.runner.placement import ANYWHERE, PlacementOptions, chosen, fit
+from logitless.engine.runner.placement import ANYWHERE, MIN_CTX, PlacementOptions, chosen, fit, usable
 from logitless.engine.runner.preemptible_prefill import PreemptiblePrefill
 from logitless.engine.runner.step_graph import StepGraph
 from logitless.engine.runner.step_inputs import StepFeeds
 from logitless.engine.sampling.sampler import split_log_probs, split_probs
+from logitless.graph.backend import Backend
 from logitless.graph.execution.plan import Plan
 from logitless.graph.execution.session import DeviceBytes, Measurement, Session
 from logitless.graph.ops.sampling import samplers
@@ -101,6 +102,8 @@ class RunnerOptions:
     mmproj: str = ""  # file of encoders and projectors of media; "": none
     projector_device: str = ""  # of the encoders; "": the first beside the CPU
     image_tokens: tuple[int, int] = (0, 0)  # least and most rows of an image of dynamic size; 0: the projector's
+    least_ctx: int = 0  # the context may be shortened to this for the memory of devices; 0: n_ctx
+    host_bytes: int = 0  # memory for what is on the CPU beside other devices; 0: not checked
 
 
 class ModelRunner:
@@ -135,19 +138,7 @@ class ModelRunner:
                     )
         if options.moves and h.recurrent:
             raise ValueError(f"{options.moves}: this model's layers keep states, which cannot forget tokens")
-        share = 1 if options.unified else options.n_slots
-        self.n_ctx = options.n_ctx or h.n_ctx_train * share
-        most = h.n_ctx_train if h.architecture.learned_positions else self.n_ctx
-        self.n_ctx_slot = min(self.n_ctx // share, options.n_ctx_slot or self.n_ctx, most)
-        if self.n_ctx_slot < 1:
-            raise ValueError(f"--ctx-size {self.n_ctx} leaves nothing for each of {options.n_slots} slots")
-        self.n_blocks = pool_size(self.n_ctx, options.n_slots, unified=options.unified)
-        self.table_blocks = -(-self.n_ctx_slot // BLOCK_SIZE)
-        n_window_blocks = window_pool_size(h.window, options.n_slots, options.n_ubatch, options.n_checkpoints)
-        if options.swa_full or options.moves or not h.has_windows or n_window_blocks >= self.n_blocks:
-            n_window_blocks = 0
-        self.full_kv = DeviceBlocks(self.n_blocks)
-        self.window_kv = DeviceBlocks(n_window_blocks, h.window) if n_window_blocks else None
+        self._size(options.n_ctx or h.n_ctx_train * (1 if options.unified else options.n_slots))
         n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_draft_tokens)
         self.states = DeviceStore(n_states) if h.recurrent else None
         self.hidden = HiddenRows(options.n_ubatch, options.n_slots) if options.n_draft_tokens else None
@@ -163,26 +154,95 @@ class ModelRunner:
         self._open(options.devices)
         self.adapters = StackedLora(self.session, check_weights(self.gguf, h))
         self.weight_sets = FullFinetunes(self.session, self.model, self.gguf, options.block)
+        if len(self.session.backends) > 1 and target is None and h.causal:
+            self._fit_context()
         template = self.gguf.metadata.get("tokenizer.chat_template.rerank", "")
         if not isinstance(template, str):
             raise ModelFileError(path, f"key 'tokenizer.chat_template.rerank' is {template}, which is not a text")
         self.embedder = Embedder(self.tuned, h, options.n_ubatch, self.n_ctx_slot, template, lambda: self.media)
+
+    def _size(self, n_ctx: int) -> None:
+        """Set the sizes that follow from the tokens of the KV cache. ValueError: none are left for a slot."""
+        options, h = self.options, self.hparams
+        self.n_ctx, share = n_ctx, 1 if options.unified else options.n_slots
+        most = h.n_ctx_train if h.architecture.learned_positions else self.n_ctx
+        self.n_ctx_slot = min(self.n_ctx // share, options.n_ctx_slot or self.n_ctx, most)
+        if self.n_ctx_slot < 1:
+            raise ValueError(f"--ctx-size {self.n_ctx} leaves nothing for each of {options.n_slots} slots")
+        self.n_blocks = pool_size(self.n_ctx, options.n_slots, unified=options.unified)
+        self.table_blocks = -(-self.n_ctx_slot // BLOCK_SIZE)
+        n_window_blocks = window_pool_size(h.window, options.n_slots, options.n_ubatch, options.n_checkpoints)
+        if options.swa_full or options.moves or not h.has_windows or n_window_blocks >= self.n_blocks:
+            n_window_blocks = 0
+        self.full_kv = DeviceBlocks(self.n_blocks)
+        self.window_kv = DeviceBlocks(n_window_blocks, h.window) if n_window_blocks else None
+
+    def _fit_context(self) -> None:
+        """Shorten the context until the layers that are to be on devices have room there, and the rest on the host.
+
+        ValueError: the context that the user wants needs more of the host's memory than there is.
+        """
+        wanted, least = self.n_ctx, min(self.options.least_ctx or self.n_ctx, self.n_ctx)
+        self.session.hint_of = self._chosen(lambda _: True)
+        sizes = self._sizes()
+        over = self._excess(sizes)
+        if over > 0 and least < wanted:
+            self._resize(least)
+            self.session.hint_of = self._chosen(lambda _: True)
+            slope = (sum(s.total for s in sizes) - sum(s.total for s in self._sizes())) / (wanted - least)
+            n_ctx = max(least, int(wanted - over / max(slope, 1e-9)) // 256 * 256)
+            self._resize(n_ctx)
+            while n_ctx > least and not self._all_on_devices():  # several devices: a layer is on one of them
+                n_ctx = max(least, n_ctx * 9 // 10 // 256 * 256)
+                self._resize(n_ctx)
+            log.warning("context reduced from %d to %d tokens, so that layers fit into the devices", wanted, n_ctx)
+        self._place()
+        if self.n_ctx > MIN_CTX and least == wanted and (over := self._excess_on_host(self._sizes())) > 0:
+            self.session.close()
+            more = f"{over / 2**30:.1f} GiB more than there is room for"
+            raise ValueError(f"--ctx-size {wanted}: the layers on the CPU would need {more}")
+
+    def _all_on_devices(self) -> bool:
+        """True if no layer leaves the devices for lack of memory."""
+        full = self._chosen(lambda _: True)
+        return self._chosen(self._fits) == full
+
+    def _excess(self, sizes: Sequence[DeviceBytes]) -> int:
+        """Bytes for which devices of their own memory have no room, or the host."""
+        pairs = [(size.total, b.memory_bytes) for size, b in zip(sizes, self.session.backends, strict=True)]
+        spare = self.options.placement.spare
+        over = [need - usable(memory, spare, i) for i, (need, memory) in enumerate(pairs) if memory]
+        return max(sum(over), self._excess_on_host(sizes))
+
+    def _excess_on_host(self, sizes: Sequence[DeviceBytes]) -> int:
+        room = usable(self.options.host_bytes, self.options.placement.spare[-1:], 0)
+        need = sum(s.total for s, b in zip(sizes, self.session.backends, strict=True) if not b.memory_bytes)
+        return need - room if self.options.host_bytes else 0
+
+    def _resize(self, n_ctx: int) -> None:
+        """Define the session's memory anew for so many tokens; nothing is allocated."""
+        backends = self.session.backends
+        self.session.release()
+        self._size(n_ctx)
+        self._open(self.devices, backends)
+        self.adapters.move_to(self.session)
+        self.weight_sets.move_to(self.session, self.model)
 
     @property
     def is_first(self) -> bool:
         """True if the devices are its own."""
         return self._target is None
 
-    def _open(self, devices: Sequence[str]) -> None:
-        """Open a session on these devices and define model, KV cache and states; nothing is
-        allocated yet.
+    def _open(self, devices: Sequence[str], backends: Sequence[Backend] = ()) -> None:
+        """Open a session on these devices, or on backends that are open, and define model, KV cache and
+        states; nothing is allocated yet.
         """
         options, h = self.options, self.hparams
         self.devices = tuple(devices)
         self._target_session = self._target.session if self._target is not None else None
-        backends = (
-            open_backends(devices, options.threads) if self._target_session is None else self._target_session.backends
-        )
+        if self._target_session is not None:
+            backends = self._target_session.backends
+        backends = backends or open_backends(devices, options.threads)
         self.session: Session = Session(backends)
         self._placed = False
         model = define_model(self.session, self.gguf, h, self.n_ctx_slot, mtp=options.n_draft_tokens > 0)
@@ -322,7 +382,7 @@ class ModelRunner:
     def _use_cpu(self, failed: Sequence[str]) -> None:
         """Load on the CPU, for the device that was chosen without the user's word is wrong."""
         reason = f"{', '.join(self.devices)} failed the self-test of {', '.join(failed)}"
-        self.options = replace(self.options, device_reason=reason)
+        self.options = replace(self.options, devices=("cpu",), device_reason=reason)
         self.sleep()
         self.devices = ("cpu",)
         self.wake()
@@ -354,20 +414,28 @@ class ModelRunner:
         """Assign layers to devices, once for a session."""
         if not self._placed:
             self._placed = True
-            names, options = dict.fromkeys((*self.devices, "cpu")), self.options
-            self.session.hint_of = chosen(
-                options.placement,
-                options.placement.devices(options.devices, names, self.session.backends),
-                self.hparams.n_layer,
-                self._fits,
-                encoder_device=options.projector_device if self.media is not None else "",
-            )
+            self.session.hint_of = self._chosen(self._fits)
+
+    def _chosen(self, fits: Callable[[Places | None], bool]) -> Places | None:
+        """The placement by the options, if `fits` tells what the devices have room for."""
+        names, options = dict.fromkeys((*self.devices, "cpu")), self.options
+        return chosen(
+            options.placement,
+            options.placement.devices(options.devices, names, self.session.backends),
+            self.hparams.n_layer,
+            fits,
+            encoder_device=options.projector_device if self.media is not None else "",
+        )
 
     def _fits(self, places: Places | None) -> bool:
         """True if the devices have enough memory for this placement."""
         self.session.hint_of = places
+        return fit(self._sizes(), self.session.backends, self.options.placement.spare)
+
+    def _sizes(self) -> list[DeviceBytes]:
+        """Bytes of each device with the present placement."""
         measured = [self.session.measure(build) for build in (self._largest, *self._mtp_graphs, *self._media_graphs)]
-        return fit(self.session.device_bytes(measured), self.session.backends, self.options.placement.spare)
+        return self.session.device_bytes(measured)
 
     def _fall_back(self, error: Exception) -> None:
         """Reload the model without the lost device, and without devices that fail while reloading.

@@ -10,6 +10,7 @@ from logitless.graph.backend import Backend
 from logitless.graph.execution.session import DeviceBytes
 from logitless.models.weights.placement import Places, places, proportional
 
+MIN_CTX = 4096  # tokens: a context up to here is tried whatever the memory is
 Fits = Callable[["Places | None"], bool]
 
 

@@ -225,7 +225,7 @@ def test_memory_is_the_devices_own() -> None:
 
 
 def test_the_cache_is_beside_its_layers() -> None:
-    assert flags("-nkvo")[0] == flags("-nkvo", "--device", "none")[0] == ("cpu",)
+    assert flags("-nkvo", "--device", "cpu")[0] == flags("-nkvo", "--device", "none")[0] == ("cpu",)
     with pytest.raises(OptionConflict, match=r"^--no-kv-offload: .* --gpu-layers N"):
         flags("-nkvo", "--device", "vulkan:0")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -164,6 +165,58 @@ def test_layers_go_to_a_device_as_long_as_they_fit(
     assert step(engine, [5, 9, 3]) == expected
     assert (engine.devices, engine.session.hint_of) == (("cpu",), None)
     engine.close()
+
+
+def test_context_is_shortened_before_layers_leave_the_device(
+    fake: dict[str, Flaky], model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def opened(memory: int, least: int, n_ctx: int = 8192, host: int = 0) -> ModelRunner:
+        monkeypatch.setattr(Flaky, "memory_bytes", memory)
+        options = RunnerOptions(n_ctx, 1, 8, devices=("opencl:0",), least_ctx=least, host_bytes=host)
+        return ModelRunner(model, options)
+
+    def on_device(engine: ModelRunner) -> int:
+        engine.measure()
+        places = engine.session.hint_of
+        return places.slots.count(0) if isinstance(places, Places) else engine.hparams.n_layer + 1
+
+    whole = opened(1 << 40, 1024)
+    everything = whole.hparams.n_layer + 1
+    need = whole.session.device_bytes([whole.measure()])[0].total
+    assert (whole.n_ctx, on_device(whole)) == (8192, everything)
+    whole.close()
+    assert not caplog.records
+
+    memory = int(need / 0.9 * 0.7)
+    shorter = opened(memory, 1024)
+    assert 1024 < shorter.n_ctx < 8192
+    assert on_device(shorter) == everything
+    assert shorter.session.device_bytes([shorter.measure()])[0].total <= 0.9 * memory
+    assert "context reduced from 8192 to" in caplog.text
+    shorter.load()
+    assert step(shorter, [5, 9, 3]) >= 0
+    shorter.close()
+
+    wanted = opened(memory, 0)  # -c: the layers leave
+    assert wanted.n_ctx == 8192
+    assert on_device(wanted) < everything
+    wanted.close()
+    least = opened(need // 50, 1024)  # not even the weights
+    assert (least.n_ctx, on_device(least) < everything) == (1024, True)
+    least.close()
+
+
+def test_host_memory_does_not_bound_the_context_of_a_device(
+    fake: dict[str, Flaky], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Flaky, "memory_bytes", 1 << 40)
+    options = RunnerOptions(8192, 1, 8, devices=("opencl:0",), host_bytes=32 << 20)
+    engine = ModelRunner(model, options)
+    assert engine.n_ctx == 8192
+    engine.close()
+    one_layer = PlacementOptions(n_gpu_layers=1)
+    with pytest.raises(ValueError, match=r"--ctx-size 8192: the layers on the CPU would need .* more than"):
+        ModelRunner(model, replace(options, placement=one_layer, host_bytes=1 << 20))
 
 
 def test_a_device_without_room_is_named(fake: dict[str, Flaky], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
