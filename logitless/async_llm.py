@@ -224,6 +224,8 @@ class AsyncLLM:
 
         Slow: each token of all beams is a batch of requests of one token, ranked on the host.
         """
+        if not isinstance(params, BeamSearchParams):
+            raise RequestError(f"params: expected BeamSearchParams, not {type(params).__name__}")
         served = await self._ready()
         with public_errors():
             parser = self._writes(served)

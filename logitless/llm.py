@@ -199,14 +199,14 @@ class LLM:
 
     def encode(
         self,
-        prompts: str | Sequence[Prompt],
+        prompts: str | Mapping[str, Any] | Sequence[Prompt],
         *,
         pooling_task: str = "embed",
         pooling: str | None = None,
         normalize: bool = True,
     ) -> list[Pooled]:
         """Embeddings in the shape of vLLM's results, `outputs.data`; see `embed`."""
-        listed = [prompts] if isinstance(prompts, str) else prompts
+        listed = [prompts] if isinstance(prompts, str | Mapping) else prompts
         return self._run(self._llm.encode(listed, pooling_task=pooling_task, pooling=pooling, normalize=normalize))
 
     def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranking]:

@@ -62,7 +62,7 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
     bad_words: Sequence[str] = ()  # texts that must not be generated
     # functions of (generated ids, logits), or (prompt's ids, generated ids, logits), that return the logits, f32
     # arrays of all tokens. Slow: they and the sampler chain of their request run on the host
-    logits_processors: Sequence[Callable[..., Any]] = ()
+    logits_processors: Sequence[Callable[..., Any]] | None = ()
     grammar: str = ""  # GBNF
     json_schema: Mapping[str, Any] | None = None
     structured_outputs: Mapping[str, Any] | None = None  # vLLM's: {"choice": ["yes", "no"]}, {"regex": …}, …
@@ -89,7 +89,8 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
         n = plain(self.logprobs)
         if n is not None and (not isinstance(n, int) or n < 0):
             raise RequestError(f"field 'logprobs': must be 0 or more, not {n!r}; prompt_logprobs has all")
-        if isinstance(self.logits_processors, str) or not all(map(callable, self.logits_processors)):
+        functions = () if self.logits_processors is None else self.logits_processors
+        if not isinstance(functions, list | tuple) or not all(map(callable, functions)):
             raise RequestError("field 'logits_processors': expected a list of functions")
         checked = {name: plain(value) for name, value in self.fields().items() if name not in _READ_LATER}
         try:

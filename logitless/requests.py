@@ -100,7 +100,7 @@ def _of_program(job: Job, params: SamplingParams | None) -> Job:
             replace(request, sampling=structs.replace(request.sampling, logits_processors=functions))
             for request in requests
         )
-    return replace(job, requests=tuple(varied(request, i) for request in requests for i in range(params.n)))
+    return replace(job, requests=tuple(varied(request, i) for request in requests for i in range(params.n or 1)))
 
 
 @cache

@@ -94,7 +94,7 @@ def test_encode_has_the_vectors_of_embed(llm: LLM) -> None:
     results = llm.encode(texts, pooling="mean")
     assert (np.stack([r.outputs.data for r in results]) == llm.embed(texts, pooling="mean")).all()
     assert [[*r.prompt_token_ids] for r in results] == [llm.tokenize(text) for text in texts]
-    assert len(llm.encode("Good night", pooling="mean")) == 1
+    assert len(llm.encode("Good night", pooling="mean")) == len(llm.encode({"prompt": "a"}, pooling="mean")) == 1
     assert llm.encode([], pooling="mean") == []
     with pytest.raises(RequestError, match="pooling_task: 'token_embed' is not there; 'embed' is"):
         llm.encode(texts, pooling_task="token_embed")
@@ -167,6 +167,13 @@ def test_beam_search_ends_at_end_tokens_and_ranks_by_length() -> None:
 def test_beam_search_without_width_is_refused(field: str) -> None:
     with pytest.raises(RequestError, match=f"field '{field}': must be a whole number of 1 or more, not 0"):
         BeamSearchParams(**{"beam_width": 2, "max_tokens": 2, field: 0})
+
+
+def test_beam_search_of_wrong_types_is_refused(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="params: expected BeamSearchParams, not dict"):
+        llm.beam_search(["a"], {"beam_width": 2})  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="prompts: expected a list, not str"):
+        llm.beam_search("a", BeamSearchParams(beam_width=2, max_tokens=1))
 
 
 # -- logits processors
@@ -249,8 +256,11 @@ def test_processor_that_fails_ends_its_request(llm: LLM, processor: Callable[...
 
 
 def test_processors_that_are_none_are_refused(llm: LLM) -> None:
-    with pytest.raises(RequestError, match="field 'logits_processors': expected a list of functions"):
-        SamplingParams(logits_processors=["boost"])  # type: ignore[list-item]
+    for wrong in (["boost"], 5, len):
+        with pytest.raises(RequestError, match="field 'logits_processors': expected a list of functions"):
+            SamplingParams(logits_processors=wrong)  # type: ignore[arg-type]
+    none = SamplingParams(temperature=0, max_tokens=8, logits_processors=None, n=None)  # type: ignore[arg-type]
+    assert llm.generate("ROMEO:", none).text == llm.generate("ROMEO:", GREEDY).text
     both = SamplingParams(max_tokens=1, samplers=["infill"], logits_processors=[lambda ids, logits: logits])
     with pytest.raises(RequestError, match="logits_processors cannot be had with infill"):
         llm.generate("ROMEO:", both)
