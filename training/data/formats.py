@@ -382,7 +382,8 @@ def _conversation(
 
 
 def _tools(row: Mapping[str, Any], where: str) -> tuple[dict[str, Any], ...]:
-    """The tools of a row: `tools`, also as their JSON, or OpenAI's older `functions`."""
+    """The tools of a row: `tools`, also as their JSON, or OpenAI's older `functions`. Of both an element may be
+    the function itself, as LLaMA-Factory and OpenAI's Responses have them."""
     name = "functions" if row.get("functions") is not None else "tools"
     value = row.get(name)
     if value is None:
@@ -393,7 +394,15 @@ def _tools(row: Mapping[str, Any], where: str) -> tuple[dict[str, Any], ...]:
         value = _json_of(value, f"{where}: field '{name}'") if value.strip() else []
     if not isinstance(value, list) or any(not isinstance(tool, dict) for tool in value):
         raise TrainingError(f"{where}: field '{name}' must be an array of objects")
-    return tuple(value if name == "tools" else ({"type": "function", "function": tool} for tool in value))
+    tools = [
+        tool if "function" in tool else {"type": "function", "function": {k: v for k, v in tool.items() if k != "type"}}
+        for tool in value
+    ]
+    for i, tool in enumerate(tools):
+        function = tool["function"]
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise TrainingError(f"{where}: field '{name}[{i}]' must be a function with a name")
+    return tuple(tools)
 
 
 def _json_of(text: str, at: str) -> Any:

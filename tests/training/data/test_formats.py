@@ -145,9 +145,11 @@ def test_history_and_system_stand_in_the_prompt_of_a_model_without_template() ->
 
 
 @pytest.mark.parametrize("key", ["tools", "functions"])
-def test_functions_are_tools(key: str) -> None:
+@pytest.mark.parametrize("form", ["alone", "flat", "whole"])
+def test_functions_are_tools(key: str, form: str) -> None:
     function = {"name": "add", "parameters": {"type": "object"}}
-    value = [function] if key == "functions" else [{"type": "function", "function": function}]
+    whole = {"type": "function", "function": function}
+    value = [{"alone": function, "flat": {"type": "function", **function}, "whole": whole}[form]]
     for written in (value, json.dumps(value)):
         found = parse_row({"messages": [USER, ANSWER], key: written}, 1, "x")
         assert found.tools == ({"type": "function", "function": function},)
@@ -293,6 +295,12 @@ def test_alpaca_is_a_conversation_or_its_authors_prompt() -> None:
         ),
         ({"messages": [USER, {**ANSWER, "function_call": CALL, "tool_calls": TOOL_CALLS}]}, "there are 'tool_calls'"),
         ({"messages": [USER, ANSWER], "functions": [{}], "tools": [{}]}, "field 'functions': there are 'tools', too"),
+        ({"messages": [USER, ANSWER], "tools": [{}]}, r"field 'tools\[0\]' must be a function with a name"),
+        ({"messages": [USER, ANSWER], "tools": [{"type": "web_search"}]}, r"'tools\[0\]' must be a function with"),
+        (
+            {"messages": [USER, ANSWER], "tools": [{"function": 1}]},
+            r"field 'tools\[0\]' must be a function with a name",
+        ),
         ({"messages": [USER, ANSWER], "tools": "[{"}, "field 'tools': is not valid JSON"),
         ({"conversations": [{"role": "bard", "content": "a"}]}, r"conversations\[0\]: field 'role' must be one of"),
         ({"conversations": [{"from": "function_call", "value": "{"}]}, r"conversations\[0\]: field 'value': is not"),
