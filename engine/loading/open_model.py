@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from logitless.training.graders.grade import Surroundings
 
 log = logging.getLogger("logitless.loading")
+DEVICE_KINDS = ("vulkan", "opencl", "rpc")  # an error of such a device begins so
 
 
 def open_model(path: str | Path, options: ModelOptions | None = None, *, generates: bool = False) -> OpenModel:
@@ -268,14 +269,19 @@ def demo_model() -> Path:
 
 
 def load_weights(engine: ModelRunner) -> None:
-    """Bring the weights to the devices. MemoryError, or OptionConflict with a hint: they have no
-    room."""
-    try:
-        engine.load()
-    except MemoryError as error:
-        if engine.devices == ("cpu",):
-            raise
-        raise OptionConflict(f"out of memory ({error}); --gpu-layers N leaves layers to the CPU") from None
+    """Bring the weights to the devices, to less of each memory where an allocation fails.
+
+    MemoryError, or OptionConflict with a hint: the host has no room.
+    """
+    while True:
+        try:
+            return engine.load()
+        except MemoryError as error:
+            if engine.devices == ("cpu",):
+                raise
+            if not str(error).lower().startswith(DEVICE_KINDS):
+                raise OptionConflict(f"out of memory ({error}); --ctx-size N takes less") from None
+            engine.retreat(error)
 
 
 def model_info(engine: ModelRunner, words: Tokenizer) -> ModelInfo:

@@ -68,6 +68,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("logitless.engine")
 MOST_MEDIA_ROWS = 8192  # maximum of rows of images and sounds on the device
+RETREAT = 0.8  # of the devices' memory, after an allocation that failed
+MOST_RETREATS = 6  # then the CPU has all layers
 MASK_PATIENCE = 0.01  # seconds that a step waits for pending token bitmasks when all else is done
 NOT_SAMPLED = -2  # in mask_row
 
@@ -149,6 +151,7 @@ class ModelRunner:
         self._ahead: list[Shape] = []  # warm-up set: shapes to plan while idle, the next one last
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
         self._target = target
+        self._share, self._n_retreats = 1.0, 0  # of the devices' memory that a placement may use
         self._slept = False  # the next `wake` may take up devices that were lost
         self._lost = LostDevices(can_open)
         self._open(options.devices)
@@ -211,7 +214,7 @@ class ModelRunner:
         """Bytes for which devices of their own memory have no room, or the host."""
         pairs = [(size.total, b.memory_bytes) for size, b in zip(sizes, self.session.backends, strict=True)]
         spare = self.options.placement.spare
-        over = [need - usable(memory, spare, i) for i, (need, memory) in enumerate(pairs) if memory]
+        over = [need - int(self._share * usable(memory, spare, i)) for i, (need, memory) in enumerate(pairs) if memory]
         return max(sum(over), self._excess_on_host(sizes))
 
     def _excess_on_host(self, sizes: Sequence[DeviceBytes]) -> int:
@@ -379,6 +382,33 @@ class ModelRunner:
         counts = Counter(t.op for t in toposort(self._largest()))
         return sorted(op for op in self.rerouted if counts[op] >= self.hparams.n_layer)
 
+    def retreat(self, error: Exception) -> None:
+        """Open the model again with less of the devices' memory, at last with none: an allocation has failed.
+
+        Only `load` may be called next.
+        """
+        spare, self._n_retreats = self.options.placement.spare, self._n_retreats + 1
+        pairs = enumerate(zip(self._sizes(), self.session.backends, strict=True))
+        used = max((d.total / usable(b.memory_bytes, spare, i) for i, (d, b) in pairs if b.memory_bytes), default=1.0)
+        self._share = RETREAT * min(self._share, used)
+        placement, names = self.options.placement, ", ".join(self.devices)
+        n = placement.n_gpu_layers
+        self.sleep()
+        self._slept = False
+        if self._n_retreats > MOST_RETREATS:
+            self.options = replace(self.options, devices=("cpu",))
+            self.devices = ("cpu",)
+        elif n is not None:
+            fewer = int(min(n, self.hparams.n_layer + 1) * RETREAT)
+            self.options = replace(self.options, placement=replace(placement, n_gpu_layers=fewer))
+        self._open(self.devices)
+        self.adapters.move_to(self.session)
+        self.weight_sets.move_to(self.session, self.model)
+        if len(self.session.backends) > 1 and self.hparams.causal and self.is_first:
+            self._fit_context()
+        how = "fewer layers or a shorter context there" if len(self.session.backends) > 1 else "the CPU"
+        log.warning("%s: an allocation failed (%s); again with %s", names, " ".join(str(error).split()), how)
+
     def _use_cpu(self, failed: Sequence[str]) -> None:
         """Load on the CPU, for the device that was chosen without the user's word is wrong."""
         reason = f"{', '.join(self.devices)} failed the self-test of {', '.join(failed)}"
@@ -430,7 +460,7 @@ class ModelRunner:
     def _fits(self, places: Places | None) -> bool:
         """True if the devices have enough memory for this placement."""
         self.session.hint_of = places
-        return fit(self._sizes(), self.session.backends, self.options.placement.spare)
+        return fit(self._sizes(), self.session.backends, self.options.placement.spare, self._share)
 
     def _sizes(self) -> list[DeviceBytes]:
         """Bytes of each device with the present placement."""

@@ -53,10 +53,12 @@ def usable(memory: int, spare: Sequence[int], index: int) -> int:
     return memory - (spare[min(index, len(spare) - 1)] << 20)
 
 
-def fit(sizes: Sequence[DeviceBytes], backends: Sequence[Backend], spare: Sequence[int] = ()) -> bool:
-    """True if every device has enough memory. Host memory is not checked."""
+def fit(
+    sizes: Sequence[DeviceBytes], backends: Sequence[Backend], spare: Sequence[int] = (), share: float = 1.0
+) -> bool:
+    """True if every device has enough memory, of which `share` may be used. Host memory is not checked."""
     pairs = [pair for pair in zip(sizes, backends, strict=True) if pair[1].memory_bytes]
-    return all(need.total <= usable(b.memory_bytes, spare, i) for i, (need, b) in enumerate(pairs))
+    return all(need.total <= share * usable(b.memory_bytes, spare, i) for i, (need, b) in enumerate(pairs))
 
 
 def chosen(

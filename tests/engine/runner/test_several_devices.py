@@ -219,15 +219,49 @@ def test_host_memory_does_not_bound_the_context_of_a_device(
         ModelRunner(model, replace(options, placement=one_layer, host_bytes=1 << 20))
 
 
-def test_a_device_without_room_is_named(fake: dict[str, Flaky], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("layers", [None, 99])
+def test_allocation_that_fails_leaves_layers_to_the_cpu(
+    fake: dict[str, Flaky],
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    layers: int | None,
+) -> None:
+    """The driver has less memory than it says: one half for the weights, then none."""
+    load, weights = CPUBackend.load, [0, 0]
+    whole = ModelRunner(model, RunnerOptions(64, 1, 8))
+    whole.load()
+    expected = step(whole, [5, 9, 3])
+    need = sum(t.nbytes for t in whole.gguf.tensors.values())
+    whole.close()
+
+    def limited(self: Flaky, t: Tensor, raw: Any) -> Any:
+        weights[0] += len(raw)
+        if weights[0] > weights[1]:
+            weights[0] = 0
+            raise MemoryError(f"{self.name}: no room")
+        return load(self, t, raw)
+
+    monkeypatch.setattr(Flaky, "load", limited)
+    monkeypatch.setattr(Flaky, "memory_bytes", 4 * need)
+    for room in (need // 2, 0):
+        weights[:] = 0, room
+        placement = PlacementOptions(n_gpu_layers=layers)
+        engine = ModelRunner(model, RunnerOptions(64, 1, 8, devices=("opencl:0",), placement=placement))
+        load_weights(engine)
+        assert (weights[0] > 0) == (room > 0)
+        assert step(engine, [5, 9, 3]) == expected
+        assert "an allocation failed (opencl:0: no room); again with" in caplog.text
+        engine.close()
+
+
+def test_host_without_room_is_named(fake: dict[str, Flaky], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> Any:
-        raise MemoryError("opencl:0: no room")
+        raise MemoryError("no room")
 
     monkeypatch.setattr(Flaky, "load", full)
     engine = ModelRunner(model, RunnerOptions(64, 1, 8, devices=("opencl:0",)))
-    with pytest.raises(
-        OptionConflict, match=r"^out of memory \(opencl:0: no room\); --gpu-layers N leaves layers to the CPU$"
-    ):
+    with pytest.raises(OptionConflict, match=r"^out of memory \(no room\); --ctx-size N takes less"):
         load_weights(engine)
     engine.close()
 
