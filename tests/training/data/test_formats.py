@@ -50,11 +50,11 @@ def vocabulary() -> Tokenizer:
         ),
         (
             {
-                "input": {"messages": [USER], "tools": [{"type": "function"}]},
+                "input": {"messages": [USER], "tools": [{"type": "function", "function": {"name": "f"}}]},
                 "preferred_output": [ANSWER],
                 "non_preferred_output": [BAD],
             },
-            DatasetRow(1, (), (USER,), ({"type": "function"},), GOOD_BAD),
+            DatasetRow(1, (), (USER,), ({"type": "function", "function": {"name": "f"}},), GOOD_BAD),
         ),
         ({"prompt": "Hi? ", "chosen": "Yes.", "rejected": "No."}, DatasetRow(1, PROMPT, answers=TEXTS)),
         ({"chosen": "Hi? Yes.", "rejected": "Hi? No."}, DatasetRow(1, (("Hi?", False),), answers=(
