@@ -147,6 +147,10 @@ class Backend(Protocol):
         del location, nbytes
         return None
 
+    def free_bytes(self) -> int:
+        """Bytes of the device's memory that nobody uses; all of it where the driver does not tell."""
+        return self.memory_bytes
+
     # --- life -------------------------------------------------------------------------------------
 
     def self_test(self, kinds: Sequence[Kind]) -> dict[str, str] | None:

@@ -84,6 +84,12 @@ class OpenCLBackend(Backend):
         except self._cl.Error as error:
             raise self._translated(error) from error
 
+    def free_bytes(self) -> int:
+        try:  # of AMD's drivers, in KiB
+            return int(self.device.device.get_info(self._cl.device_info.GLOBAL_FREE_MEMORY_AMD)[0]) << 10
+        except (self._cl.Error, AttributeError, IndexError):
+            return self.memory_bytes
+
     def constant_nbytes(self, t: Tensor) -> int:
         return kernels.constant_nbytes(t)
 

@@ -63,6 +63,8 @@ TYPES = {  # VkStructureType
     "PhysicalDeviceVulkan13Properties": 54,
     "PhysicalDeviceFeatures2": 1000059000,
     "PhysicalDeviceProperties2": 1000059001,
+    "PhysicalDeviceMemoryProperties2": 1000059006,
+    "PhysicalDeviceMemoryBudgetPropertiesEXT": 1000237000,
     "MemoryAllocateFlagsInfo": 1000060000,
     "DebugUtilsMessengerCreateInfoEXT": 1000128004,
     "SemaphoreTypeCreateInfo": 1000207002,

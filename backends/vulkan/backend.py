@@ -14,7 +14,7 @@ from logitless.backends.gpu.language.dialect import KERNELS
 from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.vulkan import autotune
 from logitless.backends.vulkan.device import Device, Memory
-from logitless.backends.vulkan.instance import all_devices
+from logitless.backends.vulkan.instance import all_devices, free_bytes
 from logitless.backends.vulkan.pipelines import Pipelines
 from logitless.backends.vulkan.record import Range, Recording
 from logitless.graph.backend import Backend, Bytes, Location
@@ -83,6 +83,9 @@ class VulkanBackend(Backend):
             self._copies.finish()
             self._copies.submit()
         return memory
+
+    def free_bytes(self) -> int:
+        return free_bytes(self.device.info)
 
     def constant_nbytes(self, t: Tensor) -> int:
         return shared.constant_nbytes(t)

@@ -46,6 +46,7 @@ REQUIRED = (
 )
 BALLOT = 8  # VK_SUBGROUP_FEATURE_BALLOT_BIT
 COOPERATIVE_MATRIX = "VK_KHR_cooperative_matrix"
+MEMORY_BUDGET = "VK_EXT_memory_budget"
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class Instance:
             api=api,
             memory_bytes=max(local, default=0),
             features=frozenset(features),
-            extensions=extensions & {COOPERATIVE_MATRIX},
+            extensions=extensions & {COOPERATIVE_MATRIX, MEMORY_BUDGET},
             queue_family=able[0] if able else 0,
             fast_dots=bool(p13.integerDotProduct4x8BitPackedSignedAccelerated),
             matrices=matrices.find(self.handle, handle, features, core, p11.subgroupSize, p13),
@@ -182,6 +183,22 @@ class Instance:
             handle=handle,
             instance=self,
         )
+
+
+def free_bytes(info: DeviceInfo) -> int:
+    """Bytes of the largest local heap that no process uses; all where the driver does not tell."""
+    if MEMORY_BUDGET not in info.extensions:
+        return info.memory_bytes
+    keep = Keep()
+    budget = keep.struct("PhysicalDeviceMemoryBudgetPropertiesEXT")
+    properties = keep.struct("PhysicalDeviceMemoryProperties2", pNext=budget)
+    binding()[1].vkGetPhysicalDeviceMemoryProperties2(info.handle, properties)
+    heaps = properties.memoryProperties
+    local = [(heaps.memoryHeaps[i].size, i) for i in range(heaps.memoryHeapCount) if heaps.memoryHeaps[i].flags & 1]
+    if not local:
+        return info.memory_bytes
+    size, i = max(local)
+    return min(int(size), max(0, int(budget.heapBudget[i]) - int(budget.heapUsage[i])))
 
 
 def feature_chain(keep: Keep, api: int, extensions: frozenset[str]) -> tuple[Any, dict[str, Any]]:

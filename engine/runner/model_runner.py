@@ -34,7 +34,7 @@ from logitless.engine.runner.device_store import DeviceBlocks, DeviceStore
 from logitless.engine.runner.embedder import Embedder
 from logitless.engine.runner.hidden_rows import HiddenRows
 from logitless.engine.runner.lost_devices import LostDevices
-from logitless.engine.runner.placement import ANYWHERE, MIN_CTX, PlacementOptions, chosen, fit, usable
+from logitless.engine.runner.placement import ANYWHERE, MIN_CTX, PlacementOptions, chosen, fit, room, usable
 from logitless.engine.runner.preemptible_prefill import PreemptiblePrefill
 from logitless.engine.runner.step_graph import StepGraph
 from logitless.engine.runner.step_inputs import StepFeeds
@@ -212,15 +212,15 @@ class ModelRunner:
 
     def _excess(self, sizes: Sequence[DeviceBytes]) -> int:
         """Bytes for which devices of their own memory have no room, or the host."""
-        pairs = [(size.total, b.memory_bytes) for size, b in zip(sizes, self.session.backends, strict=True)]
+        pairs = [(size.total, b) for size, b in zip(sizes, self.session.backends, strict=True)]
         spare = self.options.placement.spare
-        over = [need - int(self._share * usable(memory, spare, i)) for i, (need, memory) in enumerate(pairs) if memory]
+        over = [need - room(b, spare, i, self._share) for i, (need, b) in enumerate(pairs) if b.memory_bytes]
         return max(sum(over), self._excess_on_host(sizes))
 
     def _excess_on_host(self, sizes: Sequence[DeviceBytes]) -> int:
-        room = usable(self.options.host_bytes, self.options.placement.spare[-1:], 0)
+        has = usable(self.options.host_bytes, self.options.placement.spare[-1:], 0)
         need = sum(s.total for s, b in zip(sizes, self.session.backends, strict=True) if not b.memory_bytes)
-        return need - room if self.options.host_bytes else 0
+        return need - has if self.options.host_bytes else 0
 
     def _resize(self, n_ctx: int) -> None:
         """Define the session's memory anew for so many tokens; nothing is allocated."""

@@ -11,6 +11,7 @@ from logitless.graph.execution.session import DeviceBytes
 from logitless.models.weights.placement import Places, places, proportional
 
 MIN_CTX = 4096  # tokens: a context up to here is tried whatever the memory is
+DESKTOP = 512 << 20  # bytes that windows may take meanwhile
 Fits = Callable[["Places | None"], bool]
 
 
@@ -53,12 +54,20 @@ def usable(memory: int, spare: Sequence[int], index: int) -> int:
     return memory - (spare[min(index, len(spare) - 1)] << 20)
 
 
+def room(backend: Backend, spare: Sequence[int], index: int, share: float = 1.0) -> int:
+    """Bytes to use of a device: a share of the usable ones, at most what is free less a margin for the desktop."""
+    memory = backend.memory_bytes
+    margin = min(memory // 20, DESKTOP)
+    free = backend.free_bytes()
+    return min(int(share * usable(memory, spare, index)), memory if free >= memory else free - margin)
+
+
 def fit(
     sizes: Sequence[DeviceBytes], backends: Sequence[Backend], spare: Sequence[int] = (), share: float = 1.0
 ) -> bool:
     """True if every device has enough memory, of which `share` may be used. Host memory is not checked."""
     pairs = [pair for pair in zip(sizes, backends, strict=True) if pair[1].memory_bytes]
-    return all(need.total <= share * usable(b.memory_bytes, spare, i) for i, (need, b) in enumerate(pairs))
+    return all(need.total <= room(b, spare, i, share) for i, (need, b) in enumerate(pairs))
 
 
 def chosen(

@@ -64,6 +64,7 @@ INFO = DeviceInfo(
     broadcasts=True,
     max_invocations=1024,
     identity=b"device and driver",
+    card=b"",
     missing="",
     handle=None,
     instance=None,  # type: ignore[arg-type]

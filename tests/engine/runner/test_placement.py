@@ -13,7 +13,7 @@ from logitless.cli.flags.options import PLACE
 from logitless.cli.setup.model import model_options
 from logitless.engine.loading.options import OptionConflict, OptionError
 from logitless.engine.loading.placement import placement
-from logitless.engine.runner.placement import ANYWHERE, Device, PlacementOptions, chosen, fit, usable
+from logitless.engine.runner.placement import ANYWHERE, Device, PlacementOptions, chosen, fit, room, usable
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear
 from logitless.graph.tensor import feed, variable
@@ -235,3 +235,11 @@ def test_the_cache_is_beside_its_layers() -> None:
 )
 def test_a_target_of_memory_stays_free(spare: tuple[int, ...], index: int, free: int) -> None:
     assert usable(1000 << 20, spare, index) == (1000 - free) << 20
+
+
+@pytest.mark.parametrize(("free", "has"), [(1000, 900), (700, 650), (20, -30)])
+def test_room_is_what_is_free_less_a_margin(free: int, has: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = NumpyBackend("vulkan:0")
+    device.memory_bytes = 1000
+    monkeypatch.setattr(device, "free_bytes", lambda: free)
+    assert room(device, (), 0) == has
