@@ -1,8 +1,8 @@
 """Generated parts of the documentation: a hook of mkdocs that fills in references from the code.
 
-A line `<!-- generated: NAME [ARGUMENT] -->` of a page is replaced by the output of the function that `GENERATORS` has
-under NAME: the command line's flags, the HTTP endpoints, the table of models, the modules of a package, or a file of
-the repository. Nothing generated is committed, so nothing can be out of date."""
+A line `<!-- generated: NAME [ARGUMENT] -->` of a page is replaced by the output of the function that `GENERATORS`
+has under NAME: the command line's flags, the HTTP endpoints, the error lines, the table of models, the modules of a
+package, or a file of the repository. Nothing generated is committed, so nothing can be out of date."""
 
 from __future__ import annotations
 
@@ -184,6 +184,14 @@ def http() -> str:
 
 
 @cache
+def errors() -> str:
+    """Every error line by its kind, with cause and cure."""
+    from scripts import error_lines
+
+    return error_lines.markdown()
+
+
+@cache
 def models() -> str:
     """The table of architectures: example models, uses, attention, training."""
     from logitless.models.architectures.registry import ARCHITECTURES
@@ -226,6 +234,7 @@ def file(path: str) -> str:
 GENERATORS: dict[str, Callable[..., str]] = {
     "cli": cli,
     "http": http,
+    "errors": errors,
     "models": models,
     "modules": modules,
     "file": file,
