@@ -104,7 +104,7 @@ def text(node: ast.expr | None) -> list[str]:
         case ast.Constant(value=str(value)):
             return [value]
         case ast.JoinedStr(values=values):
-            return ["".join(v.value if isinstance(v, ast.Constant) else "…" for v in values)]
+            return ["".join(str(v.value) if isinstance(v, ast.Constant) else "…" for v in values)]
         case ast.IfExp(body=body, orelse=other):
             return text(body) + text(other)
         case ast.BinOp(left=left, op=ast.Add(), right=right):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.test_docs import blocks, commands
 
 ADDRESS = "http://127.0.0.1:8080"
 PAGES = [ROOT / "README.md", ROOT / "docs" / "quickstart.md", ROOT / "docs" / "python.md"]
+SNIPPETS = [*PAGES, ROOT / "docs" / "integrations.md"]
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +57,10 @@ def test_requests_are_answered(server: Server, command: str) -> None:
         assert "data" in json.loads(text) or json.loads(text)["choices"]
 
 
-@pytest.mark.parametrize("code", [text for page in PAGES for text in blocks(page, "python")])
+@pytest.mark.parametrize("code", [text for page in SNIPPETS for text in blocks(page, "python")])
 def test_python_examples_run(server: Server, folder: Path, code: str) -> None:
+    for module in re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE):
+        pytest.importorskip(module, reason=f"needs {module}: pip install -e .[clients]", exc_type=ImportError)
     command = [sys.executable, "-W", "error", "-c", code.replace(ADDRESS, server.url)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
