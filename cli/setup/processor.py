@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-import resource
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +19,11 @@ _NICE = {-1: 5, 1: -5, 2: -10, 3: -20}  # of --prio, as llama-server's
 def lock_memory(options: SimpleNamespace) -> None:
     """Keep all that this process has in memory (--mlock), and what it will have where there is no limit."""
     if "mlock" not in options.load_mode:
+        return
+    try:
+        import resource
+    except ImportError:  # Windows
+        log.warning("--mlock: this platform cannot do that")
         return
     library = ctypes.CDLL(None, use_errno=True)
     now, later = 1, 2  # MCL_CURRENT, MCL_FUTURE

@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
 from errno import ENOSPC
-from fcntl import LOCK_EX, LOCK_NB, lockf
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TypeVar
@@ -76,9 +75,13 @@ class Turn:
     def take(self) -> bool:
         """Take the lock unless another process has it; returns whether this one has it now."""
         if self._close is None:
-            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = os.open(self._path, os.O_WRONLY | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o600)
             try:
+                from fcntl import LOCK_EX, LOCK_NB, lockf
+
                 lockf(file, LOCK_EX | LOCK_NB)
+            except ImportError:  # Windows: nobody else may use the folder
+                pass
             except OSError:
                 os.close(file)
                 return False

@@ -141,6 +141,8 @@ def cache_ram_bytes(mib: int | None) -> int | None:
 def total_memory() -> int:
     """Bytes that this process may use: the machine's memory, or less where a control group limits
     it."""
+    if not hasattr(os, "sysconf"):
+        return _windows_memory()
     pages: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         with open("/sys/fs/cgroup/memory.max") as f:
@@ -148,3 +150,12 @@ def total_memory() -> int:
     except OSError:
         return pages
     return min(pages, int(limit)) if limit.isdigit() else pages
+
+
+def _windows_memory() -> int:
+    """Bytes of a Windows machine's memory."""
+    import ctypes
+
+    status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: two words of 32 bits, its size the first; then the whole
+    ctypes.windll.kernel32.GlobalMemoryStatusEx(status)  # type: ignore[attr-defined]
+    return int(status[1])

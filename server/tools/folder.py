@@ -5,7 +5,6 @@ is put in its place in between gains nothing."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import stat
@@ -164,8 +163,11 @@ class Folder:
         try:
             where = os.readlink(f"/proc/self/fd/{descriptor}")
         except OSError:  # not Linux
-            get_path = getattr(fcntl, "F_GETPATH", None)
-            if get_path is None:
+            try:
+                import fcntl
+
+                get_path = fcntl.F_GETPATH  # type: ignore[attr-defined,unused-ignore]
+            except (ImportError, AttributeError):  # neither Linux nor macOS
                 raise ToolError("this system cannot tell where a file lies") from None
             where = fcntl.fcntl(descriptor, get_path, bytes(1024)).split(b"\0")[0].decode()
         if not Path(where).is_relative_to(self.root):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
 import secrets
 import signal
 import time
@@ -37,7 +36,9 @@ async def start(
 
 def limit(process: asyncio.subprocess.Process) -> None:
     """Bound what the child and its descendants may use. The system holds root to no number of processes."""
-    with suppress(OSError, ValueError):
+    with suppress(OSError, ValueError, ImportError, AttributeError):  # the last two: not Linux
+        import resource
+
         resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
         _, hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
         bytes_ = MAX_FILE if hard == resource.RLIM_INFINITY else min(MAX_FILE, hard)

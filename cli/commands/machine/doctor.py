@@ -149,7 +149,7 @@ def _processor() -> Iterator[Finding]:
 def _load() -> Iterator[Finding]:
     from logitless.backends.host import cores
 
-    load = os.getloadavg()[0]
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load > BUSY:
         yield Finding(
             "load",
