@@ -46,12 +46,15 @@ class Tour:
     def __init__(self, tab: Tab, folder: Path) -> None:
         self.tab, self._folder = tab, folder
 
-    async def picture(self, name: str) -> None:
-        """A picture of the window, when nothing moves any more."""
+    async def picture(self, name: str, *, cover: bool = False) -> None:
+        """A picture of the window, when nothing moves any more. `cover`: as the README's, too."""
         await self.tab.run("document.getAnimations().forEach(a => a.finish())")
         await self.tab.run("new Promise(r => requestAnimationFrame(() => requestAnimationFrame(() => r(0))))")
         shot = await self.tab.call("Page.captureScreenshot", format="webp", quality=QUALITY)
         (self._folder / f"{name}.webp").write_bytes(base64.b64decode(shot["data"]))
+        if cover:
+            shot = await self.tab.call("Page.captureScreenshot", format="png")
+            (self._folder.parent / "page.png").write_bytes(base64.b64decode(shot["data"]))
 
     async def press(self, text: str) -> None:
         """Click the first button of this label."""
@@ -133,7 +136,7 @@ async def main(url: str, browser: Browser, folder: Path) -> None:
         await tab.until("!$('stop')")
         await tab.run("all('.answer .token.doubt, .answer .token.rare')[2].id = 'doubt'")
         await tab.point("#doubt")
-        await tour.picture("tokens")
+        await tour.picture("tokens", cover=True)
         await tab.run("document.querySelector('.answer .tokens').focus()")
         await tab.key("Escape", 27)
         print(f"first answer {first:.1f} s, finetune and its first answer {await finetune(tour):.1f} s")
