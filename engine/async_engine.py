@@ -607,7 +607,7 @@ class AsyncEngine:
         """Let the decoding sequences of a stream wait, or go on."""
         for state in self._states.values():
             if state.stream is stream:
-                state.sequence.held = held and state.sequence.n_generated > 0
+                state.sequence.hold(held=held)
         if held:
             self._held.add(stream)
         else:

@@ -155,6 +155,10 @@ class Sequence:
     def n_uncomputed(self) -> int:
         return len(self.tokens) - self.n_computed
 
+    def hold(self, *, held: bool) -> None:
+        """Let a decoding sequence wait for its client, or go on."""
+        self.held = held and self.n_generated > 0
+
     @property
     def n_schedulable(self) -> int:
         """Tokens that may be computed now; those that would fill the context wait for its shift."""

@@ -204,7 +204,7 @@ def test_the_image_has_every_package() -> None:
     lines = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
     kept = {line[1:] for line in lines if line.startswith("!")}
     links = {path.name for path in (ROOT / "logitless").iterdir() if path.is_symlink()}
-    assert kept == links | {"logitless", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"}
+    assert kept == links | {"logitless", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py"}
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     (extras,) = re.findall(r'pip install --no-cache-dir "\.\[(.*)\]"', dockerfile)
     assert set(extras.split(",")) <= set(PYPROJECT["project"]["optional-dependencies"])

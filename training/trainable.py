@@ -21,7 +21,7 @@ from logitless.models.model import Model
 from logitless.models.quantization.quantize import dequantized
 from logitless.models.weights.finite import is_finite
 from logitless.models.weights.tensor_map import TensorSlice
-from logitless.models.weights.weights import check_weights
+from logitless.models.weights.weights import Weights, check_weights
 from logitless.training.adapters.options import LoraOptions, adapter_of
 from logitless.training.errors import TrainingDiverged, TrainingError
 
@@ -141,7 +141,7 @@ def full(
         names.append(name)
     if not params:
         raise TrainingError(f"no tensor is named like {', '.join(patterns)}")
-    trained = replace(model, weights=replace(model.weights, tensors=tensors))
+    trained = replace(model, weights=Weights(tensors, directions=model.weights.directions))  # without its adapters
     return Trainable(FULL, session, trained, tuple(params), tuple(names))
 
 

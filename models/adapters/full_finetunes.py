@@ -15,7 +15,7 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.model import Model, hparams_of
 from logitless.models.weights.fingerprint import fingerprint
-from logitless.models.weights.weights import check_weights, define_weight
+from logitless.models.weights.weights import Weights, check_weights, define_weight
 
 
 class FullFinetunes:
@@ -74,7 +74,7 @@ class FullFinetunes:
                 continue
             tensors[name] = define_weight(self._session, gguf, name, part, f"weights.{handle}.{name}")
             names.append(tensors[name].name)
-        weights, own = replace(self._base.weights, tensors=tensors).apart(h.n_layer)
+        weights, own = Weights(tensors, directions=self._base.weights.directions).apart(h.n_layer)
         return replace(self._base, weights=weights, mtp=own if block is not None else None), names
 
     def digest(self, handle: int) -> str:

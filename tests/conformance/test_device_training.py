@@ -123,10 +123,11 @@ def test_training_on_a_device_has_the_losses_of_the_cpu(
             if event.iteration == 1:
                 crossed = count_bytes(backend, monkeypatch)
             else:
-                # losses, likeliest tokens and the gradient's norm
-                assert crossed["down"] == 4 * (2 * rows + 1)
+                # losses, likeliest tokens and the gradient's norm; before the last save they are measured again
+                n_runs = 2 if event.iteration == N_STEPS else 1
+                assert 0 <= n_runs * 4 * (2 * rows + 1) - crossed["down"] <= (n_runs - 1) * 4 * (rows + 1)
                 # feeds, each with its padding
-                assert 4 * 5 * rows <= crossed["up"] <= 4 * 5 * rows + 8192
+                assert 4 * 5 * rows <= crossed["up"] <= n_runs * (4 * 5 * rows + 8192)
             crossed.update(up=0, down=0)
             if event.iteration == N_STEPS:
                 break

@@ -75,7 +75,7 @@ def test_lbfgs_is_as_good_as_scipys_and_beats_adamw_after_equally_many_evaluatio
         own_loss = adamw.loss(tokens, labels)[0]
         adamw.n_evaluations -= 1
         assert seen[n] < own_loss, n
-    own.close()
+    own.release()
 
 
 def test_lbfgs_beats_adamw_on_waves_that_neither_has_seen(session: Session, tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_lbfgs_beats_adamw_on_waves_that_neither_has_seen(session: Session, tmp_
         toy.train(4)
         evaluations[optimizer] = toy.n_evaluations
         after[optimizer] = np.mean([toy.loss(*waves(seed))[0] for seed in range(5)])
-        own.close()
+        own.release()
     assert evaluations["adamw"] >= evaluations["lbfgs"]
     assert after["lbfgs"] < 0.9 * after["adamw"], after
 
@@ -141,7 +141,7 @@ def test_one_logical_batch_is_its_physical_ones(session: Session, shared_data: P
         network = mnist.fc(own, 0, Batches(100, physical))
         network.epoch(network.table("digits", x, y), np.arange(200, dtype=np.int32))
         found.append({name: own.read(p.name) for name, p in network.params.items()})
-        own.close()
+        own.release()
     for name in found[0]:
         np.testing.assert_allclose(found[0][name], found[1][name], atol=2e-4)
     with pytest.raises(TrainingError, match="a logical batch of 100 is not a multiple of 30"):

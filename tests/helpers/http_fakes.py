@@ -123,6 +123,10 @@ class FakeSequence:
     has_new_line: bool = False
     drafts: None = None
     reasoning: None = None
+    held: bool = False
+
+    def hold(self, *, held: bool) -> None:
+        self.held = held and self.n_generated > 0
 
     @property
     def n_prompt(self) -> int:

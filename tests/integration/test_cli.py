@@ -111,7 +111,7 @@ def test_a_server_imports_neither_compilers_nor_what_writes_files() -> None:
         (["sever"], 2, ["sever", "serve"]),
         (["serve", "--prt", "1"], 2, ["--prt", "--port"]),
         (["serve", "--port", "-1"], 2, ["--port", "-1"]),
-        (["serve", "-t", "0"], 2, ["-t", "'0'"]),
+        (["serve", "-t", "-2"], 2, ["-t", "'-2'"]),
         (["serve", "-ub", "0"], 2, ["-ub"]),
         (["serve", "-c", "99999999999"], 2, ["-c"]),
         (["serve", "-ctk", "q4_0"], 2, ["-ctk", "q8_0"]),

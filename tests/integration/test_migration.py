@@ -95,7 +95,7 @@ DIFFERENT: dict[str, Callable[[], bool]] = {
     "--threads-batch": lambda: ModelOptions(threads=2, threads_batch=3).n_threads == 3,
     "--cpu-mask": lambda: parse(FLAGS, ["-C", "3"], {}).cpu_mask == {0, 1},
     "--cpu-range": lambda: parse(FLAGS, ["-Cr", "0-1"], {}).cpu_range == {0, 1},
-    "--main-gpu": lambda: placement(ModelOptions(main_gpu=1))[0] == ("cpu",),
+    "--main-gpu": lambda: placement(ModelOptions(main_gpu=1, device=("cpu",)))[0] == ("cpu",),
     "--load-mode": lambda: parse(FLAGS, ["-lm", "dio"], {}).load_mode == "dio",
     "--numa": lambda: parse(FLAGS, ["--numa", "isolate"], {}).numa == "isolate",
     "--fit-target": lambda: default("--fit-target") == (),

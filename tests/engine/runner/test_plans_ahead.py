@@ -77,7 +77,7 @@ class Ahead:
     """An engine that has so many plans to make."""
 
     def __init__(self, n: int) -> None:
-        self.left, self.done = n, threading.Event()
+        self.left, self.done, self.lost_remotes = n, threading.Event(), ()
 
     def prepare_ahead(self, wanted: Callable[[], bool]) -> bool:
         if not self.left:

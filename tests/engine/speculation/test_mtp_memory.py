@@ -31,7 +31,7 @@ OPTIONS = RunnerOptions(256, n_slots=2, n_ubatch=64, threads=1, n_draft_tokens=2
 def test_all_of_it_is_loaded_and_was_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both, _, _ = three_files(tmp_path, NEXTN["glm4moe 355B"])
     asked: list[Any] = []
-    monkeypatch.setattr(model_runner, "fit", lambda sizes, backends: asked.append(sizes) or True)
+    monkeypatch.setattr(model_runner, "fit", lambda sizes, *_: asked.append(sizes) or True)
     engine = ModelRunner(both, OPTIONS)
     assert engine._fits(None)
     engine.load()

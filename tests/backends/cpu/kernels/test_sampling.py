@@ -96,8 +96,8 @@ def test_sample_does_not_depend_on_other_rows(seed: int) -> None:
     logits, state, params, chain, draws, ptr, kinds, ids, values, slot = arrays
     for r in range(5):
         one = slice(r, r + 1)
-        lists = [a[ptr[r] : ptr[r + 1]].copy() for a in (kinds, ids, values)]
-        end = np.array([0, len(lists[0])], np.int32)
+        lists = [np.append(a[ptr[r] : ptr[r + 1]], a.dtype.type(0)) for a in (kinds, ids, values)]  # one is unused
+        end = np.array([0, ptr[r + 1] - ptr[r]], np.int32)
         alone = [logits[one], state.copy(), params[one], chain[one], draws[one], end, *lists, slot[one]]
         assert run("sample", [np.ascontiguousarray(a) for a in alone])[0, 0] == together[r, 0]
 
