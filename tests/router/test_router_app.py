@@ -203,6 +203,7 @@ class Child:
 
     async def stop(self, seconds: float) -> None:
         self.end.set()
+        self._server.close()  # also where nobody waits for its end
 
 
 _OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
