@@ -187,6 +187,7 @@ class Child:
                 await self.end.wait()
             elif not answer:
                 self.end.set()  # it dies with the request
+                self._server.close()
             else:
                 writer.write(answer)
             writer.close()
