@@ -65,7 +65,7 @@ class LineStyle:
         return f"{clock} {text}" if self.time else text
 
     def members(self, told: dict[str, Any]) -> dict[str, Any]:
-        """The same of a line of JSON."""
+        """Members of a line of JSON, without those that the flags leave out."""
         left_out = {*(() if self.time else ("time",)), *(() if self.prefix else ("level", "logger"))}
         return {name: value for name, value in told.items() if name not in left_out}
 

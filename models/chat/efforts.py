@@ -23,7 +23,7 @@ NEAREST = {
 }
 """Levels that stand in for one that a template does not know; without any, the template has its default."""
 STRICT = {"minimal": ("low", "high"), "low": ("minimal", "high"), "medium": ("high", "low"), "high": ("max", "low")}
-"""The same for templates that refuse other levels: their default may be not to think."""
+"""Stand-ins for templates that refuse other levels, whose default may be not to think."""
 WRITTEN = ("low", "medium", "high")
 """Levels for templates that write any word into the prompt (gpt-oss)."""
 

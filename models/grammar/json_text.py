@@ -343,7 +343,7 @@ class JsonText:
         return any(self._takes_of(low, high, b"") for low, high in _same_length(max(first, 0x80), last))
 
     def _takes_of(self, first: int, last: int, prefix: bytes) -> bool:
-        """The same of characters whose UTF-8 has one length and begins with a prefix, which the engine has."""
+        """True if the engine takes one of these characters; their UTF-8 has one length, it has read `prefix`."""
         low, high = chr(first).encode(), chr(last).encode()
         for byte in range(low[len(prefix)], high[len(prefix)] + 1):
             if (not prefix and not self._bytes >> byte & 1) or not self._feed(bytes([byte])):
