@@ -21,7 +21,7 @@ STORED = """(async () => {
     const rows = await done(database.transaction('messages').objectStore('messages').getAll());
     const heads = await done(database.transaction('conversations').objectStore('conversations').getAll());
     database.close();
-    return [heads.map(h => h.title), rows.map(r => r.node.content).sort()]; })()"""
+    return [heads.map(h => h.title), rows.map(r => r.node.stream ? '' : r.node.content).sort()]; })()"""
 STREAMS = """(async () => {
     const done = r => new Promise(resolve => { r.onsuccess = () => resolve(r.result); });
     const database = await done(indexedDB.open('logitless'));
@@ -61,7 +61,7 @@ async def second(page: Page, browser: Browser, script: str = "") -> AsyncIterato
 
 
 async def stored(page: Page, n: int) -> list[Any]:
-    """Titles and the messages' texts in the storage, once it has `n` messages."""
+    """Titles and the messages' texts in the storage, once it has `n` messages and no answer is running."""
     while True:
         titles, texts = await page.run(STORED)
         if len(texts) == n and all(texts):
