@@ -91,6 +91,15 @@ def test_a_file_that_goes_bad_opens_nothing(tmp_path: Path, caplog: pytest.LogCa
     assert "secret" not in caplog.text
 
 
+def test_key_twice_is_one_key(tmp_path: Path) -> None:
+    """In the list, in the file, or in both: prefixes of prompts stay shared, as with one key."""
+    path = tmp_path / "keys"
+    path.write_bytes(b"a\na\n")
+    assert not Keys(["a", "a"]).several
+    assert not Keys(["a"], str(path)).several
+    assert Keys(["b"], str(path)).several
+
+
 async def test_what_changes_the_server_needs_the_admin_key():
     async with running(api_keys=("user",), admin_api_key="chief") as server:
 

@@ -53,6 +53,7 @@ def test_halving_is_constant_within_an_epoch() -> None:
     [
         (Stopping(past=3), [1.0] * 4, "(--opt-delta)"),
         (Stopping(max_no_improvement=2), [1.0, 1.1, 1.2], "no improvement in 2 steps"),
+        (Stopping(max_no_improvement=2), [1.0, 1.0, 1.0], "no improvement in 2 steps"),  # an equal loss is none
         (Stopping(epsf=1e-3), [1.0, 1.0001], "(--adam-epsf)"),
     ],
 )
@@ -60,6 +61,14 @@ def test_each_rule_stops_with_its_name(rule: Stopping, losses: list[float], told
     reasons = [rule.update(loss) for loss in losses]
     assert reasons[:-1] == [None] * (len(losses) - 1)
     assert told in str(reasons[-1])
+
+
+def test_equal_validation_loss_is_no_improvement() -> None:
+    rule = Stopping(patience=2)
+    for step, loss in enumerate((2.0, 1.0, 1.0, 1.0), 1):
+        assert not rule.stale
+        rule.validated(loss, step)
+    assert rule.stale == "no lower validation loss than that of step 2 in 2 validations"
 
 
 def test_disabled_rules_never_stop() -> None:

@@ -47,7 +47,9 @@ def decode(
         (["hel", "lo ST", "OP rest"], ("STOP",), ["hel", "lo ", ""], "STOP"),
         (["a S", "T", "x"], ("STOP",), ["a ", "", "STx", ""], None),
         (["a S", "T"], ("STOP",), ["a ", "", "ST"], None),
-        (["xabcd"], ("cd", "b"), ["xa"], "b"),  # the earliest
+        (["xabcd"], ("cd", "b"), ["xa"], "b"),  # the one that begins first
+        (["xabc"], ("b", "abc"), ["x"], "abc"),  # also where it overlaps one that is listed before it
+        (["xab", "c"], ("b", "abc"), ["xa"], "b"),  # it was not complete yet
         (["xab"], ("ab", "abc"), ["x"], "ab"),  # as soon as one is complete
         (["xabc"], ("ab", "abc"), ["x"], "ab"),  # at the same place the first listed
         (["xabc"], ("abc", "ab"), ["x"], "abc"),

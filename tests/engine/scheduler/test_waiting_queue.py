@@ -111,6 +111,15 @@ def test_clients_take_turns() -> None:
     assert ends[6:] == [3, 4, 5, 6, 7]
 
 
+def test_client_with_the_fewest_slots_comes_before_the_one_whose_turn_is_longest_ago() -> None:
+    bench = Bench(n_slots=2)
+    bench.submit(prompt(5, 0), n_predict=20, ignore_eos=True, client="a")
+    bench.submit(prompt(5, 1), n_predict=2, ignore_eos=True, client="b")
+    bench.step()
+    seqs = [bench.submit(prompt(5, 2 + i), n_predict=2, ignore_eos=True, client=c) for i, c in enumerate("ab")]
+    assert order_of_ends(bench, seqs) == [1, 0]
+
+
 def test_one_seat_goes_round() -> None:
     """One who sends all at once does not hold up those who send one after the other, nor they him."""
     bench = Bench(n_slots=1)

@@ -89,6 +89,17 @@ def test_pauses_and_first_steps_say_nothing_of_a_length() -> None:
     assert live(draft_length, cost, 0.95, 600)[4] > 500
 
 
+def test_first_step_of_a_length_is_not_in_its_median() -> None:
+    """Four steps of a length: one that makes a plan, one that the machine interrupts, two as usual."""
+    draft_length, text = AdaptiveDraftLength(), AcceptanceRate()
+    for seconds in ((100.0, 9.0, 1.0, 1.0), (1.0,) * 4):
+        for step in seconds:
+            length = draft_length.choose([text], 0, 0, 1)
+            draft_length.observe(step, counts=True)
+        assert length == (1 if seconds[0] == 100.0 else 0)
+    assert draft_length.choose([text], 0, 0, 1) == 1
+
+
 def test_steps_that_say_nothing_change_nothing() -> None:
     draft_length = AdaptiveDraftLength()
     for _ in range(50):
