@@ -515,7 +515,7 @@ def test_habits_of_vllm(llm: LLM) -> None:
     assert strong.text == llm.generate("ROMEO:", same).text
 
 
-def test_what_a_model_cannot_do_is_refused(llm: LLM) -> None:
+def test_feature_missing_in_model_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="has no head that ranks"):
         llm.rerank("a", ["b"])
     with pytest.raises(RequestError, match="pooling: 'rank' gives no embeddings"):

@@ -43,7 +43,7 @@ def registry(engine: ModelRunner, given: list[Adapter]) -> Adapters:
     return adapters
 
 
-def test_who_was_used_first_changes_no_bit(engine: ModelRunner, given: list[Adapter]) -> None:
+def test_order_of_first_use_changes_no_bit(engine: ModelRunner, given: list[Adapter]) -> None:
     """Products are added in the order of ids, wherever the adapters came to lie; who runs keeps what it has."""
     found = []
     for order in itertools.permutations(range(3)):
@@ -85,7 +85,7 @@ def test_a_finetune_that_was_put_away_has_its_name_still(
     assert (again != first, adapters.names(again)) == (True, names)
 
 
-def test_what_no_slot_remembers_is_forgotten(engine: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapter_of_no_slot_is_forgotten(engine: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often adapters come and go."""
     monkeypatch.setattr("logitless.engine.adapters.MAX_RESIDENT", 2)
     bank = engine.adapters

@@ -14,7 +14,7 @@ from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from tests.models.adapters.test_lora import log_probs, random_adapter
 
 
-def test_who_runs_goes_on_where_the_device_has_no_room(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_sequence_goes_on_when_device_is_full(shared_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = ModelRunner(
         shared_data / "models" / "arch-llama-gqa-F32.gguf", RunnerOptions(n_ctx=64, n_slots=2, n_ubatch=64)
     )

@@ -52,7 +52,7 @@ def test_the_time_counts_from_the_last_use():
     assert log == ["draft sleeps", "engine sleeps", "engine wakes", "draft wakes"]
 
 
-def test_who_cannot_wake_sleeps_on_and_the_next_use_tries_again():
+def test_engine_that_cannot_wake_sleeps_on_and_next_use_tries_again():
     log: list[str] = []
     engine, draft = Part("engine", log), Part("draft", log)
     sleep = Sleep(10, [engine, draft], Clock())

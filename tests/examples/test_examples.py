@@ -160,6 +160,6 @@ def test_files_that_are_not_digits_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["--data", "nowhere"], ["--data", "nowhere", "--device", "abacus"]])
-def test_what_is_wrong_is_one_line(words: list[str]) -> None:
+def test_user_error_is_one_line(words: list[str]) -> None:
     with pytest.raises(SystemExit, match=r"^error: .*(nowhere|abacus)[^\n]*$"):
         mnist.main(words)

@@ -227,7 +227,7 @@ def test_a_closed_pipe_is_silent(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "ascii:surrogateescape"])  # the latter is what LC_ALL=C is
-def test_what_the_terminal_cannot_show_is_replaced(tiny_model: Path, encoding: str) -> None:
+def test_character_unknown_to_terminal_is_replaced(tiny_model: Path, encoding: str) -> None:
     got = run("plan", "-m", str(tiny_model), "-t", "1", PYTHONIOENCODING=encoding)
     assert got.returncode == 0, got.stderr
     assert b"cpu runs " in got.stdout
@@ -250,7 +250,7 @@ def test_a_plan_lists_where_each_result_lies(tiny_model: Path) -> None:
     assert needed["auto"] == min(needed["left"], needed["right"])
 
 
-def test_who_says_how_it_is_to_be_replaced_has_it_so(tiny_model: Path) -> None:
+def test_error_handler_of_the_user_replaces_characters(tiny_model: Path) -> None:
     got = run("plan", "-m", str(tiny_model), "-t", "1", PYTHONIOENCODING="ascii:backslashreplace")
     assert got.returncode == 0, got.stderr
     assert rb" \xd7 2" in got.stdout

@@ -49,7 +49,7 @@ def test_a_writing_model_makes_vectors_too(serve: Any, shared_data: Path) -> Non
     "command",
     ["generate -p the", "bench -p 4 -n 2", "plan", "selftest", "finetune --lora-out a.gguf --file F"],
 )
-def test_what_only_writing_models_can_is_refused(
+def test_completion_of_embedding_model_is_refused(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = write(tmp_path / "bert.gguf", tensors())

@@ -148,7 +148,7 @@ def test_a_job_is_killed_resumed_and_used(
     assert all(np.array_equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
 
 
-def test_what_is_wrong_is_said_at_the_door(
+def test_wrong_job_is_refused_at_creation(
     serve: ServerFactory, connect: ClientFactory, shared_data: Path, tmp_path: Path
 ) -> None:
     model = shared_data / "models" / "stories260K.gguf"

@@ -243,7 +243,7 @@ def test_bodies(served: Any, path: str, body: Any) -> None:
         ]
     ),
 )
-def test_what_is_no_json(served: Any, path: str, raw: bytes) -> None:
+def test_body_that_is_no_json_is_refused(served: Any, path: str, raw: bytes) -> None:
     _, client = served
     status, text = client.ask("POST", path, raw)
     judge(status, text)

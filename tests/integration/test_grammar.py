@@ -165,7 +165,7 @@ def test_drafts_change_nothing(server: Any) -> None:
         assert drafted["timings"]["draft_n_accepted"] > 0  # how many depends on which masks came in time
 
 
-def test_what_begins_a_lazy_grammar(server: Any) -> None:
+def test_trigger_begins_lazy_grammar(server: Any) -> None:
     """Free until the trigger, and from it on only what the grammar allows; without one, free to the end."""
     body = {"prompt": PROMPT, "n_predict": 60, "seed": 5, "return_tokens": True}
     free = server.post("/completion", body)

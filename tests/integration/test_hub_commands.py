@@ -84,7 +84,7 @@ def test_serving_a_repository_and_then_the_same_offline(hub: str, serve: Any, co
     assert said.choices[0].text.strip() in got.stdout, got.stderr
 
 
-def test_what_cannot_be_is_one_line(hub: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_download_is_one_line(hub: str, capsys: pytest.CaptureFixture[str]) -> None:
     for flags, code, line in (
         (["-mu", f"{hub}/none.gguf"], 1, f"{hub}/none.gguf: the server answers 404"),
         (["-m", "x.gguf", "-hfd", REPO, "-md", "y.gguf"], 2, "--hf-repo-draft and --model-draft: give one of them"),

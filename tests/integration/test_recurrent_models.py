@@ -84,7 +84,7 @@ def test_it_drafts_for_itself(serve: Any, path: Path) -> None:
             prompt = [*plain.post("/tokenize", {"content": "Rivers and rain. " * 5})["tokens"], *want["tokens"], 9]
 
 
-def test_what_it_cannot_do_is_said(serve: Any, path: Path) -> None:
+def test_feature_without_recurrent_support_is_refused(serve: Any, path: Path) -> None:
     server = serve(path, "-c", "512")
     with pytest.raises(Exception, match="400"):
         server.post("/completion", {"prompt": "rain", "n_cache_reuse": 4})

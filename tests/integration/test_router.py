@@ -121,7 +121,7 @@ def test_a_client_that_leaves_ends_its_request_in_the_child(router: Any, client:
     wait(lambda: not any(s["is_processing"] for s in slots.get("/slots?model=b", cast_to=list[Any])))
 
 
-def test_what_cannot_be_served(router: Any, client: openai.OpenAI) -> None:
+def test_request_that_no_model_serves_is_refused(router: Any, client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match=r"model '\.\./a' not found"):
         say(client, "../a")
     with pytest.raises(openai.BadRequestError, match="model name is missing"):
@@ -143,7 +143,7 @@ def test_what_cannot_be_served(router: Any, client: openai.OpenAI) -> None:
     assert "<!doctype html>" in router.get("/").lower()
 
 
-def test_what_a_client_asks_for_without_naming_its_model(router: Any, client: openai.OpenAI) -> None:
+def test_requests_that_name_no_model_are_answered(router: Any, client: openai.OpenAI) -> None:
     plain = client.with_options(base_url=router.url)
     with client._client.stream("GET", f"{router.url}/models/sse", headers=client.auth_headers) as changes:
         name = "a" if status(client, "a")["value"] != "loaded" else "b"

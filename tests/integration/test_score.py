@@ -75,7 +75,7 @@ def test_scores_are_the_trainers(serve: ServerFactory, shared_data: Path) -> Non
     assert math.isclose(text["loss"], -sum(text["token_logprobs"][1:]) / text["n_counted"], rel_tol=1e-5)
 
 
-def test_what_cannot_be_scored_is_refused(serve: ServerFactory, shared_data: Path) -> None:
+def test_text_that_cannot_be_scored_is_refused(serve: ServerFactory, shared_data: Path) -> None:
     server = serve(shared_data / "models" / "stories260K.gguf", "-c", "512", "-t", "1")
     for body, told in (
         ({}, "field 'input': is required"),

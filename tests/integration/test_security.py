@@ -70,7 +70,7 @@ def test_only_whole_keys_open(guarded: Guarded, key: str | None) -> None:
             assert status == 401, text
 
 
-def test_nobody_tells_the_keys(guarded: Guarded) -> None:
+def test_keys_are_in_no_answer_and_no_log(guarded: Guarded) -> None:
     for path in (
         "/props",
         "/slots",

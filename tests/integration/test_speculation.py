@@ -186,7 +186,7 @@ def test_a_client_that_speculates_itself(server: Any) -> None:
         (["-md", "/no/such.gguf"], 1, ["/no/such.gguf"]),
     ],
 )
-def test_what_cannot_draft_is_said(flags: list[str], code: int, words: list[str]) -> None:
+def test_file_that_cannot_draft_is_refused(flags: list[str], code: int, words: list[str]) -> None:
     if not MODEL.exists():
         pytest.skip(f"no {MODEL.name} beside the checkout")
     command = [sys.executable, "-m", "logitless", "serve", "-m", str(MODEL), "--port", "0", *flags]

@@ -572,7 +572,7 @@ def test_a_diverged_run_keeps_and_names_the_last_good_files(
         ("export-lora -m M -o T -s T 0.5", "-o: a.txt is the file of --lora, and would take its place"),
     ],
 )
-def test_what_is_wrong_is_one_line(words: str, told: str, given: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_user_error_is_one_line(words: str, told: str, given: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = {
         "M": "m.gguf",
         "T": "a.txt",

@@ -135,7 +135,7 @@ def test_refusals(server: Any, fields: dict[str, Any], said: str) -> None:
     assert said in refusal(server, "/v1/chat/completions", body)
 
 
-def test_what_changes_nothing_is_ignored(server: Any) -> None:
+def test_field_without_effect_is_ignored(server: Any) -> None:
     plain = complete(server)
     for fields in (
         {"not_a_field": 1}, {"cache_salt": "x"}, {"request_id": "x"}, {"length_penalty": 1.0}, {"watermark": False},

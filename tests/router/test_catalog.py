@@ -111,7 +111,7 @@ def test_files_that_are_no_presets(tmp_path: Path) -> None:
         Sources(None, tmp_path / "bad.ini", ()).read(MEANING)
 
 
-def test_what_was_downloaded_comes_last(tmp_path: Path) -> None:
+def test_downloaded_models_come_last(tmp_path: Path) -> None:
     for name in ("u/r", "u/s:Q8_0"):
         (tmp_path / "presets.ini").write_text(f"[{name}]\nc = 1\n")
         found = {"u/r:Q4_0": (tmp_path / "x", "u/r"), "u/s:Q8_0": (tmp_path / "y", "u/s")}

@@ -143,7 +143,7 @@ async def test_a_stream_goes_on_while_its_model_loads(place: tuple[aiohttp.Clien
     assert [row["is_done"] for row in await look(session, url)] == [True]
 
 
-async def test_what_is_no_stream_ends_with_its_client(place: tuple[aiohttp.ClientSession, str, Child]) -> None:
+async def test_request_without_stream_ends_with_its_client(place: tuple[aiohttp.ClientSession, str, Child]) -> None:
     session, url, child = place
     asking = asyncio.create_task(ask(session, url, stream=False))
     while (await states(session, url))["a"] != "loading":

@@ -98,7 +98,7 @@ async def test_a_busy_model_ends_its_requests_first_and_an_idle_one_goes_before_
         assert house.loaded == "ab"
 
 
-async def test_who_only_looks_need_not_wait_for_what_a_model_that_is_to_go_still_does():
+async def test_reader_does_not_wait_for_model_that_is_to_be_unloaded():
     """It may be the one who ends it."""
     house = House("ab", 1)
     async with house.fleet.lease("a") as a:
@@ -112,7 +112,7 @@ async def test_who_only_looks_need_not_wait_for_what_a_model_that_is_to_go_still
     assert house.started == ["a", "b", "a"]
 
 
-async def test_what_outlives_its_request_counts_as_one():
+async def test_work_that_outlives_its_request_counts_as_one():
     house = House("ab", 1)
     over = asyncio.Event()
 

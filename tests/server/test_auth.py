@@ -100,7 +100,7 @@ def test_key_twice_is_one_key(tmp_path: Path) -> None:
     assert Keys(["b"], str(path)).several
 
 
-async def test_what_changes_the_server_needs_the_admin_key():
+async def test_changes_of_the_server_need_the_admin_key():
     async with running(api_keys=("user",), admin_api_key="chief") as server:
 
         async def status(key: str, method: str, path: str) -> int:

@@ -336,7 +336,7 @@ async def test_lora_adapters():
         assert (await server.post("/lora-adapters", [{"id": 0, "scale": 1}]))[0] == 400
 
 
-async def test_what_llama_server_has_switched_off():
+async def test_tools_are_forbidden_by_default():
     async with running() as server:
         for method, path in (("GET", "/tools"), ("POST", "/tools"), ("GET", "/cors-proxy?url=http://localhost")):
             async with server.http.request(method, server.url + path) as reply:

@@ -54,7 +54,7 @@ async def cached(server: Running, key: str, **more: Any) -> int:
         ({}, True),
     ],
 )
-async def test_which_servers_share_prefixes(settings: dict[str, Any], shared: bool) -> None:
+async def test_prefixes_are_shared_without_several_keys(settings: dict[str, Any], shared: bool) -> None:
     async with running(scheduler=make_scheduler(), n_parallel=2, **settings) as server:
         assert await cached(server, "ann") == 0
         assert await cached(server, "bob") == (20 if shared else 0)

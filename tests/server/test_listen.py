@@ -80,7 +80,7 @@ async def test_https(authority: trustme.CA, files: tuple[Path, Path], caplog: py
     assert {record.levelname for record in caplog.records} == {"INFO"}
 
 
-def test_what_is_no_key_and_certificate(files: tuple[Path, Path], tmp_path: Path):
+def test_bad_key_or_certificate_is_refused(files: tuple[Path, Path], tmp_path: Path):
     key, certificate = map(str, files)
     assert tls.context(options()) is None
     (other := tmp_path / "other.pem").write_bytes(trustme.CA().issue_cert("x").private_key_pem.bytes())
@@ -140,7 +140,7 @@ def test_a_size_is_a_number_of_mib():
     ],
     ids=["another protocol", "no header", "a length below zero", "two lengths"],
 )
-async def test_what_is_no_http_gets_an_error_object(sent: bytes, caplog: pytest.LogCaptureFixture):
+async def test_bytes_that_are_no_http_get_an_error_object(sent: bytes, caplog: pytest.LogCaptureFixture):
     task, url = await serving(ServerConfig(port=0), caplog)
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
     writer.write(sent)
@@ -156,7 +156,7 @@ async def test_what_is_no_http_gets_an_error_object(sent: bytes, caplog: pytest.
     await ended(task)
 
 
-async def test_what_a_client_expects(caplog: pytest.LogCaptureFixture):
+async def test_unknown_expectation_is_417(caplog: pytest.LogCaptureFixture):
     task, url = await serving(ServerConfig(port=0), caplog)
     async with aiohttp.ClientSession() as http:
         for method, path in (("POST", "/completion"), ("GET", "/nope"), ("PUT", "/completion")):

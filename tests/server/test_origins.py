@@ -100,7 +100,7 @@ async def test_patterns_of_origins(patterns: str, origin: str, status: int) -> N
 
 
 @pytest.mark.parametrize("entry", ["example.com", "localhost:3000", "https://", "https://a/path", "http://a b", "?"])
-def test_what_is_no_origin_is_refused_at_the_start(entry: str) -> None:
+def test_text_that_is_no_origin_is_refused_at_the_start(entry: str) -> None:
     with pytest.raises(ValueError, match="is no origin"):
         check_origins(f"https://a.example,{entry}")
 
@@ -124,7 +124,7 @@ def test_lists_that_let_any_page_in(text: str, open_to_all: bool) -> None:
         ("none", "navigate", "GET", False),
     ],
 )
-async def test_what_a_browser_says_of_a_request(site: str, mode: str, method: str, refused: bool) -> None:
+async def test_fetch_metadata_of_foreign_page_is_refused(site: str, mode: str, method: str, refused: bool) -> None:
     async with running() as server:
         said = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": mode}
         status, _ = await ask(server, said, method, "/completion" if method == "POST" else "/props")

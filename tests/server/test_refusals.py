@@ -164,7 +164,7 @@ async def test_openai_s_own_fields(server: Running):
     assert status == 200
 
 
-async def test_what_is_not_there_yet_is_said(server: Running):
+async def test_unsupported_field_is_refused_by_name(server: Running):
     messages = [{"role": "user", "content": "say:a"}]
     for name, value in UNSUPPORTED:
         await refused(server, "/completion", {"prompt": "a", name: value}, 400, f"'{name}'")

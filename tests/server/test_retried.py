@@ -65,7 +65,7 @@ class Counting:
         http.send = count
 
 
-async def test_what_a_model_cannot_take_is_sent_once():
+async def test_refused_request_is_sent_once():
     async with chatting(HERMES_LIKE) as server:
         for stream in (False, True):
             async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="x") as client:
@@ -123,7 +123,7 @@ NEVER: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("path", "body"), NEVER)
-async def test_what_the_model_has_not_is_a_400(path: str, body: dict[str, Any]):
+async def test_feature_missing_in_model_is_400(path: str, body: dict[str, Any]):
     async with running() as server:
         status, reply = await server.post(path, body)
     assert (status, reply["error"]["type"]) == (400, "invalid_request_error")

@@ -257,7 +257,7 @@ class Dying(FakeScheduler):
         raise SystemExit("the engine is gone")
 
 
-async def test_nobody_waits_for_an_engine_that_has_ended():
+async def test_request_to_ended_engine_fails_at_once():
     gate = threading.Semaphore(0)
     scheduler = Dying(gate=gate)
     service = await started(scheduler)

@@ -55,7 +55,7 @@ def test_an_adapter_learns_and_is_read_again(spec: Spec, session: Session, tmp_p
     assert ("blk.7.attn_k.weight" in pairs) is False  # of SMALL it sees another layer's; the others have none
 
 
-def test_what_is_trained_of_a_fused_tensor_is_saved_expert_by_expert(session: Session, tmp_path: Path) -> None:
+def test_trained_fused_tensor_is_saved_expert_by_expert(session: Session, tmp_path: Path) -> None:
     spec = replace(EXPERTS, n_layer=3, keys=EXPERTS.keys | {"attention.sliding_window_pattern": [True, True, False]})
     spec.keys["attention.head_count_kv"] = [2, 2, 1]
     write(path := tmp_path / "m.gguf", spec)

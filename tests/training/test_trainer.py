@@ -508,7 +508,7 @@ def test_two_processes_that_average_their_gradients_train_as_one(start: Open) ->
         ({"output_norm.weight": np.zeros(3)}, r"'output_norm.weight' of shape \(3,\), expected \(32,\)"),
     ],
 )
-def test_what_a_hook_may_not_return_is_named(start: Open, returned: Gradients, message: str) -> None:
+def test_bad_return_value_of_hook_is_named(start: Open, returned: Gradients, message: str) -> None:
     with pytest.raises(TrainingError, match=message):
         start("full", on_gradients=lambda _: returned).fit()
 

@@ -43,7 +43,7 @@ def test_a_model_that_only_embeds(tmp_path: Path) -> None:
     assert main(["warm", "-m", str(write(tmp_path / "bert.gguf", tensors())), "-t", "1"]) == 0
 
 
-def test_what_cannot_be_warmed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_file_that_is_no_model_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_text("no model")
     for words, code, line in (
         ([], 2, "warm: -m FILE is required"),

@@ -116,7 +116,7 @@ def test_an_earlier_download_serves_without_the_hub(registry: Registry, monkeypa
         (("-dr", ""), "is not MODEL, REPO/MODEL or REPO/MODEL:TAG"),
     ],
 )
-def test_what_cannot_be_had_is_one_line(
+def test_missing_or_altered_image_is_one_line(
     registry: Registry, words: tuple[str, ...], line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry.models["ai/image", "latest"] = [("application/vnd.oci.image.layer.v1.tar", b"x")]

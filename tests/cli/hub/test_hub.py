@@ -143,7 +143,7 @@ SPLIT = [f"Q2_K/big-Q2_K-{i:05d}-of-00003.gguf" for i in (1, 2, 3)]
         ("u/r:Q8_0", SPLIT[0], SPLIT),
     ],
 )
-def test_which_file_is_meant(text: str, file: str, chosen: list[str]) -> None:
+def test_file_of_repository_is_chosen(text: str, file: str, chosen: list[str]) -> None:
     assert choose([*NAMES, *SPLIT], Repo.parse(text), file) == chosen
 
 
@@ -169,7 +169,7 @@ def test_a_block_is_no_model() -> None:
         ([*NAMES, "empty-1.gguf", "mtp-x.txt"], "m-Q8_0.gguf", ""),
     ],
 )
-def test_which_block_is_beside_a_model(names: list[str], like: str, chosen: str) -> None:
+def test_mtp_file_beside_model_is_chosen(names: list[str], like: str, chosen: str) -> None:
     assert choose_block(names, like) == chosen
 
 
@@ -187,19 +187,19 @@ def test_without_the_default_the_first_counts() -> None:
         (SPLIT[:2], "u/r", "", f"but not its part {SPLIT[2]}"),
     ],
 )
-def test_what_is_not_there_is_told_with_what_is(names: list[str], text: str, file: str, line: str) -> None:
+def test_missing_file_error_lists_files_of_repository(names: list[str], text: str, file: str, line: str) -> None:
     with pytest.raises(CliError, match=line):
         choose(names, Repo.parse(text), file)
 
 
 @pytest.mark.parametrize("text", ["", "r", "u/r/x", "../r", "u/..", "u/r:", "u/r:../x", "-u/r", "u/r\n", "u/r:a b"])
-def test_what_is_no_repository(text: str) -> None:
+def test_text_that_is_no_repository_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not USER/REPO"):
         Repo.parse(text)
 
 
 @pytest.mark.parametrize("text", ["", "file:///etc/passwd", "ftp://x/y", "http://", "http://a b", "https://x/\n"])
-def test_what_is_no_address(text: str) -> None:
+def test_text_that_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not an http"):
         url(text)
 
@@ -353,7 +353,7 @@ def test_a_folder_that_cannot_be_made(hub: FakeHub, tmp_path: Path) -> None:
         download.fetch(f"{hub.url}/u/r/resolve/main/m.gguf", tmp_path / "file" / "m", name="m")
 
 
-def test_what_llama_cpp_has_downloaded_is_used(
+def test_download_of_llama_cpp_is_used(
     hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub_cache: HubCache
 ) -> None:
     hub.repos["u/r"] = {"m-Q8_0.gguf": CONTENT, "m-Q4_0.gguf": b"four", "mtp-m-Q8_0.gguf": b"head"}
@@ -480,7 +480,7 @@ BITS = ["mmproj-m-BF16.gguf", "mmproj-m-F16.gguf", "mmproj-m-F32.gguf", "mmproj-
         ([], "m.gguf", ""),
     ],
 )
-def test_which_projector_a_model_has(names: list[str], model: str, chosen: str) -> None:
+def test_projector_of_model_is_chosen(names: list[str], model: str, chosen: str) -> None:
     """llama.cpp's rule (common/download.cpp)."""
     assert choose_projector([*names, model], model) == chosen
 

@@ -92,7 +92,9 @@ def options(address: str, **more: bool) -> SimpleNamespace:
     return SimpleNamespace(hf_repo=None, hf_file=None, model=None, model_url=address, offline=False, **more)
 
 
-def test_who_names_an_address(site: Any, one_is_public: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_private_address_is_open_to_the_user_alone(
+    site: Any, one_is_public: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("LLAMA_CACHE", str(tmp_path))
     near, far = f"http://127.0.0.2:{site.port}", f"http://127.0.0.1:{site.port}"
     assert model_source.find(options(f"{near}/m"))  # the user's own

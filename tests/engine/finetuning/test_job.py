@@ -110,7 +110,7 @@ def test_auto_has_64_batches_of_answers_at_least(n: int, batch_size: int, n_epoc
     assert n_epochs * -(-n // batch_size) >= 64
 
 
-def test_what_auto_chose_is_told_and_what_was_asked_stays(tmp_path: Path, vocabulary: Tokenizer) -> None:
+def test_auto_values_are_reported_and_request_stays(tmp_path: Path, vocabulary: Tokenizer) -> None:
     rows = [{"text": "a" * 9}] * 40
     found = prepared(tmp_path, vocabulary, rows, n_epochs=2, batch_size=8, learning_rate_multiplier=3)
     assert found.choices == (

@@ -92,7 +92,7 @@ class FullDisk:
         return getattr(self.db, name)
 
 
-def test_what_frees_space_works_on_a_full_disk(tmp_path: Path):
+def test_deletion_on_full_disk_succeeds(tmp_path: Path):
     store = Store(tmp_path)
     reserve = tmp_path / "reserve"
     assert reserve.stat().st_size == RESERVE
@@ -114,7 +114,7 @@ def test_what_frees_space_works_on_a_full_disk(tmp_path: Path):
     store.close()
 
 
-def test_who_waits_for_another_process_keeps_nobody_else_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_wait_for_another_process_blocks_no_other_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("logitless.engine.finetuning.store.LOCK_TIMEOUT", -1.0)
     store = Store(tmp_path)
     store.put("jobs", {"id": "j", "n": 0})
@@ -137,7 +137,7 @@ def test_who_waits_for_another_process_keeps_nobody_else_waiting(tmp_path: Path,
         store.patient().add_event("j", "too late")
 
 
-def test_what_a_kill_left_half_written_goes_when_nobody_can_be_writing_it(tmp_path: Path):
+def test_abandoned_part_files_are_removed_and_young_ones_stay(tmp_path: Path):
     Store(tmp_path).close()
     for name, age in (("files/old.part", ABANDONED + 60), ("files/young.part", 60), ("checkpoints/old.part", 1e6)):
         (tmp_path / name).write_bytes(b"x")

@@ -157,7 +157,7 @@ def test_an_errand_that_ends_while_it_is_looked_at_is_attended_first(
     job.tuning.close()
 
 
-def test_what_streams_would_wait_for_is_not_done_on_their_thread(
+def test_slow_work_of_job_is_off_the_engine_thread(
     engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Plans are thought out and files read and written beside it. It reads the device, and makes a part at a time."""
@@ -235,7 +235,7 @@ def test_a_full_disk_keeps_no_server_from_starting(engine: ModelRunner, tmp_path
         (ModelFileError("checkpoint.gguf", "is empty"), "server_error"),
     ],
 )
-def test_who_is_to_blame_for_a_job_that_fails(
+def test_failed_job_has_error_code_of_its_cause(
     engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, code: str
 ) -> None:
     monkeypatch.setattr("logitless.training.adapters.lora.lora", Mock(side_effect=error))

@@ -119,7 +119,7 @@ def test_the_last_token_is_always_computed() -> None:
     assert bench.answers[seq].finished.n_cached == 39
 
 
-def test_whoever_does_not_ask_for_it_gets_the_exact_bits() -> None:
+def test_request_without_reuse_gets_exact_bits() -> None:
     bench = Bench(n_slots=2)
     old = text(100)
     bench.run(old, n_predict=1, id_slot=0)
@@ -136,7 +136,7 @@ def test_whoever_does_not_ask_for_it_gets_the_exact_bits() -> None:
     assert snapshot(bench.scheduler, 0).tokens[: len(new)] == new  # the last one's exact cells
 
 
-def test_what_was_moved_is_a_prefix_for_the_next_one_that_asks() -> None:
+def test_moved_chunk_is_prefix_of_next_request() -> None:
     """As in an editor: every prompt is the last one without its oldest part, and some more."""
     bench = Bench(n_slots=1, cache_ram=None)
     window = text(200)

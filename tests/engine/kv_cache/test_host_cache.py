@@ -32,7 +32,7 @@ def full(cache_ram: int | None = None) -> Bench:
     return bench
 
 
-def test_what_others_will_take_the_place_of_is_saved_while_nobody_waits() -> None:
+def test_pages_to_evict_are_saved_in_idle_time() -> None:
     """As much as is said of it, less what is free; no step reads it then, and it comes back with what it had."""
     bench = full()
     cache, host = bench.scheduler.cache, host_of(bench)
@@ -48,7 +48,7 @@ def test_what_others_will_take_the_place_of_is_saved_while_nobody_waits() -> Non
     assert answer.ids == oracle(CompletionRequest(tuple(prompt(118, 0)), n_predict=5, ignore_eos=True), 192)[0]
 
 
-def test_who_waits_is_not_kept_waiting() -> None:
+def test_saving_ahead_stops_when_a_request_waits() -> None:
     bench, looks = full(), []
     bench.scheduler.prepare_ahead(lambda: bool(looks.append(1)) or len(looks) > 3)
     assert len(host_of(bench)) == 2  # the third look was for the third of them, and the first is not full

@@ -46,7 +46,7 @@ def test_where_prompts_part_is_known_to_the_third() -> None:
     assert [asked(b, [*prompt(45), i, 2, 1, *prompt(30)]) for i in (3, 4, 5)] == [0, 32, 32]
 
 
-def test_what_arrives_together_is_computed_once() -> None:
+def test_common_prefix_that_arrives_together_is_computed_once() -> None:
     b = bench(n_ubatch=16)
     both = [b.submit([*prompt(70), i, 2, 1], n_predict=2, ignore_eos=True) for i in (3, 4)]
     b.drain()
@@ -111,7 +111,7 @@ def test_a_step_that_fails_has_changed_nothing() -> None:
         assert b.answers[seq].outcome() == oracle(seq.request, 1024)
 
 
-def test_what_a_failed_step_has_taken_is_free_for_others() -> None:
+def test_states_of_failed_step_are_free_again() -> None:
     b = bench(n_checkpoints=0, n_slots=3, n_ubatch=128)
     states = b.scheduler.cache.states
     assert states is not None
@@ -126,7 +126,7 @@ def test_what_a_failed_step_has_taken_is_free_for_others() -> None:
     assert len(first.kv.state_writes) == 1
 
 
-def test_who_waits_for_a_mask_computes_nothing_again_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequence_that_waits_for_mask_computes_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
     b = bench(n_ubatch=64)
     stream = b.submit(prompt(5), n_predict=12, ignore_eos=True)
     b.step(2)
@@ -198,7 +198,7 @@ def test_a_chat_goes_on_from_its_last_token_when_others_have_been_there() -> Non
 
 
 @pytest.mark.parametrize("keep_idle", [True, False])
-def test_who_is_paused_computes_nothing_again(keep_idle: bool) -> None:
+def test_preempted_sequence_computes_nothing_again(keep_idle: bool) -> None:
     b = bench(n_slots=2, n_ctx=96, unified=True, cache_ram=None, cache_idle_slots=keep_idle)
     seqs = [b.submit(prompt(20, i), n_predict=60, ignore_eos=True) for i in range(2)]
     b.drain()

@@ -42,7 +42,7 @@ def test_a_long_context_has_few_pages_of_windows() -> None:
         (64, 40, [1, 2, 3]),
     ],
 )
-def test_what_the_next_token_sees(n: int, window: int, blocks: list[int]) -> None:
+def test_blocks_in_window_are_those_of_next_token(n: int, window: int, blocks: list[int]) -> None:
     assert list(blocks_in_window(n, window)) == blocks
 
 
@@ -71,7 +71,7 @@ def test_where_prompts_part_is_known_to_the_third() -> None:
     assert [asked(b, [*prompt(90), i, 2, 1, *prompt(70)]) for i in (3, 4, 5)] == [0, 80, 80]
 
 
-def test_what_arrives_together_is_computed_once() -> None:
+def test_common_prefix_that_arrives_together_is_computed_once() -> None:
     b = bench(n_ubatch=16)
     both = [b.submit([*prompt(170), i, 2, 1], n_predict=2, ignore_eos=True) for i in (3, 4)]
     b.drain()

@@ -30,7 +30,7 @@ def test_a_state_moves_to_another_scheduler(n: int) -> None:
     assert second.answers[seq].finished.n_cached == len(tokens) - 1
 
 
-def test_what_is_partly_in_host_memory_is_saved_whole() -> None:
+def test_slot_partly_in_host_memory_is_saved_whole() -> None:
     bench = Bench(n_slots=2, n_ctx=192, cache_ram=None)
     bench.run(prompt(100), n_predict=1, id_slot=0)
     bench.run(prompt(100, 1), n_predict=1, id_slot=1)
@@ -41,7 +41,7 @@ def test_what_is_partly_in_host_memory_is_saved_whole() -> None:
     check_cells(other.scheduler, other.engine)
 
 
-def test_what_was_given_up_is_not_saved() -> None:
+def test_evicted_tokens_are_not_saved() -> None:
     bench = Bench(n_slots=2, n_ctx=192)
     bench.run(prompt(100), n_predict=1, id_slot=0)
     bench.run(prompt(130, 1), n_predict=1, id_slot=1)
@@ -85,7 +85,7 @@ def test_a_state_that_is_refused_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("n", [40, 43])
-def test_what_two_slots_have_had_stays_with_the_other(n: int) -> None:
+def test_erased_prefix_stays_with_other_slot(n: int) -> None:
     """`n`: the other one's page goes on behind it, or not."""
     bench = Bench(n_slots=2)
     bench.run(prompt(n), n_predict=1, id_slot=0)

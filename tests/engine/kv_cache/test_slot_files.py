@@ -151,7 +151,7 @@ def test_names_that_are_refused(tmp_path: Path, name: str) -> None:
     assert not os.listdir(tmp_path)
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_name_that_is_no_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     for name in ("folder", "pipe"):
@@ -181,7 +181,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["a.bin"]
 
 
-def test_what_dead_processes_left_is_removed(tmp_path: Path) -> None:
+def test_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
     for name, age in ((".slot-old.tmp", 7200), (".slot-new.tmp", 60), ("other.tmp", 7200)):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (time.time() - age,) * 2)

@@ -96,7 +96,7 @@ def test_sounds_beside_bidirectional_images_may_be_longer_than_a_step(tmp_path: 
             runs.scheduler.submit(large)
 
 
-def test_what_a_model_cannot_read(tmp_path: Path, shared_data: Path) -> None:
+def test_too_long_sound_or_image_for_audio_model_is_refused(tmp_path: Path, shared_data: Path) -> None:
     """A sound of more tokens than the device keeps; an image for a model of sounds."""
     with Runs(*made("ultravox", tmp_path, shared_data)) as runs:
         assert runs.input is not None

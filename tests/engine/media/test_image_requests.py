@@ -139,7 +139,7 @@ def test_where_the_encoder_runs(
     assert probs[top] == pytest.approx(expected[top], abs=5e-3)
 
 
-def test_what_can_never_be_computed_is_refused(tmp_path: Path, shared_data: Path) -> None:
+def test_image_without_room_or_encoder_is_refused(tmp_path: Path, shared_data: Path) -> None:
     image = png(picture(32, 32))
     with Runs(*made("gemma3", tmp_path, shared_data), n_ubatch=8) as runs:
         with pytest.raises(InvalidRequest, match="ubatch-size"):

@@ -98,7 +98,7 @@ def test_the_cpu_first_or_alone_has_everything() -> None:
     assert (set(found.slots), found.overrides[0][1]) == ({0}, 1)
 
 
-def test_what_was_wanted_of_a_lost_device_goes_elsewhere() -> None:
+def test_layers_of_lost_device_go_to_others() -> None:
     options = PlacementOptions(None, split=True, shares=(3, 1), overrides=(("ffn", "opencl:0"),))
     backends = [NumpyBackend("vulkan:0"), NumpyBackend("cpu")]
     left = options.devices(("opencl:0", "vulkan:0"), ("vulkan:0", "cpu"), backends)

@@ -64,7 +64,7 @@ def test_after_sleep_they_are_made_again(engine: ModelRunner) -> None:
     assert engine.prepare_ahead()
 
 
-def test_what_fails_ahead_is_left_to_the_step(engine: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plan_that_fails_ahead_is_left_to_the_step(engine: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise MemoryError("full")
 

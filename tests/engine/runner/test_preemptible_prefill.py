@@ -159,7 +159,7 @@ def test_a_size_that_was_held_up_is_tried_again(tiny: Path, monkeypatch: pytest.
     engine.close()
 
 
-def test_nobody_waits_for_what_is_measured_ahead(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_ahead_stops_when_a_request_waits(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = opened(tiny, monkeypatch)
     while engine._ahead:
         engine.prepare_ahead()

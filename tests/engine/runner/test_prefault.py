@@ -51,7 +51,7 @@ def step(engine: ModelRunner, page: int) -> None:
     engine.step(UBatch([5], [0], [0], [16 * page], [0], [greedy()], [-1], tables={0: [page]}))
 
 
-def test_what_may_be_used_soon_is_there_and_what_is_far_is_not(engine: ModelRunner) -> None:
+def test_near_pages_are_faulted_in_and_far_ones_are_not(engine: ModelRunner) -> None:
     assert not any(there(engine, 2500) + there(engine, 5500))
     engine.prepare_ahead()
     assert all(there(engine, 8) + there(engine, 2500) + there(engine, 2999))
@@ -68,7 +68,7 @@ def test_it_goes_to_the_end_and_no_further(engine: ModelRunner) -> None:
     engine.prepare_ahead()
 
 
-def test_who_waits_is_not_kept_waiting(engine: ModelRunner) -> None:
+def test_prefault_stops_when_a_request_waits(engine: ModelRunner) -> None:
     looks = []
     engine.prepare_ahead(lambda: bool(looks.append(1)) or len(looks) > 2)
     assert len(looks) == 3
@@ -77,7 +77,7 @@ def test_who_waits_is_not_kept_waiting(engine: ModelRunner) -> None:
     assert all(there(engine, 2500))
 
 
-def test_what_is_cached_stays(engine: ModelRunner) -> None:
+def test_cached_page_stays(engine: ModelRunner) -> None:
     step(engine, 700)
     before = engine.memory.full.read(engine.session, 700)
     assert before.any()

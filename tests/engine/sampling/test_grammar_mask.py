@@ -217,7 +217,7 @@ def test_late_masks_change_nothing_and_hold_up_nobody() -> None:
     assert bench.scheduler.stats.prompt_tokens == 2 * len(PROMPT) + 1
 
 
-def test_who_samples_nothing_has_no_row_that_could_be_late() -> None:
+def test_sequence_without_sampling_has_no_late_row() -> None:
     bench = late_bench()
     slow = bench.submit(PROMPT, n_predict=20, ignore_eos=True, sampling=SamplingParams(seed=1))
     other = bench.submit([*PROMPT, 2], n_predict=20, ignore_eos=True)

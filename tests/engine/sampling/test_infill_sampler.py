@@ -43,13 +43,13 @@ def test_ends_win_where_they_have_more_than_a_third_of_an_average_share() -> Non
     assert left({2: 0.85, 5: 0.10, END: 0.05}, n_left=7) == [END]  # those that are not told count, too: 1.05
 
 
-def test_what_begins_alike_counts_together() -> None:
+def test_tokens_with_common_prefix_count_together() -> None:
     """ab 0.35, a 0.15 and abc 0.1 are 0.6; so c with 0.3 is under a half of what is left (0.9), which is 0.45."""
     assert left({3: 0.35, 6: 0.30, 2: 0.15, 4: 0.10, 7: 0.10}) == [3]
     assert left({3: 0.30, 6: 0.30, 5: 0.25, 7: 0.15}) == [3, 6, 5]  # each has more than a quarter of their 0.85
 
 
-def test_what_is_unlikely_goes_unless_all_are_alike() -> None:
+def test_unlikely_tokens_go_unless_all_are_alike() -> None:
     assert left({5: 0.19, 6: 0.19, 7: 0.19}) == [5, 6, 7]  # shares of what is told: a third each, more than a quarter
     assert left(dict.fromkeys(range(2, 8), 0.1)) == [2]  # a, ab and abc are 3/6 together; b, c and d have 1/6
 
@@ -111,6 +111,6 @@ def test_choices_follow_the_probabilities_that_are_left() -> None:
     ("names", "settings"),
     [(("infill", "adaptive_p"), {}), (("infill", "infill"), {}), (("infill",), {"grammar": SimpleNamespace()})],
 )
-def test_what_cannot_be_had_with_it_is_refused(names: tuple[str, ...], settings: dict[str, Any]) -> None:
+def test_conflicting_samplers_are_refused(names: tuple[str, ...], settings: dict[str, Any]) -> None:
     assert "infill" in SamplingParams(samplers=names, **settings).conflict
     assert not SamplingParams(samplers=names, mirostat=2, **settings).conflict  # which has no chain

@@ -201,7 +201,7 @@ def test_names_letters_and_aliases() -> None:
         chain_from_names("k" * 40)
 
 
-def test_what_does_nothing_is_left_out() -> None:
+def test_sampler_without_effect_is_left_out() -> None:
     assert chain_codes(SamplingParams()) == [s.TOP_K, s.TOP_P, s.MIN_P, s.TEMPERATURE, s.DIST]
     off = SamplingParams(top_k=0, top_p=1, min_p=0, temperature=1)
     assert chain_codes(off) == [s.DIST]

@@ -150,7 +150,7 @@ def test_a_prompt_does_not_wait_for_those_of_a_batch() -> None:
     bench.check(own, *lines)
 
 
-def test_what_streams_take_alone_is_measured_anew() -> None:
+def test_time_of_streams_alone_is_measured_anew() -> None:
     """One that was slow for a while must not let rows of batches make it slow for ever."""
     bench = Timed(row=0.05)
     lines = bench.lines(15)

@@ -113,7 +113,7 @@ def test_a_part_of_unknown_length_is_tried() -> None:
     assert len(bench.took) - n_steps <= 100 / 5 + 2
 
 
-def test_what_comes_before_the_first_part_is_part_of_the_turn() -> None:
+def test_time_before_first_part_counts_in_the_turn() -> None:
     """Pages and feeds of a step take time, too, and how much of a turn is left says nothing about a step's size."""
     bench = crowded()
     scheduler = bench.scheduler
@@ -247,7 +247,7 @@ def test_large_parts_are_those_of_smaller_steps() -> None:
     assert [n for _, n in bench.apart] == [16, 16, 16, 11]
 
 
-def test_what_wants_more_than_the_cache_runs_as_ever() -> None:
+def test_prompt_with_logprobs_is_not_interleaved() -> None:
     bench = crowded()
     asking = bench.submit(prompt(30, 7), n_predict=1, prompt_logprobs=1)
     bench.drain()

@@ -121,7 +121,7 @@ async def test_a_busy_slot_is_saved_when_its_request_has_ended(scheduler: Any, t
         assert os.listdir(tmp_path) == ["x"]
 
 
-async def test_who_leaves_takes_the_wish_along(scheduler: Any, tmp_path: Path) -> None:
+async def test_claim_of_client_that_left_is_dropped(scheduler: Any, tmp_path: Path) -> None:
     async with running(scheduler=scheduler, n_parallel=2, slot_save_path=str(tmp_path)) as server:
         first = await held(server)
         erase = asyncio.create_task(server.post("/slots/0?action=erase", {}))
@@ -134,7 +134,7 @@ async def test_who_leaves_takes_the_wish_along(scheduler: Any, tmp_path: Path) -
         assert not scheduler.claims.hold(scheduler.slots[0])
 
 
-async def test_nobody_waits_for_ever(scheduler: Any) -> None:
+async def test_claim_of_busy_slot_times_out(scheduler: Any) -> None:
     async with running(scheduler=scheduler, n_parallel=2, timeout=0.1) as server:
         first = await held(server)
         status, answer = await server.post("/slots/0?action=erase", {})

@@ -86,7 +86,7 @@ def test_a_long_prompt_keeps_the_pace_of_streams_that_came_with_it() -> None:
     assert max(took[began:]) < 3.0
 
 
-def test_what_nothing_is_known_of_is_bounded_by_the_option() -> None:
+def test_unmeasured_step_is_bounded_by_the_option() -> None:
     pace = PrefillBudget(61)
     assert pace.tokens(3) == 64
     pace.observe(0, 3, 0.5)
@@ -127,7 +127,7 @@ def test_the_smallest_step_is_not_filled_when_it_takes_too_long() -> None:
     assert pace.tokens(1) == 16
 
 
-def test_what_streams_are_used_to_depends_on_how_many_there_are() -> None:
+def test_usual_step_time_depends_on_number_of_streams() -> None:
     """The last steps without prompts may be those of a stream that outlived fifteen others."""
     pace = PrefillBudget(128)
     for streams, seconds in ((16, 4.0), (1, 1.0)):

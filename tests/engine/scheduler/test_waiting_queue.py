@@ -82,7 +82,7 @@ def test_requests_of_batches_fill_no_queue() -> None:
         bench.submit(prompt(5, 9), n_predict=9, client="b")
 
 
-def test_nobody_waits_for_ever_behind_a_better_priority() -> None:
+def test_request_behind_better_priorities_runs_in_the_end() -> None:
     """Better ones come whenever one ends. For a seat, for pages, for its own slot: every turn comes."""
     bench = Bench(n_slots=2, n_ctx=96)
     worse = [bench.submit(prompt(40, 99), n_predict=30, ignore_eos=True, priority=1)]
@@ -187,7 +187,7 @@ def test_prompts_that_begin_alike_compute_that_once() -> None:
         assert bench.answers[seq].outcome() == oracle(seq.request, 1024)
 
 
-def test_who_waits_for_a_prompt_goes_on_when_its_sequence_leaves() -> None:
+def test_sequence_that_waits_for_common_prefix_goes_on_when_its_owner_leaves() -> None:
     bench = Bench(n_slots=2, n_ubatch=32)
     first, second = (bench.submit(prompt(200), n_predict=3) for _ in range(2))
     bench.step(2)

@@ -123,7 +123,7 @@ def test_no_length_that_is_not_wanted_is_tried() -> None:
     assert draft_length.choose(acceptance, 0, 3, 2) == 0
 
 
-def test_who_only_waits_is_counted() -> None:
+def test_sequences_without_drafts_count() -> None:
     """One draft of a step with fifteen streams that get a token each: what it costs, it costs all."""
 
     def times(n_others: int) -> int:

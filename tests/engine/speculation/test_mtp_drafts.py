@@ -64,7 +64,7 @@ def test_known_pages_cost_one_blind_token() -> None:
     assert answer.finished.timings.draft_n_accepted == answer.finished.timings.draft_n > 10
 
 
-def test_who_did_not_ask_is_followed_too() -> None:
+def test_sequence_without_drafts_is_followed_too() -> None:
     """Another request may go on from its pages and ask."""
     bench, engine = guessing(n_slots=1)
     first = bench.run((1, 2, 3), n_predict=30, ignore_eos=True)

@@ -101,7 +101,7 @@ def test_a_long_node_is_split_before_its_first_run() -> None:
     backend.close()
 
 
-def test_what_is_compiled_ahead_is_not_compiled_by_a_run() -> None:
+def test_plan_compiled_ahead_is_not_compiled_by_run() -> None:
     """Also in the middle of a run."""
     backend = CPUBackend(1)
     session = Session([backend])

@@ -245,7 +245,7 @@ def _config(h: Hparams) -> dict[str, Any]:
     }
 
 
-def test_what_peft_has_not_is_refused(model: Path, tmp_path: Path) -> None:
+def test_module_unknown_to_peft_is_refused(model: Path, tmp_path: Path) -> None:
     with GGUFFile.open(model) as base:
         h = hparams_of(base)
         norm = "blk.0.attn_norm.weight"

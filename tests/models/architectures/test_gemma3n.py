@@ -138,7 +138,7 @@ def test_logits(tmp_path: Path, name: str) -> None:
         ("gemma3n, all keep keys", "activation_sparsity_scale", [float("nan")] * 5),
     ],
 )
-def test_what_a_file_cannot_mean(tmp_path: Path, name: str, key: str, value: object) -> None:
+def test_impossible_key_is_refused(tmp_path: Path, name: str, key: str, value: object) -> None:
     write(path := tmp_path / "m.gguf", SPECS[name])
     with GGUFFile.open(path) as gguf:
         metadata = {k: v for k, v in gguf.metadata.items() if k != f"{SPECS[name].arch}.{key}"}

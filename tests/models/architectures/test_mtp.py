@@ -154,7 +154,7 @@ def test_guesses_of_other_types(tmp_path: Path, name: str, dtype: str, bound: fl
 
 @pytest.mark.parametrize("name", ["qwen35", "deepseek2", "deepseek2 together", "cohere2moe", "nemotron_h_moe"])
 @pytest.mark.parametrize("dtype", ["f32", "q8_0"])
-def test_what_is_kept_has_the_same_bits(tmp_path: Path, name: str, dtype: str) -> None:
+def test_pages_of_mtp_block_have_the_same_bits_in_any_batch(tmp_path: Path, name: str, dtype: str) -> None:
     """However a prompt is cut, whoever is in the batch, whatever was guessed meanwhile, whether
     layers with a window have pages of their own."""
     s = replace(NEXTN[name], dtype=dtype, types={"ffn_gate_inp": "f32"})

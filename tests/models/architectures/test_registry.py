@@ -157,7 +157,7 @@ def test_rope_of_yarn_takes_the_training_context_where_no_other_is_named(tmp_pat
 
 
 @pytest.mark.parametrize("in_file", [{}, {"rope.scaling.type": "linear", "rope.scaling.factor": 7.0}])
-def test_what_stands_in_for_the_files_keys(tmp_path: Path, in_file: dict[str, Any]) -> None:
+def test_override_counts_as_key_of_the_file(tmp_path: Path, in_file: dict[str, Any]) -> None:
     """As if the file had said so: llama.cpp's --override-kv and --rope-..., which count for the
     file's architecture."""
     path = tmp_path / "m.gguf"

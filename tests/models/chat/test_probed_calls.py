@@ -117,7 +117,7 @@ NOTHING: Call = ("now", {})
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("calls", [[ADDED], [ADDED, ASKED], [NOTHING, ADDED, ADDED]])
-def test_what_a_template_writes_is_read_back(name: str, calls: list[Call]) -> None:
+def test_call_written_by_template_is_read_back(name: str, calls: list[Call]) -> None:
     text = rendered(name, calls)
     message = parsed(template(name).calls, text)
     assert found(message) == calls
@@ -456,7 +456,7 @@ def test_lists_and_dictionaries_of_python_between_tags() -> None:
 @pytest.mark.parametrize(
     ("name", "calls"), [("EMPTY_THOUGHT", COMMAND_R.name), ("LINE_AFTER", NEMOTRON.name), ("NAME_FIRST", GENERIC.name)]
 )
-def test_what_is_around_calls_changes_no_family(name: str, calls: str) -> None:
+def test_text_around_calls_changes_no_family(name: str, calls: str) -> None:
     """Reasoning tags with nothing between them, a line break after the turn, a prompt that ends in a marker."""
     assert template(name).calls.name == calls
 

@@ -171,7 +171,7 @@ def test_hermes(real: Any) -> None:
         (HERMES, "system_role tools tool_calls parallel_tool_calls object_arguments"),
     ],
 )
-def test_what_real_templates_can_do(name: str, able: str, real: Any) -> None:
+def test_real_template_has_its_caps(name: str, able: str, real: Any) -> None:
     caps = real(name).caps
     assert {cap for cap, able in caps.items() if able} == {
         f"supports_{cap}" for cap in ["string_content", *able.split()]

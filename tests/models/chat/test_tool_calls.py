@@ -321,7 +321,7 @@ def test_a_name_that_the_end_cuts_is_no_text() -> None:
         assert told(parse(f"Look. {text}", calls)) == content("Look.") or calls in (LLAMA3, GENERIC), text
 
 
-def test_what_the_prompt_began_is_not_told_again() -> None:
+def test_beginning_in_prompt_is_not_repeated() -> None:
     assert parse(" world", HERMES, primer="Hello ").content == " world"
     assert told(parse(f"{CALL}</tool_call>", primer="Hi <tool_call>")) == called(ADD)
 

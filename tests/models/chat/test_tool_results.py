@@ -97,7 +97,7 @@ ADD = call("1", "add", {"b": [2, {"x": True}], "a": "one"})
 ADDED = '<|turn>model\n<|tool_call>call:add{a:<|"|>one<|"|>,b:[2,{x:true}]}<tool_call|>'
 
 
-def test_what_the_template_can_do() -> None:
+def test_template_with_tool_results_has_its_caps() -> None:
     for source in (FIRST, LATER):
         template = ChatTemplate(source, bos_token="", eos_token="")
         assert template.calls is GEMMA4

@@ -41,7 +41,7 @@ def writer(path: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def test_what_killed_processes_left_goes_and_what_others_write_stays(tmp_path: Path) -> None:
+def test_parts_of_killed_processes_go_and_those_of_others_stay(tmp_path: Path) -> None:
     path, download = tmp_path / "m[1].gguf", tmp_path / "m[1].gguf.0123456789ab.part"
     download.write_text("a download")
     os.utime(download, (0, 0))
@@ -67,7 +67,7 @@ def test_what_killed_processes_left_goes_and_what_others_write_stays(tmp_path: P
     assert set(tmp_path.iterdir()) == {path, download}
 
 
-def test_what_a_link_leads_to_is_written(tmp_path: Path) -> None:
+def test_write_to_link_replaces_its_target(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     link, file = tmp_path / "loss.svg", tmp_path / "far" / "loss.svg"
     link.symlink_to(file)

@@ -161,7 +161,7 @@ def test_types_of_values(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [0, 1, 2, 3, 4, 5, 10, 11])
 @pytest.mark.parametrize("value", [7, 70_000, 3_000_000_000, -5])
-def test_what_stands_in_for_a_number_is_written_again(tmp_path: Path, kind: int, value: int) -> None:
+def test_override_of_number_is_written(tmp_path: Path, kind: int, value: int) -> None:
     """A type of whole numbers in the file may be too small for the value that stands in."""
     old, new = tmp_path / "old.gguf", tmp_path / "new.gguf"
     nbytes = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 10: 8, 11: 8}[kind]

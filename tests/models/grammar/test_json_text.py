@@ -93,7 +93,7 @@ def test_a_name_counts_however_it_is_written(name: str) -> None:
 
 @pytest.mark.parametrize("pattern", [None, "^[^a]*$"])
 @pytest.mark.parametrize("text", ['"\\ud83d"', '"\\ud83dx"', '"\\ude42"', '"\\ud83d\\u0042"', '"\\u12"', '"\\x42"'])
-def test_what_is_no_character_stays_forbidden(text: str, pattern: str | None) -> None:
+def test_invalid_character_stays_forbidden(text: str, pattern: str | None) -> None:
     assert not accepts(grammar_of({**TEXT, **({"pattern": pattern} if pattern else {})}), text)
 
 

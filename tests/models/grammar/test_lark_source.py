@@ -175,7 +175,7 @@ def test_regular_expressions(pattern: str) -> None:
         ('start: "a"~3000', "repetitions"),
     ],
 )
-def test_what_cannot_be_enforced_is_told_apart(source: str, what: str) -> None:
+def test_unenforceable_source_raises_its_own_error(source: str, what: str) -> None:
     with pytest.raises(NotEnforceable, match=re.escape(what)):
         parse_lark(source)
 

@@ -191,7 +191,7 @@ def test_a_bad_schema_or_regex_says_where(kind: str, source: str, problem: str) 
     assert problem in str(caught.value)
 
 
-def test_what_cannot_be_enforced_is_ignored_unless_strict() -> None:
+def test_unenforceable_keyword_is_ignored_unless_strict() -> None:
     assert accepts(compile_grammar('{"not": {"type": "string"}, "type": "integer"}', "json_schema"), "12")
 
 

@@ -45,7 +45,7 @@ from tests.helpers.reference_model import write
         ("falcon-h1", {"ssm.state_size": None}, "key 'falcon-h1.ssm.state_size' is missing"),
     ],
 )
-def test_what_cannot_be_is_refused_by_its_key(arch: str, keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_impossible_value_is_refused_by_its_key(arch: str, keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     spec = PLAIN[arch]
     write(path := tmp_path / "m.gguf", spec)  # with the tensors of what is right
     from gguf import GGUFReader, GGUFWriter

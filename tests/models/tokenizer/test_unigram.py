@@ -58,7 +58,7 @@ def test_ids_are_llama_cpps(text: str) -> None:
     assert merging.encode(text) == [1, *RECORDED[text][0], 2]  # an end unless the file says otherwise
 
 
-def test_what_a_file_does_not_say() -> None:
+def test_missing_keys_have_defaults() -> None:
     without = unigram(bos_token_id=None, add_bos_token=None, precompiled_charsmap=None, eos_token_id=None)
     assert without.encode("ﬁ a") == [0, 10, 1]  # no normalisation; T5's end is 1
     assert unigram(add_eos_token=False).encode("a") == [1, 7]

@@ -153,7 +153,7 @@ async def test_tools_and_their_results(server: Running, client: anthropic.AsyncA
     assert [block.type for block in reply.content] == ["tool_use"]
 
 
-async def test_what_a_service_would_connect_to_is_refused_by_name(server: Running):
+async def test_field_of_remote_service_is_refused_by_name(server: Running):
     for name in ("mcp_servers", "container"):
         status, reply = await server.post("/v1/messages", {"messages": ASK, "max_tokens": 2, name: [{"type": "url"}]})
         assert (status, f"field '{name}'" in reply["error"]["message"]) == (400, True)

@@ -152,7 +152,9 @@ async def test_there_are_only_so_many(monkeypatch: pytest.MonkeyPatch):
     ("change", "field"),
     [({"store": False}, "background"), ({"background": "yes"}, "background"), ({"input": []}, "input")],
 )
-async def test_what_is_refused(server: Running, change: dict[str, Any], field: str):
+async def test_background_response_with_conflicting_field_is_refused(
+    server: Running, change: dict[str, Any], field: str
+):
     status, told = await server.post("/v1/responses", {**ASKED, **change})
     assert (status, told["error"]["message"].startswith(f"field '{field}':")) == (400, True)
     assert server.scheduler.requests == []

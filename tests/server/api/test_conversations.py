@@ -106,13 +106,13 @@ async def test_keys_see_their_own():
         ({"metadata": {"a": "x" * 513}}, "metadata"),
     ],
 )
-async def test_what_is_refused(server: Running, body: Any, field: str):
+async def test_bad_conversation_body_is_refused(server: Running, body: Any, field: str):
     status, told = await server.post("/v1/conversations", body)
     assert status == 400
     assert told["error"]["message"].startswith(f"field '{field}"), told
 
 
-async def test_what_a_response_may_not_name(server: Running):
+async def test_response_with_bad_conversation_is_refused(server: Running):
     for change, field in (
         ({"conversation": 5}, "conversation"),
         ({"conversation": {}}, "conversation.id"),

@@ -194,7 +194,7 @@ async def test_refusals(server: Running, body: dict[str, Any], code: int, named:
         assert named in reply["error"]["message"]
 
 
-async def test_what_this_server_cannot(server: Running):
+async def test_rerank_without_its_flag_is_refused(server: Running):
     status, body = await server.post("/rerank", {"query": "a", "documents": ["b"]})
     assert (status, body["error"]["message"].endswith("start it with --reranking")) == (501, True)
     async with running() as plain:

@@ -13,7 +13,7 @@ from logitless.training.data.tokenize_rows import Example
 from logitless.training.score import Score
 
 
-def test_what_is_not_finite_is_null():
+def test_infinite_score_is_null():
     example = Example(np.array([1, 2, 3], np.int32), np.array([False, True, True]))
     score = Score(np.array([-np.inf, np.nan], np.float32), float("nan"), 2, float("inf"))
     told = json.loads(encode_json(shown(0, example, score)))

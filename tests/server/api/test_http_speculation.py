@@ -119,7 +119,7 @@ async def test_verifying(server: Running):
     assert server.scheduler.requests[-1].sampling.rng_used == (4, 1)
 
 
-async def test_what_verify_refuses(server: Running):
+async def test_verify_with_bad_field_is_refused(server: Running):
     good = {"prompt": "say:hi", "draft_tokens": [1]}
     await refused(server, "/v1/verify", {"draft_tokens": [1]}, named="'prompt'")
     await refused(server, "/v1/verify", {"prompt": "a"}, named="'draft_tokens'")

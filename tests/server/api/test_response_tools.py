@@ -132,7 +132,7 @@ async def test_approval(server: Running, approve: bool):
         (None, True),
     ],
 )
-async def test_which_tools_need_approval(server: Running, approval: Any, asks: bool):
+async def test_approval_depends_on_the_tool(server: Running, approval: Any, asks: bool):
     by_turns(server, call("sums__add", a=1, b=2), "It is 3.")
     tool = {"type": "mcp", "server_label": "sums", "require_approval": approval}
     _, reply = await server.post("/v1/responses", {"input": "x", "tools": [tool]})
@@ -186,7 +186,7 @@ async def test_refusals(server: Running, change: dict[str, Any], named: str):
     assert (status, f"'{named}'" in reply["error"]["message"]) == (400, True), reply
 
 
-async def test_what_does_not_go_together(server: Running):
+async def test_conflicting_fields_are_refused(server: Running):
     body = {"input": "x", "tools": [MCP]}
     assert (await server.post("/v1/responses", {**body, "background": True}))[0] == 400
     assert (await server.post("/v1/responses", {**body, "tools": [MCP, MCP]}))[0] == 400
@@ -200,7 +200,7 @@ async def test_what_does_not_go_together(server: Running):
     assert [tool["name"] for tool in reply["output"][0]["tools"]] == ["pid"]
 
 
-async def test_who_may_have_them_called():
+async def test_mcp_tools_need_the_admin_key():
     body = {"input": "x", "tools": [MCP]}
     async with chatting(HERMES_LIKE) as server:
         status, refused = await server.post("/v1/responses", body)

@@ -307,7 +307,7 @@ def test_too_many_are_forgotten_and_keys_see_their_own() -> None:
     assert kept.before("k", "large").items == tuple(kept.find("k", "large").input)  # type: ignore[union-attr]
 
 
-def test_what_a_kept_response_goes_on_from_counts_too():
+def test_conversation_before_stored_response_counts_in_its_size():
     """Or small answers to large conversations would keep those in memory, however many there are."""
     kept = StoredResponses(max_bytes=3000)
     for i in range(9):

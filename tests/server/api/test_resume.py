@@ -107,7 +107,7 @@ async def test_every_key_has_names_of_its_own():
         assert (await server.get(AT))[0] == 401
 
 
-async def test_what_is_refused():
+async def test_bad_stream_request_is_refused():
     async with running() as server:
         for at, status in (
             ("", 400),

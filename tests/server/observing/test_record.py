@@ -164,7 +164,7 @@ async def left(server: Running) -> None:
         await asyncio.sleep(0)
 
 
-async def test_what_is_no_request_has_a_line_too(caplog: pytest.LogCaptureFixture) -> None:
+async def test_bytes_that_are_no_request_have_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     from logitless.server.app import make_app
     from logitless.server.config import ServerConfig
     from logitless.server.listen import accepting

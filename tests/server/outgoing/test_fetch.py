@@ -66,7 +66,7 @@ async def got(url: str, most: int = 1000) -> str | bytes:
     return str(found) if isinstance(found, Exception) else found
 
 
-async def test_what_is_there(site: Site) -> None:
+async def test_public_url_is_fetched(site: Site) -> None:
     assert await got(site.at(PUBLIC, "/a/7")) == b"xxxxxxx"
     assert await got(site.at(PUBLIC, "/to//b/9")) == b"xxxxxxxxx"
     urls = [site.at(PUBLIC, f"/c/{n}") for n in (1, 2, 3, 4, 5, 6, 1)]

@@ -191,7 +191,7 @@ def test_refusals_at_the_start(tmp_path: Path, words: tuple[str, ...], reason: s
     assert "\n" not in str(caught.value)
 
 
-def test_what_is_taken_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tool_flags_are_read_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert not read()
     assert read("--tools", "get_info,read_file").built_in == ("read_file", "get_info")

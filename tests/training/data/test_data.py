@@ -140,7 +140,7 @@ def test_cut_and_dropped_examples_are_told() -> None:
     assert PackedExamples([example(5, 0)], 4).losses == []
 
 
-def test_what_validates_is_never_learned() -> None:
+def test_validation_tokens_are_never_trained_on() -> None:
     text = np.arange(3, 203, dtype=np.int32)
     every = DataOptions(n_ctx=16, sample_start="")
     filled = DataOptions(n_ctx=16, sample_start="ab", samples=SampleOptions(fill_with_next=True))

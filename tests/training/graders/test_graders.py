@@ -95,7 +95,7 @@ def test_formulas_combine_rewards() -> None:
     assert grade(alone, "Cat").reward == 2
 
 
-def test_what_is_wrong_with_a_grader_is_told() -> None:
+def test_wrong_grader_is_refused_with_its_reason() -> None:
     for spec, told in (
         ([], "grader: must be an object"),
         ({"type": "best"}, "grader.type: must be one of string_check"),

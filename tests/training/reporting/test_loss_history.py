@@ -79,6 +79,6 @@ def doubles(*values: float) -> Key:
         ),
     ],
 )
-def test_what_is_no_history_is_refused(tmp_path: Path, values: Any, more: dict[str, Key], told: str) -> None:
+def test_file_that_is_no_history_is_refused(tmp_path: Path, values: Any, more: dict[str, Key], told: str) -> None:
     with pytest.raises(ModelFileError, match=told):
         history(tmp_path, values, 9, **more)
