@@ -760,6 +760,10 @@ class ModelRunner:
                     mask_row[i], n = n, n + 1
         return {"sample.mask": masks, "sample.mask_row": mask_row}
 
+    def sampler_state(self, slot: int) -> tuple[float, ...]:
+        """Row of the samplers' state, (N_STATE,)."""
+        return tuple(self.session.read_bytes("sampler_state", slot * 16, 16).view(np.float32).tolist())
+
     def move_cells(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Move KV entries: (source token slot, target token slot, change of position).
 

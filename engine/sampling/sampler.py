@@ -228,6 +228,12 @@ class RowSampler:
         if self._history:
             self._history.begin(prompt)
 
+    def move(self, state: Sequence[float]) -> None:
+        """Go on in another slot, with the device's state of this one."""
+        self._first = self._vector.copy()
+        self._first[s.RESET : s.RESET + 2] = state[:2]
+        self._started = False
+
     def feeds(self) -> Row:
         """Row of the next token."""
         return self._row(0, self._history, self._masks.rows()[0] if self._masks else None)

@@ -42,7 +42,12 @@ class Admission:
     n_ubatch: int
 
     def admit(self, events: Events) -> None:
-        """Give slots to queued requests, then blocks to sequences that have none."""
+        """Give slots to queued requests, then blocks to sequences that have none. Sequences that wait for
+        their clients give up what others need."""
+        for returning in self.running.take_returning():
+            self.queue.push(returning)
+        if len(self.queue):
+            self._park_held()
         if self.queue.n_urgent:
             self._make_way(events)
         while self._joins() and len(self.queue) and (free := self._free_slots()):
@@ -52,15 +57,33 @@ class Admission:
             self._seat(seq, self._choose_slot(seq, free), events)
         is_first = True
         for seq in list(self.running.seqs):
+            if seq.held and not seq.started:
+                continue
             waits = seq.started or (not is_first and self._shares_prefill(seq))
-            if not waits and not self._start(seq, is_first, events):
-                return
+            while not waits and not self._start(seq, is_first, events):
+                if not self.running.preempt_held():
+                    return
             is_first = False
 
     def _joins(self) -> bool:
         """True if a request may get a slot now: without continuous batching before those of its batch have
         generated, and after they have ended. Training does not hold up users."""
-        return self.continuous or not any(seq.n_generated for seq in self.running.seqs if not seq.request.gives_way)
+        if self.continuous:
+            return True
+        return not any(seq.n_generated for seq in self.running.seqs if not (seq.held or seq.request.gives_way))
+
+    def _park_held(self) -> None:
+        """Have sequences that wait for their clients give up the slots that others wait for."""
+        held = [seq for seq in reversed(self.running.seqs) if seq.held]
+        if not held:
+            return
+        waiting = [seq.request.id_slot for seq in self.queue]
+        n_missing = len(waiting) - len(self._free_slots())
+        for seq in held:
+            assert seq.slot is not None
+            if n_missing > 0 or seq.slot.id in waiting:
+                n_missing -= 1
+                self.running.park(seq)
 
     def _make_way(self, events: Events) -> None:
         """End requests that give way where others wait for their slots: training's first, then those with
@@ -95,7 +118,8 @@ class Admission:
 
     def _seat(self, seq: Sequence, slot: Slot, events: Events) -> None:
         try:
-            self.prepare(seq, slot)
+            if not seq.resumed:  # else it has its sampler
+                self.prepare(seq, slot)
         except Exception as error:  # any error of one request ends that request alone
             seq.done = True
             events.append((seq, failure(error)))
@@ -115,7 +139,7 @@ class Admission:
             if other is seq:
                 return False
             same_bits = other.kv.root is seq.kv.root and (seq.takes_inexact or not other.kv.shifted)
-            if other.started and other.n_uncomputed > 1 and same_bits:
+            if other.started and not other.held and other.n_uncomputed > 1 and same_bits:
                 n_common = min(limit, common_prefix(seq.tokens, other.tokens))
                 if n_common - other.n_computed >= BLOCK_SIZE:
                     if self.kv.auxiliary is not None:

@@ -76,5 +76,8 @@ class Runner(Protocol):
     def mrope(self) -> bool:
         """True if rows of images have positions of their own."""
 
+    def sampler_state(self, slot: int, /) -> tuple[float, ...]:
+        """Device's state of the slot's sampler (mirostat, adaptive-p)."""
+
     def move_cells(self, moves: Moves, /) -> None:
         """Move KV cells between two steps: (from, to, positions to shift), in order."""

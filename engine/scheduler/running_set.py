@@ -25,6 +25,7 @@ class RunningSet:
 
     def __init__(self, kv: KVCacheManager, slots: Listed[Slot], queue: WaitingQueue, stats: SchedulerStats) -> None:
         self.seqs: list[Sequence] = []  # by rank
+        self.parked: list[Sequence] = []  # sequences that gave up their slots until their clients read
         self.slots = slots
         self.n_background = 0  # sequences of training among them
         self.n_batch = 0  # sequences of batches among them
@@ -32,6 +33,8 @@ class RunningSet:
         self.n_released = 0  # times that a sequence gave up its blocks
         # called before the blocks go
         self.on_release: Callable[[Sequence], None] = lambda seq: None
+        # called before the slot goes
+        self.on_park: Callable[[Sequence], None] = lambda seq: None
         self._kv = kv
         self._queue = queue
         self._stats = stats
@@ -58,8 +61,41 @@ class RunningSet:
         slot.last_used = self._n_used
 
     def last(self) -> Sequence:
-        """The started sequence that is preempted first."""
-        return next(seq for seq in reversed(self.seqs) if seq.started)
+        """The started sequence that is preempted first: one that waits for its client, if there is one."""
+        return self._last_held() or next(seq for seq in reversed(self.seqs) if seq.started)
+
+    def _last_held(self) -> Sequence | None:
+        return next((seq for seq in reversed(self.seqs) if seq.started and seq.held), None)
+
+    def preempt_held(self) -> bool:
+        """Take the blocks of a sequence that waits for its client; False: none has any."""
+        seq = self._last_held()
+        if seq is not None:
+            self.preempt(seq)
+        return seq is not None
+
+    def park(self, seq: Sequence) -> None:
+        """Preempt a sequence that waits for its client, and take its slot, too."""
+        try:
+            self.on_park(seq)
+        except (MemoryError, OSError) as error:
+            self.lose(seq, error)
+            return
+        if seq.started:
+            self.preempt(seq)
+        if seq.done:  # it could not be swapped out
+            return
+        slot = seq.slot
+        assert slot is not None
+        self._remove(seq, slot)
+        slot.sequence, seq.slot = None, None
+        self.parked.append(seq)
+
+    def take_returning(self) -> list[Sequence]:
+        """The parked sequences whose clients read again; they want a slot."""
+        returning = [seq for seq in self.parked if not seq.held]
+        self.parked = [seq for seq in self.parked if seq.held]
+        return returning
 
     def reserve(self, plan: Plan) -> Plan:
         """Allocate KV blocks for (sequence, tokens), in order of rank; a sequence that finds none
@@ -102,13 +138,19 @@ class RunningSet:
     def leave(self, seq: Sequence) -> None:
         """End a sequence: it gives up its slot and its blocks."""
         slot = seq.slot
-        assert slot is not None
+        if slot is None:
+            self.parked.remove(seq)
+            seq.done = True
+            return
         if seq.started:
             seq.n_lost = max(seq.n_lost, seq.n_computed)
             self._release(seq, slot)
         seq.done = True
         if seq.n_generated:
             self._queue.left(seq.t_last - seq.t_start)
+        self._remove(seq, slot)
+
+    def _remove(self, seq: Sequence, slot: Slot) -> None:
         self.seqs.remove(seq)
         self.n_background -= seq.request.background
         self.n_batch -= seq.request.is_batch

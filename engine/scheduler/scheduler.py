@@ -103,6 +103,7 @@ class Scheduler:
             runner, self.cache, self.prefill_budget, self._running, self.stats, clock, self._process
         )
         self._running.on_release = self.interleaved.forget
+        self._running.on_park = self._move_sampler
         self._admission = Admission(
             self.queue,
             self._running,
@@ -136,12 +137,12 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not (self.running or self.queue or self._late)
+        return not (self.running or self.queue or self._running.parked or self._late)
 
     @property
     def choices(self) -> set[Choice]:
         """Weights and adapters of the sequences that run and wait."""
-        return {seq.choice for seq in (*self.running, *self.queue)}
+        return {seq.choice for seq in (*self.running, *self._running.parked, *self.queue)}
 
     def submit(self, request: CompletionRequest, client: str = "", choice: Choice | None = None) -> Sequence:
         """Queue a client's request. `choice`: its weights; None: those of its `lora`. Raises the
@@ -161,8 +162,8 @@ class Scheduler:
         if request.n_cache_reuse and not self.engine.moves_cells:
             windows = "; with sliding windows it takes --swa-full" if self.engine.window_kv is not None else ""
             raise InvalidRequest(f"n_cache_reuse: this device cannot move cells of the cache{windows}")
-        n_held = sum(not seq.request.gives_way for seq in self.running)
-        self.queue.check(request, client, len(self.slots) - n_held, len(self.slots))
+        n_busy = sum(not (seq.held or seq.request.gives_way) for seq in self.running)
+        self.queue.check(request, client, len(self.slots) - n_busy, len(self.slots))
         pieces = StreamDecoder(self.vocab, special=request.special, preserved=request.preserved)
         stops = (*request.stop, request.turn_end) if request.turn_end else request.stop
         stop_filter = StopFilter(
@@ -194,7 +195,7 @@ class Scheduler:
         """End a sequence without an event. Its slot and its blocks are free at once."""
         if seq.done:
             return
-        if seq.slot is None:
+        if seq.slot is None and seq not in self._running.parked:
             self.queue.remove(seq)
             seq.done = True
         else:
@@ -273,6 +274,11 @@ class Scheduler:
         if seq.request.media is None and not seq.request.background:
             seq.drafts = self.speculator.begin(seq)
 
+    def _move_sampler(self, seq: Sequence) -> None:
+        """Take what the device remembers of a sequence's sampler: it will have another slot."""
+        if seq.sampler.stateful and not seq.sampler.on_host and seq.slot is not None:
+            seq.sampler.move(self.engine.sampler_state(seq.slot.id))
+
     def _run(self, plan: Plan, events: Events, *, interleaved: bool) -> Plan:
         """Run as much of a plan as fits one batch; returns the rest, or the same work in smaller
         batches."""
@@ -323,11 +329,14 @@ class Scheduler:
         return sorted(group + rest, key=lambda part: part[0].rank)
 
     def _device_failed(self, error: DeviceFailed, events: Events) -> None:
-        """End all running sequences; the cache is lost. Waiting requests are served by another
+        """End all sequences that have begun; the cache is lost. The others are served by another
         device."""
         self.stats.n_failed_steps += 1
         self.stats.devices_lost += 1
-        for seq in list(self.running):
+        for seq in (seq for seq in list(self.queue) if seq.resumed):
+            self.queue.remove(seq)
+            self._running.parked.append(seq)
+        for seq in (*self.running, *self._running.parked):
             self._running.leave(seq)
             events.append((seq, Failed(500, "server_error", f"the device was lost: {error}")))
         self.forget_cache()

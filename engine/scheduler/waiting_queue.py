@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import insort
 from collections import Counter, deque
 from collections.abc import Iterator, Set
 
@@ -63,8 +64,8 @@ class WaitingQueue:
         return sum(len(line) for (priority, _), line in self._lines.items() if priority < BATCH_PRIORITY)
 
     def push(self, seq: Sequence) -> None:
-        """Append a request to its queue."""
-        self._lines.setdefault(_line(seq), deque()).append(seq)
+        """Add a request to its queue: behind the older ones."""
+        insort(self._lines.setdefault(_line(seq), deque()), seq, key=lambda seq: seq.rank)
         self.n_tokens += 0 if seq.request.gives_way else seq.n_prompt
 
     def remove(self, seq: Sequence) -> None:

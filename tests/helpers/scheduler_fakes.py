@@ -306,6 +306,9 @@ class FakeEngine:
     moves_cells = True
     mrope = False
 
+    def sampler_state(self, slot: int) -> tuple[float, ...]:
+        raise AssertionError("no sampler has a state")
+
     @property
     def cache_kind(self) -> CacheKind:
         auxiliary = self.window_kv or self.states

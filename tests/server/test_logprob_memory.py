@@ -8,12 +8,16 @@ import math
 import sys
 from array import array
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from logitless.engine import async_engine, stream
+from logitless.engine.async_engine import AsyncEngine
 from logitless.engine.errors import InvalidRequest, TooManyRequests
+from logitless.engine.loading.open_model import open_model
+from logitless.engine.loading.options import ModelOptions
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Ranking, Token, TokenProb
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.stream import MOST_WHOLE
@@ -235,4 +239,31 @@ async def test_refusals_leave_no_pending_future(monkeypatch: pytest.MonkeyPatch)
     await service.ask(lambda _: None)
     await asyncio.sleep(0)
     assert not service._pending
+    await service.stop()
+
+
+async def test_a_newcomer_takes_the_only_slot_of_a_stream_that_is_not_read(
+    shared_data: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(async_engine, "UNREAD", 100)
+    monkeypatch.setattr(stream, "UNREAD", 100)
+    monkeypatch.setattr(stream, "TURN", 60)
+    opened = open_model(shared_data / "models" / "stories260K.gguf", ModelOptions(parallel=1, ctx_size=128))
+    request = replace(REQUEST, ignore_eos=True, sampling=SamplingParams(n_probs=20, seed=1, mirostat=2))
+    service = AsyncEngine()
+    service.start(opened.load)
+    await service.loaded()
+
+    async def ids(reading: stream.Stream) -> list[int]:
+        return [event.id async for _, event in reading if isinstance(event, Token)]
+
+    async with await service.submit([request]) as alone:
+        expected = await ids(alone)
+    async with await service.submit([request], most_logprobs=MOST_WHOLE) as slow:
+        async with asyncio.timeout(5):
+            while not slow.held:
+                await asyncio.sleep(0)
+            async with await service.submit([replace(request, prompt=(98,))]) as newcomer:
+                assert len(await ids(newcomer)) == 40
+        assert await ids(slow) == expected
     await service.stop()

@@ -172,12 +172,16 @@ class Life(RuleBasedStateMachine):
         streams = [  # those that need no page; others may have to wait for an older one's
             (seq, seq.n_generated)
             for seq in scheduler.running
-            if seq.started and seq.n_uncomputed == 1 and seq.n_computed < len(seq.kv.blocks) * BLOCK_SIZE
+            if seq.started
+            and not seq.held
+            and seq.n_uncomputed == 1
+            and seq.n_computed < len(seq.kv.blocks) * BLOCK_SIZE
             if len(seq.tokens) < self.n_ctx  # a full one may have to wait for room to shift
         ]
         n_preempted, n_failed = scheduler.stats.preemptions, scheduler.stats.n_failed_steps
-        oldest = scheduler.running[0] if scheduler.running else None
-        if oldest is not None and any(seq.rank < oldest.rank for seq in scheduler.queue):
+        oldest = next((seq for seq in scheduler.running if not seq.held), None)
+        waiting = (*scheduler.queue, *scheduler._running.parked)
+        if oldest is not None and any(seq.rank < oldest.rank for seq in waiting if not seq.held):
             oldest = None  # an older one may get the slot that it waits for, and run first
         before = progress(oldest) if oldest else (0, 0)
         interleaver = scheduler.interleaved
@@ -206,6 +210,11 @@ class Life(RuleBasedStateMachine):
         self.bench.scheduler.cancel(seq)
         assert seq.done
         assert not seq.kv.blocks
+
+    @precondition(lambda self: self.bench.answers)
+    @rule(data=st.data(), held=st.booleans())
+    def hold(self, data: st.DataObject, held: bool) -> None:
+        data.draw(st.sampled_from(list(self.bench.answers)[-6:])).hold(held=held)
 
     @rule(n=st.integers(0, 9))
     def prepare_ahead(self, n: int) -> None:
@@ -261,10 +270,14 @@ class Life(RuleBasedStateMachine):
         if not hasattr(self, "bench"):
             return
         n_most = 20_000
-        while not self.bench.scheduler.idle:
-            self.one_step()
-            n_most -= 1
-            assert n_most, "does not end"
+        for held in (True, False):  # whose client does not read delays no other
+            while not all(seq.done or (held and seq.held) for seq in self.bench.answers):
+                self.one_step()
+                n_most -= 1
+                assert n_most, "does not end"
+            for seq in self.bench.answers:
+                seq.hold(held=False)
+        assert self.bench.scheduler.idle
         for seq, answer in self.bench.answers.items():
             if seq in self.cancelled:
                 continue
