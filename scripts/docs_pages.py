@@ -135,6 +135,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def cli() -> str:
     """Every command with its flags: names, meaning with environment variable, default."""
     from logitless.cli.command_table import COMMANDS
@@ -213,7 +218,7 @@ def modules(package: str) -> str:
     """The packages and modules below a package, each with the first paragraph of its docstring."""
     rows = []
     for path in sorted((ROOT / package).rglob("*.py")):
-        doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        doc = ast.get_docstring(parsed(path)) or ""
         name = path.relative_to(ROOT / package).as_posix().removesuffix("__init__.py")
         if doc and name:
             rows.append((f"`{name}`", _plain(" ".join(doc.split("\n\n")[0].split()))))

@@ -7,14 +7,18 @@ calls. A call that only passes on the text of another error has no line of its o
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
-from collections.abc import Iterator
+import gc
+from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
+
+from scripts.docs_pages import parsed
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("graph", "backends", "models", "training", "engine", "server", "router", "cli", "logitless")
+LOGS = ("log", "logger")
 FILES = "a file is damaged, cut, or of a kind that is not read"
 FAULT = "a fault of the product or of a driver"
 KINDS = {  # class → title, cause, cure
@@ -56,15 +60,31 @@ KINDS = {  # class → title, cause, cure
     "ToolError": ("Tools", "a tool of the server failed, or may not do this", "[Tools](tools.md)"),
     "FetchError": ("Addresses", "it cannot be fetched, or is not public", "[Downloads](security.md#downloads)"),
     "CatalogError": ("Router", "a preset or a folder of models is wrong", "[Models](operations.md#several-models)"),
+    "ValueError": ("Values", "a flag, field, file or operand, which the line names first", "change it"),
     "Error": ("Python API", "misuse of an object, as after `close`", "change the call"),
 }
 
 
+class Calls(NamedTuple):
+    """Statements of all modules that errors come from, found in one walk."""
+
+    classes: list[ast.ClassDef]
+    raised: list[ast.Call]
+    returned: dict[str, list[ast.expr]]  # function → texts, conditions and sums of texts that it returns
+    by_name: dict[str, list[tuple[ast.Module, Function | None, ast.Call]]]  # callable → its calls, and where they are
+    defined: Counter[str]  # function → how many have its name
+
+
 @cache
-def modules() -> list[ast.Module]:
+def modules() -> dict[Path, ast.Module]:
+    """The product's modules, parsed once; the collector, which would look at each node again and again, rests."""
     paths = (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")))
     plain = (path for path in paths if not any(parent.is_symlink() for parent in path.parents))
-    return [ast.parse(path.read_text(encoding="utf-8")) for path in plain]
+    gc.disable()
+    try:
+        return {path: parsed(path) for path in plain}
+    finally:
+        gc.enable()
 
 
 def _name(node: ast.expr) -> str:
@@ -72,30 +92,36 @@ def _name(node: ast.expr) -> str:
 
 
 @cache
+def calls() -> Calls:
+    found = Calls([], [], defaultdict(list), defaultdict(list), Counter())
+    stack: list[tuple[ast.AST, ast.Module, Function | None]] = [(m, m, None) for m in modules().values()]
+    while stack:
+        node, module, inside = stack.pop()
+        match node:
+            case ast.Call():
+                found.by_name[_name(node.func)].append((module, inside, node))
+            case ast.Raise(exc=ast.Call() as call):
+                found.raised.append(call)
+            case ast.Return(value=ast.JoinedStr() | ast.IfExp() | ast.BinOp() as value) if inside:
+                found.returned[inside.name].append(value)
+            case ast.ClassDef():
+                found.classes.append(node)
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                inside = node
+                found.defined[node.name] += 1
+        stack += [(child, module, inside) for child in ast.iter_child_nodes(node)]
+    return found
+
+
+@cache
 def classes() -> dict[str, str]:
     """Error class → its kind, itself or the nearest class above it."""
-    above = {
-        node.name: [_name(base) for base in node.bases]
-        for module in modules()
-        for node in ast.walk(module)
-        if isinstance(node, ast.ClassDef)
-    }
+    above = {node.name: [_name(base) for base in node.bases] for node in calls().classes}
 
     def kind(name: str) -> str:
         return name if name in KINDS else next((k for base in above.get(name, ()) if (k := kind(base))), "")
 
-    return {name: of for name in above if (of := kind(name))}
-
-
-@cache
-def _returned() -> dict[str, list[ast.expr]]:
-    """Function → what it returns: texts, conditions and sums of texts."""
-    found: dict[str, list[ast.expr]] = defaultdict(list)
-    for module in modules():
-        for function in (node for node in ast.walk(module) if isinstance(node, ast.FunctionDef)):
-            values = (node.value for node in ast.walk(function) if isinstance(node, ast.Return))
-            found[function.name] += [v for v in values if isinstance(v, ast.JoinedStr | ast.IfExp | ast.BinOp)]
-    return found
+    return {name: of for name in (*above, "ValueError") if (of := kind(name))}
 
 
 def text(node: ast.expr | None) -> list[str]:
@@ -113,49 +139,57 @@ def text(node: ast.expr | None) -> list[str]:
         case ast.Call(func=ast.Attribute(value=ast.Constant(value=str(value)), attr="format")):
             return [value]
         case ast.Call(func=ast.Name(id=name)):
-            return [line for value in _returned().get(name, ()) for line in text(value)]
+            return [line for value in calls().returned.get(name, ()) for line in text(value)]
     return []
 
 
-def _calls(module: ast.Module) -> Iterator[tuple[Function | None, ast.Call]]:
-    """Each call, with the innermost function around it."""
+def _place(name: str) -> int:
+    """The position of the message among the arguments of an error class."""
+    for node in (node for node in calls().classes if node.name == name):
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                names = [argument.arg for argument in method.args.args[1:]]
+                return next((names.index(word) for word in ("message", "problem") if word in names), 0)
+        return max((_place(_name(base)) for base in node.bases), default=0)
+    return 0
 
-    def walk(node: ast.AST, inside: Function | None) -> Iterator[tuple[Function | None, ast.Call]]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.Call):
-                yield inside, child
-            yield from walk(child, child if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) else inside)
 
-    yield from walk(module, None)
+def _parts(message: ast.expr) -> list[ast.expr]:
+    """The message and, where it is a sum or has values in braces, these."""
+    match message:
+        case ast.JoinedStr(values=values):
+            return [node.value for node in values if isinstance(node, ast.FormattedValue)]
+        case ast.BinOp(left=left, right=right):
+            return [*_parts(left), *_parts(right)]
+    return [message]
 
 
 @cache
 def lines() -> dict[str, set[str]]:
     """Kind → its messages."""
     found: dict[str, set[str]] = defaultdict(set)
-    takers: dict[str, set[tuple[str, int]]] = {
-        name: {(kind, at) for at in range(2)} for name, kind in classes().items()
-    }
-    fresh = set(takers)
+    takers: dict[str, tuple[str, int, ast.Module | None]]
+    takers = {name: (kind, _place(name), None) for name, kind in classes().items()}
+    fresh = list(takers)
     while fresh:  # functions that take a message, and then those that take it for them
-        calls, fresh = fresh, set()
-        for module in modules():
-            for function, call in _calls(module):
-                name = _name(call.func)
-                if name not in calls:
-                    continue
-                for kind, at in takers[name]:
-                    message = call.args[at] if at < len(call.args) else None
-                    found[kind].update(text(message))
-                    if function is None or not isinstance(message, ast.Name):
-                        continue
-                    for node in ast.walk(function):
-                        if isinstance(node, ast.Assign) and [_name(t) for t in node.targets] == [message.id]:
-                            found[kind].update(text(node.value))
-                    names = [argument.arg for argument in function.args.args if argument.arg not in ("self", "cls")]
-                    if message.id in names and function.name not in takers and not function.name.startswith("__"):
-                        takers[function.name] = {(kind, names.index(message.id))}
-                        fresh.add(function.name)
+        name = fresh.pop()
+        kind, at, home = takers[name]
+        for module, function, call in calls().by_name.get(name, ()):
+            if home not in (None, module) or _name(getattr(call.func, "value", call)) in LOGS:
+                continue
+            message = call.args[at] if at < len(call.args) else None
+            found[kind].update(text(message))
+            if function is None or message is None:
+                continue
+            names = [argument.arg for argument in function.args.args if argument.arg not in ("self", "cls")]
+            for part in (node.id for node in _parts(message) if isinstance(node, ast.Name)):
+                for node in ast.walk(function):
+                    if isinstance(node, ast.Assign) and [_name(t) for t in node.targets] == [part]:
+                        found[kind].update(text(node.value))
+                own = calls().defined[function.name] > 1 or function.name.startswith("_")
+                if part in names and function.name not in takers and not function.name.startswith("__"):
+                    takers[function.name] = kind, names.index(part), module if own else None
+                    fresh.append(function.name)
     return {kind: {line for line in of if " " in line.strip("… :")} for kind, of in found.items()}
 
 

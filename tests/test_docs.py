@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ import yaml
 
 from logitless.cli.command_table import COMMANDS
 from logitless.cli.flags.flags import parse
-from scripts import docs_pages
+from logitless.cli.main import main
+from scripts import docs_pages, error_lines
 from tests.helpers.paths import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -83,7 +85,7 @@ def test_docstrings_begin_with_their_subject(package: str) -> None:
     for path in sorted((ROOT / package).rglob("*.py")):
         if any(parent.is_symlink() for parent in path.parents):
             continue
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(docs_pages.parsed(path)):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 words = (ast.get_docstring(node) or "A").split()
                 if words[0] in openers:
@@ -97,7 +99,8 @@ MODULES += sorted((ROOT / "logitless").glob("*.py"))
 
 def summary(path: Path) -> str:
     """The first line of a module's docstring."""
-    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")[0]
+    found = re.match(r'(?:#.*\n)*"""(.*?)(?:"""|\n)', path.read_text(encoding="utf-8"))
+    return found[1] if found else ""
 
 
 def test_each_module_begins_with_a_sentence_that_names_its_subject() -> None:
@@ -217,3 +220,81 @@ def test_each_package_has_a_page_that_lists_its_modules(package: str) -> None:
     page = (ROOT / "docs" / "internals" / f"{package}.md").read_text(encoding="utf-8")
     assert f"<!-- generated: modules {package} -->" in page
     assert docs_pages.on_page_markdown(page).count("\n| `") >= len(list((ROOT / package).rglob("[a-z]*.py"))) - 1
+
+
+# Error lines of docs/troubleshooting.md: each class has a cause and a cure, real errors have their line
+
+INSIDE = {  # errors that another part of the product answers: no user sees them by themselves
+    *("CallFailed", "ClientLeft", "DeviceLost", "DownloadFailed", "Flood", "GradeFault", "NotACall", "NotLinkable"),
+    *("OutOfArena", "PrivateAddress", "QueueLost", "ServerToolsAsked", "StartFailed", "StepFailed", "Unfetched"),
+    *("WorkerLost", "DeviceFailed", "ReplicaEnded"),
+}
+
+
+def test_every_error_class_has_a_cause_and_a_cure() -> None:
+    bases = {node.name: [error_lines._name(base) for base in node.bases] for node in error_lines.calls().classes}
+    every = {name for name, of in bases.items() if any(re.fullmatch(r"\w*(Error|Exception)", base) for base in of)}
+    public = {name for name in every if not name.startswith("_")}
+    assert public - set(error_lines.classes()) - INSIDE == set()
+    assert set(error_lines.KINDS) <= set(error_lines.lines())
+
+
+def test_the_page_has_every_line_that_the_code_can_say() -> None:
+    page = docs_pages.on_page_markdown((ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"))
+    sites = {
+        line
+        for call in error_lines.calls().raised
+        if call.args and error_lines._name(call.func) in error_lines.classes()
+        for line in error_lines.text(call.args[0])
+        if " " in line.strip("… :")
+    }
+    assert len(sites) > 500
+    assert [line for line in sites if f"`` {' '.join(line.split())} ``" not in page] == []
+
+
+@cache
+def patterns() -> list[re.Pattern[str]]:
+    return [
+        re.compile(".*".join(re.escape(" ".join(part.split())) for part in line.split("…")))
+        for of in error_lines.lines().values()
+        for line in of
+        if len(line.replace("…", "").strip()) > 8
+    ]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "serve -m M --no-such-flag",
+        "serve -m nothing.gguf",
+        "generate -m F -p a",
+        "perplexity -m M",
+        "perplexity -m M -f F -c 100000",
+        "finetune -m M --file F --lora-out O --epochs 1",
+        "quantize M",
+    ],
+)
+def test_an_error_of_the_command_line_has_its_line(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "f"
+    file.write_text("no model and no rows\n")
+    names = {"M": str(ROOT / "models" / "demo" / "shakespeare.gguf"), "F": str(file), "O": str(tmp_path / "o.gguf")}
+    assert main([names.get(word, word) for word in shlex.split(words)]) in (1, 2)
+    said = capsys.readouterr().err.strip().splitlines()[-1].removeprefix("logitless: ")
+    assert any(pattern.search(said) for pattern in patterns()), said
+
+
+def test_no_line_is_code_or_a_statement_of_a_database() -> None:
+    """A function of a common name, called elsewhere, would bring what it gets as an error line."""
+    every = {line for of in error_lines.lines().values() for line in of}
+    assert [
+        line for line in every if re.match(r"(select|delete|insert|update) |.*[\[(]\w+ [*+] |train: iter", line)
+    ] == []
+    assert "its header has no boundary" in every  # through a helper that has the words before it
+    assert "is not a range of processors, such as 0-3" in every
+
+
+def test_a_message_that_a_helper_takes_is_found_at_its_calls() -> None:
+    assert error_lines.text(ast.parse("f'{a}: no b' if c else 'd' + e", mode="eval").body) == ["…: no b", "d…"]
+    assert error_lines.text(ast.parse("str(error)", mode="eval").body) == []
