@@ -7,7 +7,7 @@ from typing import TypedDict, Unpack
 
 
 class Extra(TypedDict, total=False):
-    """Further members of the error object (`server.protocol.answers.errors.ErrorDetail`)."""
+    """Further members of the error object (`frontend.answers.errors.ErrorDetail`)."""
 
     n_prompt_tokens: int
     n_ctx: int

@@ -26,6 +26,11 @@ from logitless.engine.loading.drafting import model_kinds
 from logitless.engine.loading.open_model import OpenModel, open_model
 from logitless.engine.requests import Event
 from logitless.errors import Error, RequestError, TrainingError, public_errors
+from logitless.frontend.config import FrontendConfig
+from logitless.frontend.fine_tuning import new_job
+from logitless.frontend.parser import Job, RequestParser
+from logitless.frontend.texts.embeddings import normalized, parse_rerank
+from logitless.frontend.texts.score import parse_examples
 from logitless.models.adapters.lora import read_adapter
 from logitless.outputs import BeamSearchOutput, ChatChunk, ChatCompletion, Chunk, Completion, Pooled, Ranking, Score
 from logitless.params import BeamSearchParams, LoRARequest, SamplingParams
@@ -42,11 +47,6 @@ from logitless.requests import (
     one_result,
     plain_prompt,
 )
-from logitless.server.config import ServerConfig
-from logitless.server.protocol.completions import Job, RequestParser
-from logitless.server.protocol.embeddings import normalized, parse_rerank
-from logitless.server.protocol.fine_tuning import new_job
-from logitless.server.protocol.score import parse_examples
 from logitless.source import find_model
 from logitless.training.reporting.trackers import KINDS
 
@@ -91,7 +91,7 @@ class AsyncLLM:
             path, checked = find_model(model, dict(options))
             self.model: OpenModel = open_model(path, checked)
         self.service = AsyncEngine()
-        self.config = ServerConfig(
+        self.config = FrontendConfig(
             model_path=str(path),
             n_parallel=checked.n_slots,
             speculation=self.model.speculation,
@@ -502,7 +502,7 @@ class AsyncLLM:
         return served
 
     def _around(self) -> Surroundings:
-        from logitless.server.api.openai.graders import surroundings
+        from logitless.frontend.graders import surroundings
 
         return surroundings(self.service, self.config)
 

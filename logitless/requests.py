@@ -18,6 +18,9 @@ from logitless.engine.async_engine import LoadedModel
 from logitless.engine.requests import Event, Failed, Finished, Token, TokenProb
 from logitless.engine.sampling.params import params_of
 from logitless.errors import RequestError
+from logitless.frontend.chat.chat import ChatGeneration, parse_chat
+from logitless.frontend.chat.messages import Chat
+from logitless.frontend.parser import Job, RequestParser, varied
 from logitless.models.chat.tool_calls import CallBegin, Content, Delta, Parser, Reasoning
 from logitless.models.chat.tool_calls import Message as ParsedMessage
 from logitless.models.tokenizer import Tokenizer
@@ -32,9 +35,6 @@ from logitless.outputs import (
     ToolCall,
 )
 from logitless.params import BeamSearchParams, SamplingParams
-from logitless.server.protocol.chat.chat import ChatGeneration, parse_chat
-from logitless.server.protocol.chat.messages import Chat
-from logitless.server.protocol.completions import Job, RequestParser, varied
 
 log = logging.getLogger("logitless")
 Prompt = str | Sequence[int] | Mapping[str, Any]

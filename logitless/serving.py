@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import fields
 from types import TracebackType
 from typing import Any
 
@@ -59,7 +59,7 @@ def asgi_app(llm: AsyncLLM, **settings: Any) -> ASGIApp:
 
 def _config(llm: AsyncLLM, settings: dict[str, Any]) -> ServerConfig:
     try:
-        return replace(llm.config, **settings)
+        return ServerConfig(**{f.name: getattr(llm.config, f.name) for f in fields(llm.config)} | settings)
     except TypeError as error:
         raise OptionError(f"serve: {str(error).partition('() ')[2]}") from None
 

@@ -17,6 +17,11 @@ from msgspec.structs import replace
 
 from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, NotSupported, Unavailable
 from logitless.engine.finetuning.job import base_of
+from logitless.frontend.answers.llamacpp import Done, RouterProps
+from logitless.frontend.answers.models import Health, Modality, ModelEntry, ModelMeta
+from logitless.frontend.config import BUILD_INFO
+from logitless.frontend.fields import read
+from logitless.frontend.workers import compute, to_thread
 from logitless.router.cached import Cache, CachedModels
 from logitless.router.catalog import CatalogError
 from logitless.router.conversations import Conversations
@@ -41,17 +46,13 @@ from logitless.server.bodies.form import form_texts, is_form
 from logitless.server.bodies.json_body import json_object
 from logitless.server.bodies.room import BODIES, STRIDE_SECONDS
 from logitless.server.clients import CLIENT
-from logitless.server.config import BUILD_INFO, ServerConfig
+from logitless.server.config import ServerConfig
 from logitless.server.listen import listen
 from logitless.server.middleware import Guard
 from logitless.server.observing.record import RECORD
 from logitless.server.observing.traffic import TRAFFIC
-from logitless.server.protocol.answers.llamacpp import Done, RouterProps
-from logitless.server.protocol.answers.models import Health, Modality, ModelEntry, ModelMeta
-from logitless.server.protocol.fields import read
 from logitless.server.slashes import canonical
 from logitless.server.ui.page import add_pages
-from logitless.server.workers import compute, to_thread
 
 _LARGE = 1 << 16  # bytes of a body whose parsing would hold up the streams of others
 _AT_ONCE = 0.5  # seconds that a listing waits for servers to say what their models are

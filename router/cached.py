@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from logitless.engine.errors import InvalidRequest
+from logitless.frontend.workers import to_thread
 from logitless.router.catalog import CatalogError
 from logitless.router.downloads import Download, Downloads, Report
 from logitless.router.fleet import Fleet
 from logitless.router.ollama.model_store import CreatedModels
 from logitless.router.process import ServerProcess
-from logitless.server.workers import to_thread
 
 
 @dataclass(frozen=True)

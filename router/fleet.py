@@ -18,8 +18,8 @@ from pathlib import PurePath
 from typing import Any, Generic, Protocol, TypeVar
 
 from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, Unavailable
+from logitless.frontend.config import file_names
 from logitless.router.ollama.manifest import Manifest
-from logitless.server.config import file_names
 
 log = logging.getLogger("logitless.router")
 UNLOADED, LOADING, LOADED, UNLOADING = "unloaded", "loading", "loaded", "unloading"

@@ -8,12 +8,12 @@ from typing import Any
 
 from aiohttp import web
 
+from logitless.frontend.answers.models import Modality, ModelEntry, ModelMeta, ModelStatus
+from logitless.frontend.replies.encoding import sse
 from logitless.router.downloads import Download, Downloads
 from logitless.router.fleet import CACHE, LOADED, LOADING, UNLOADED, UNLOADING, Fleet, Model
 from logitless.router.process import ServerProcess
-from logitless.server.api.context import sse
 from logitless.server.api.info import architecture
-from logitless.server.protocol.answers.models import Modality, ModelEntry, ModelMeta, ModelStatus
 
 _STARTED = int(time.time())
 

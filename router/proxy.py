@@ -15,8 +15,9 @@ from aiohttp import web
 from yarl import URL
 
 from logitless.engine.errors import BadGateway, RequestError
+from logitless.frontend.replies.encoding import error_object, sse
 from logitless.router.process import ServerProcess
-from logitless.server.api.context import CLIENT_ADDRESS, CLIENT_KEY, KEY_HEADERS, api_key, error_object, sse
+from logitless.server.api.context import CLIENT_ADDRESS, CLIENT_KEY, KEY_HEADERS, api_key
 from logitless.server.api.generate import CONVERSATION
 from logitless.server.bodies.room import SMALL
 from logitless.server.clients import CLIENT, OWNER, RIGHTS, SALT, Client

@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from logitless.frontend.answers import errors, fine_tuning, generation, llamacpp, models, openai
 from logitless.server.openapi.schemas import of_types
-from logitless.server.protocol.answers import errors, fine_tuning, generation, llamacpp, models, openai
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES, BUILT = ROOT / "server" / "ui" / "src", ROOT / "server" / "ui" / "web"

@@ -11,6 +11,7 @@ from importlib import import_module
 from aiohttp import web
 
 from logitless.engine.async_engine import AsyncEngine
+from logitless.frontend.config import BUILD_INFO
 from logitless.server.api import anthropic, generate, info, vertex
 from logitless.server.api.batches.runner import BATCHES, BatchRunner
 from logitless.server.api.context import CONTEXT, Context, json_response
@@ -19,7 +20,7 @@ from logitless.server.api.openai import embeddings, responses
 from logitless.server.api.openai.tuning_context import LISTENERS, SILENCE
 from logitless.server.auth import Keys
 from logitless.server.bodies.room import STRIDE_SECONDS
-from logitless.server.config import BUILD_INFO, ServerConfig
+from logitless.server.config import ServerConfig
 from logitless.server.listen import accepting, listen
 from logitless.server.middleware import Guard, Handler
 from logitless.server.observing.start_block import log_start

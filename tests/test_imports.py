@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -21,9 +23,10 @@ MAY_IMPORT = {  # package → the packages below it
     "models": {"graph"},
     "training": {"models", "graph"},
     "engine": {"training", "models", "graph"},
-    "server": {"engine", "training", "models", "graph"},
-    "router": {"server", "engine", "training", "models", "graph"},
-    "cli": {"router", "server", "engine", "training", "models", "graph"},
+    "frontend": {"engine", "training", "models", "graph"},
+    "server": {"frontend", "engine", "training", "models", "graph"},
+    "router": {"server", "frontend", "engine", "training", "models", "graph"},
+    "cli": {"router", "server", "frontend", "engine", "training", "models", "graph"},
 }
 OURS = tuple(MAY_IMPORT)
 MAX_LINES = 800
@@ -31,7 +34,7 @@ MAX_MODULES = 12  # of one package, beside its __init__.py
 OPENS_BACKENDS = ("engine/runner/model_runner.py", "engine/loading/open_model.py", "cli/")
 ONLY_IN = {  # third-party module → the only places that may import it
     "aiohttp": ("server/", "router/"),
-    "asyncio": ("engine/", "server/", "router/", "cli/"),
+    "asyncio": ("engine/", "frontend/", "server/", "router/", "cli/"),
     "datasets": ("training/data/sources.py",),
     "ray": ("cli/commands/ray/",),
     "pyarrow": ("training/data/sources.py",),
@@ -161,9 +164,14 @@ def test_no_import_cycles() -> None:
         pytest.fail(f"import cycle: {' → '.join(error.args[1])}")
 
 
-def is_standard(module: str) -> bool:
-    import sys
+@pytest.mark.parametrize("module", ["logitless", "logitless.llm", "logitless.async_llm", "logitless.frontend.graders"])
+def test_the_python_api_loads_neither_server_nor_aiohttp(module: str) -> None:
+    code = f"import sys, {module}; print(*(m for m in sys.modules if m.startswith(('logitless.server', 'aiohttp'))))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert loaded.stdout.split() == []
 
+
+def is_standard(module: str) -> bool:
     return module in sys.stdlib_module_names
 
 

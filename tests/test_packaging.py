@@ -20,7 +20,7 @@ import pytest
 
 from tests.helpers.paths import ROOT
 
-PACKAGES = ("backends", "cli", "engine", "graph", "models", "router", "server", "training")
+PACKAGES = ("backends", "cli", "engine", "frontend", "graph", "models", "router", "server", "training")
 OLDEST, NEWEST = (3, 11), (3, 14)
 RAISES = "raise SystemExit('a module of another project was imported: ' + __name__)\n"
 
@@ -245,10 +245,10 @@ def test_the_metadata_has_authors_keywords_addresses_and_absolute_links(wheel: P
 def test_a_failed_lazy_import_names_its_cause(tmp_path: Path) -> None:
     """A package that lacks a name, as an older version does."""
     (tmp_path / "aiohttp.py").write_text("def __getattr__(name): raise AttributeError(f'too old for {name}')\n")
-    code = f"import sys; sys.path[0] = {str(tmp_path)!r}\nfrom logitless import LLM"
+    code = f"import sys; sys.path[0] = {str(tmp_path)!r}\nfrom logitless import serve"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "aiohttp" in done.stderr
-    assert "cannot import name 'LLM' from 'logitless'" not in done.stderr
+    assert "cannot import name 'serve' from 'logitless'" not in done.stderr
 
 
 def test_the_lowest_versions_serve(tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -109,7 +109,7 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
     http = asyncio.get_running_loop().run_in_executor(None, import_http)
     from logitless.engine.async_engine import AsyncEngine
     from logitless.engine.loading.open_model import open_model
-    from logitless.server.workers import limit_threads
+    from logitless.frontend.workers import limit_threads
 
     # Errors of the file and the flags come before the port is taken.
     model = open_model(path, model_options(options))
@@ -126,7 +126,7 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
     service = AsyncEngine()
 
     def around() -> Surroundings:
-        from logitless.server.api.openai.graders import surroundings
+        from logitless.frontend.graders import surroundings
 
         return surroundings(service, config)
 

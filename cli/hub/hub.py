@@ -18,7 +18,7 @@ from logitless.cli.flags.model_options import Repo
 from logitless.cli.hub import llama_cache
 from logitless.cli.hub.download import ProgressOf, fetch
 from logitless.cli.hub.repository import Cached, choose, choose_block, choose_projector, in_repository, projector_beside
-from logitless.server.outgoing.public import is_private
+from logitless.training.graders.public import is_private
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 

@@ -19,7 +19,7 @@ from logitless.cli.hub.download import ProgressOf, Unreachable, fetch, forget_pa
 from logitless.cli.hub.hub import Hub, endpoint
 from logitless.cli.hub.public import open_url
 from logitless.cli.hub.repository import projector_beside
-from logitless.server.outgoing.public import is_private
+from logitless.training.graders.public import is_private
 
 
 def find(options: SimpleNamespace, progress: ProgressOf | None = None) -> Path | None:

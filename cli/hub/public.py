@@ -6,7 +6,7 @@ import urllib.request
 from typing import Any
 
 from logitless.cli.flags.flags import CliError
-from logitless.server.outgoing.public import PrivateAddress, public_opener
+from logitless.training.graders.public import PrivateAddress, public_opener
 
 
 class NotPublic(CliError):

@@ -32,9 +32,9 @@ def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer, *, ignore_
     """Sampling parameters of the flags, parsed as the fields of a request."""
     from logitless.engine.errors import InvalidRequest
     from logitless.engine.sampling.params import SamplingParams, chain_from_names
-    from logitless.server.protocol.fields import read
-    from logitless.server.protocol.generation import Generation
-    from logitless.server.protocol.sampling import parse_sampling
+    from logitless.frontend.fields import read
+    from logitless.frontend.generation import Generation
+    from logitless.frontend.sampling import parse_sampling
 
     body = {name: getattr(options, flag.dest) for name, flag in SAMPLERS.items()}
     body["samplers"] = options.sampler_seq or [name for name in re.split("[;,]", options.samplers) if name]

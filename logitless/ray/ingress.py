@@ -16,10 +16,12 @@ from aiohttp import web
 
 from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, RequestError
 from logitless.errors import OptionError
+from logitless.frontend.replies.encoding import error_object, sse
+from logitless.frontend.workers import compute
 from logitless.ray.config import FleetConfig
 from logitless.ray.prefixes import Route, route_of
 from logitless.router.proxy import NOT_BACK, passed_headers
-from logitless.server.api.context import client_of, error_object, json_response, sse
+from logitless.server.api.context import client_of, json_response
 from logitless.server.app import PUBLIC, endpoints
 from logitless.server.asgi import Message
 from logitless.server.auth import Keys
@@ -29,7 +31,6 @@ from logitless.server.config import ServerConfig
 from logitless.server.middleware import ADMIN_PATHS, Guard
 from logitless.server.slashes import canonical
 from logitless.server.ui.page import add_pages
-from logitless.server.workers import compute
 
 log = logging.getLogger("logitless.ray")
 LOST = "the replica ended while it answered; ask again and another one answers"

@@ -18,11 +18,11 @@ from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from logitless.engine.errors import DiskFull, InvalidRequest, TooLarge, unkept
+from logitless.frontend.workers import to_thread
 from logitless.models.gguf.atomic_write import ABANDONED, open_private, settle
 from logitless.router.ollama.manifest import BLOBS
 from logitless.server.bodies.room import STRIDE, in_time
 from logitless.server.bodies.unpack import content as unpacked
-from logitless.server.workers import to_thread
 
 RESERVE = 256 << 20  # bytes of the disk that no upload takes
 PIECE = 4 << 20  # bytes that are hashed and written at once

@@ -14,6 +14,11 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from logitless.engine.errors import InvalidRequest
+from logitless.frontend.answers.ollama import PullProgress
+from logitless.frontend.dialects.ollama import CreateBody, Options
+from logitless.frontend.dialects.ollama_template import jinja_of
+from logitless.frontend.fields import bad_request, read
+from logitless.frontend.workers import compute, to_thread
 from logitless.models.chat.jinja import ChatTemplateError, Renderer
 from logitless.models.errors import ModelFileError
 from logitless.models.quantization.presets import PresetError, preset
@@ -22,11 +27,6 @@ from logitless.router.fleet import Entry, Fleet
 from logitless.router.ollama.manifest import ADAPTER, FLAGS, MODEL, PROJECTOR, Manifest
 from logitless.router.ollama.model_store import CreatedModels, check_adapter, file_kind, files_of
 from logitless.router.process import ServerProcess
-from logitless.server.protocol.answers.ollama import PullProgress
-from logitless.server.protocol.dialects.ollama import CreateBody, Options
-from logitless.server.protocol.dialects.ollama_template import jinja_of
-from logitless.server.protocol.fields import bad_request, read
-from logitless.server.workers import compute, to_thread
 
 _NAME = re.compile(
     r"[A-Za-z0-9_][\w.-]{0,79}(?:/[A-Za-z0-9_][\w.-]{0,79}){0,3}(?::[A-Za-z0-9_][\w.-]{0,79})?", re.ASCII

@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from logitless.engine.errors import InvalidRequest, unkept
+from logitless.frontend.dialects.ollama_template import jinja_of
+from logitless.frontend.replies.encoding import encode_json
+from logitless.frontend.workers import to_thread
 from logitless.models.adapters.lora import read_adapter
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
@@ -28,9 +31,6 @@ from logitless.router.ollama.manifest import (
     Manifest,
     has_manifest,
 )
-from logitless.server.api.context import encode_json
-from logitless.server.protocol.dialects.ollama_template import jinja_of
-from logitless.server.workers import to_thread
 
 Quantize = Callable[[Path, Path, str], Awaitable[None]]  # from, to, type; ModelFileError
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")

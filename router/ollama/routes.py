@@ -13,6 +13,22 @@ from aiohttp import web
 from msgspec.structs import replace as replace_struct
 
 from logitless.engine.errors import Forbidden, InvalidRequest, NotFound, NotSupported, RequestError
+from logitless.frontend.answers import UNSET
+from logitless.frontend.answers.errors import OllamaError
+from logitless.frontend.answers.models import LMStudioModels
+from logitless.frontend.answers.ollama import (
+    ListedModels,
+    OllamaAnswer,
+    OllamaMessage,
+    PullProgress,
+    ShownModel,
+)
+from logitless.frontend.dialects.ollama import CopyBody, CreateBody, Named, PullBody, ShowBody
+from logitless.frontend.dialects.ollama_names import candidates, seconds, timestamp
+from logitless.frontend.fields import read
+from logitless.frontend.replies.encoding import encode_json, ollamas_error
+from logitless.frontend.replies.ollama import said
+from logitless.frontend.workers import to_thread
 from logitless.router.cached import CachedModels
 from logitless.router.downloads import Download
 from logitless.router.fleet import LOADED, LOADING, Entry, Fleet
@@ -20,25 +36,10 @@ from logitless.router.ollama.create import Creation
 from logitless.router.ollama.manifest import Manifest
 from logitless.router.ollama.model_store import CreatedModels
 from logitless.router.process import ServerProcess
-from logitless.server.api.context import encode_json, json_response, ollamas_error
-from logitless.server.api.ollama.answers import said
+from logitless.server.api.context import json_response
 from logitless.server.api.ollama.model_file import ModelFile, model_file, whole_info
 from logitless.server.api.ollama.models import FOREVER, listed, lmstudio_item, not_here, shown, version
 from logitless.server.clients import CLIENT
-from logitless.server.protocol.answers import UNSET
-from logitless.server.protocol.answers.errors import OllamaError
-from logitless.server.protocol.answers.models import LMStudioModels
-from logitless.server.protocol.answers.ollama import (
-    ListedModels,
-    OllamaAnswer,
-    OllamaMessage,
-    PullProgress,
-    ShownModel,
-)
-from logitless.server.protocol.dialects.ollama import CopyBody, CreateBody, Named, PullBody, ShowBody
-from logitless.server.protocol.dialects.ollama_names import candidates, seconds, timestamp
-from logitless.server.protocol.fields import read
-from logitless.server.workers import to_thread
 
 Fields = dict[str, Any]
 Pass = Callable[[str], Awaitable[web.StreamResponse]]  # pass the request to the model of this name

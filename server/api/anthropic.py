@@ -10,13 +10,7 @@ from msgspec.structs import replace
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import RequestError
 from logitless.engine.requests import Finished, Progress, StopType, Timings, Token
-from logitless.server.api.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
-from logitless.server.api.context import CONTEXT, anthropics_error, json_response, sse
-from logitless.server.api.generate import run
-from logitless.server.api.openai.chat import Answers
-from logitless.server.api.reply import Reply, Result
-from logitless.server.config import ServerConfig
-from logitless.server.protocol.answers.anthropic import (
+from logitless.frontend.answers.anthropic import (
     BlockDelta,
     ContentBlock,
     CountedTokens,
@@ -26,10 +20,17 @@ from logitless.server.protocol.answers.anthropic import (
     MessageUsage,
     StopReason,
 )
-from logitless.server.protocol.chat.chat import chat_tokens, parse_chat
-from logitless.server.protocol.completions import Job
-from logitless.server.protocol.dialects.anthropic import chat_body
-from logitless.server.protocol.dialects.translate import whole_members
+from logitless.frontend.chat.chat import chat_tokens, parse_chat
+from logitless.frontend.dialects.anthropic import chat_body
+from logitless.frontend.dialects.translate import whole_members
+from logitless.frontend.parser import Job
+from logitless.frontend.replies.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
+from logitless.frontend.replies.chat import Answers
+from logitless.frontend.replies.encoding import anthropics_error, sse
+from logitless.frontend.replies.reply import Reply, Result
+from logitless.server.api.context import CONTEXT, json_response
+from logitless.server.api.generate import run
+from logitless.server.config import ServerConfig
 
 _STOP_REASONS: dict[StopType, StopReason] = {"limit": "max_tokens", "word": "stop_sequence", "eos": "end_turn"}
 

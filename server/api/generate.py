@@ -20,33 +20,25 @@ from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest, Event, 
 from logitless.engine.sampling.params import Param
 from logitless.engine.sampling.sampler import RANDOM_SEED
 from logitless.engine.stream import Stream, event_weight
-from logitless.server.api.context import (
-    CONTEXT,
-    PIECE,
-    Context,
-    client_key,
-    client_of,
-    json_pieces,
-    json_response,
-    raw_json_response,
-)
-from logitless.server.api.llamacpp.completion import NativeReply
+from logitless.frontend.answers.llamacpp import Control
+from logitless.frontend.answers.openai import RenderedRequest, RenderedSampling
+from logitless.frontend.chat.chat import parse_chat
+from logitless.frontend.fields import bad_request, read
+from logitless.frontend.parser import Job
+from logitless.frontend.replies.chat import ChatReply
+from logitless.frontend.replies.completions import CompletionReply
+from logitless.frontend.replies.encoding import PIECE, json_pieces
+from logitless.frontend.replies.native import NativeReply
+from logitless.frontend.replies.reply import Reply, failure
+from logitless.frontend.replies.verify import VerifyReply
+from logitless.frontend.texts.infill import parse_infill
+from logitless.frontend.texts.verify import parse_verify, slot_to_continue
+from logitless.frontend.workers import compute
+from logitless.server.api.context import CONTEXT, Context, client_key, client_of, json_response, raw_json_response
 from logitless.server.api.llamacpp.sessions import Session
-from logitless.server.api.llamacpp.verify import VerifyReply
-from logitless.server.api.openai.chat import ChatReply
-from logitless.server.api.openai.completions import CompletionReply
-from logitless.server.api.reply import Reply, failure
 from logitless.server.clients import CLIENT
 from logitless.server.observing.record import RECORD
 from logitless.server.observing.tracing import TRACE
-from logitless.server.protocol.answers.llamacpp import Control
-from logitless.server.protocol.answers.openai import RenderedRequest, RenderedSampling
-from logitless.server.protocol.chat.chat import parse_chat
-from logitless.server.protocol.completions import Job
-from logitless.server.protocol.fields import bad_request, read
-from logitless.server.protocol.infill import parse_infill
-from logitless.server.protocol.verify import parse_verify, slot_to_continue
-from logitless.server.workers import compute
 
 log = logging.getLogger("logitless.http")
 CONVERSATION = "X-Conversation-Id"

@@ -10,14 +10,14 @@ from msgspec.structs import replace
 
 from logitless.engine.errors import NotFound, NotSupported
 from logitless.engine.requests import CompletionRequest
+from logitless.frontend.answers.llamacpp import DefaultSettings, Done, Modalities, Props
+from logitless.frontend.answers.models import Health, Modality, ModelEntry, ModelMeta, Models, NativeModel
+from logitless.frontend.config import BUILD_INFO
+from logitless.frontend.dialects import anthropic
+from logitless.frontend.replies.reply import generation_settings
 from logitless.server.api.context import CONTEXT, STARTED, Context, is_anthropics, json_response
 from logitless.server.api.llamacpp.text import special_text
-from logitless.server.api.reply import generation_settings
 from logitless.server.clients import CLIENT
-from logitless.server.config import BUILD_INFO
-from logitless.server.protocol.answers.llamacpp import DefaultSettings, Done, Modalities, Props
-from logitless.server.protocol.answers.models import Health, Modality, ModelEntry, ModelMeta, Models, NativeModel
-from logitless.server.protocol.dialects import anthropic
 
 
 async def health(request: web.Request) -> web.Response:

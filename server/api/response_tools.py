@@ -14,17 +14,8 @@ from aiohttp import web
 
 from logitless.engine.errors import Forbidden, InvalidRequest, RequestError, ServerFault, Unavailable
 from logitless.engine.requests import Finished
-from logitless.server.api.blocks import BEGIN, CALL, END, MORE, Block
-from logitless.server.api.context import Context, client_of, json_response, plain, sse
-from logitless.server.api.generate import CONVERSATION, generated, send
-from logitless.server.api.openai.conversations import owner
-from logitless.server.api.openai.responses import ResponsesReply, Said, keeper, prepared
-from logitless.server.api.openai.stored_responses import as_items
-from logitless.server.api.reply import Result
-from logitless.server.api.tools import toolbox_of
-from logitless.server.clients import CLIENT
-from logitless.server.protocol.answers.generation import PromptTokensDetails
-from logitless.server.protocol.answers.responses import (
+from logitless.frontend.answers.generation import PromptTokensDetails
+from logitless.frontend.answers.responses import (
     DeltaEvent,
     IncompleteDetails,
     ItemEvent,
@@ -37,9 +28,9 @@ from logitless.server.protocol.answers.responses import (
     Status,
     WholeEvent,
 )
-from logitless.server.protocol.chat.chat import parse_chat
-from logitless.server.protocol.completions import Job
-from logitless.server.protocol.dialects.mcp_tools import (
+from logitless.frontend.chat.chat import parse_chat
+from logitless.frontend.chat.server_tool import Tool, ToolError, told
+from logitless.frontend.dialects.mcp_tools import (
     SEARCH,
     WEB_SEARCH,
     McpChoice,
@@ -49,12 +40,22 @@ from logitless.server.protocol.dialects.mcp_tools import (
     model_name,
     search_function,
 )
-from logitless.server.protocol.dialects.responses import ResponsesBody, chat_body
-from logitless.server.protocol.fields import article, as_integer, as_text, bad_request, read
-from logitless.server.protocol.media.sources import Unfetched
-from logitless.server.tools.tool import Tool, ToolError, told
+from logitless.frontend.dialects.responses import ResponsesBody, chat_body
+from logitless.frontend.fields import article, as_integer, as_text, bad_request, read
+from logitless.frontend.media.sources import Unfetched
+from logitless.frontend.parser import Job
+from logitless.frontend.replies.blocks import BEGIN, CALL, END, MORE, Block
+from logitless.frontend.replies.encoding import plain, sse
+from logitless.frontend.replies.reply import Result
+from logitless.frontend.workers import compute
+from logitless.server.api.context import Context, client_of, json_response
+from logitless.server.api.generate import CONVERSATION, generated, send
+from logitless.server.api.openai.conversations import owner
+from logitless.server.api.openai.responses import ResponsesReply, Said, keeper, prepared
+from logitless.server.api.openai.stored_responses import as_items
+from logitless.server.api.tools import toolbox_of
+from logitless.server.clients import CLIENT
 from logitless.server.tools.toolbox import Toolbox
-from logitless.server.workers import compute
 
 log = logging.getLogger("logitless.http")
 MAX_CALLS = 16  # of one response; max_tool_calls may say fewer

@@ -10,12 +10,12 @@ from aiohttp import web
 
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.requests import Lora
+from logitless.frontend.answers import UNSET
+from logitless.frontend.answers.vectors import PromptUsage, Scores, TextScore
+from logitless.frontend.fields import read
+from logitless.frontend.lora import parse_lora, tuned_name
+from logitless.frontend.texts.score import ScoreBody, parse_examples
 from logitless.server.api.context import CONTEXT, json_response
-from logitless.server.protocol.answers import UNSET
-from logitless.server.protocol.answers.vectors import PromptUsage, Scores, TextScore
-from logitless.server.protocol.fields import read
-from logitless.server.protocol.lora import parse_lora, tuned_name
-from logitless.server.protocol.score import ScoreBody, parse_examples
 
 if TYPE_CHECKING:
     from logitless.engine.runner.model_runner import ModelRunner

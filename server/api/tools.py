@@ -13,7 +13,11 @@ from msgspec import Struct
 
 from logitless.engine.errors import Forbidden, NotFound
 from logitless.engine.sampling.params import Param
-from logitless.server.api.context import client_of, json_response, sse
+from logitless.frontend.answers.llamacpp import ToolEntry, ToolPermissions
+from logitless.frontend.chat.server_tool import Answer, Say, Tool, ToolError, told
+from logitless.frontend.fields import bad_request, read
+from logitless.frontend.replies.encoding import sse
+from logitless.server.api.context import client_of, json_response
 from logitless.server.auth import Keys
 from logitless.server.bodies.json_body import json_object
 from logitless.server.bodies.room import BODIES
@@ -22,9 +26,6 @@ from logitless.server.config import ServerConfig
 from logitless.server.listen import ENDINGS
 from logitless.server.origins import is_local
 from logitless.server.outgoing.mcp_proxy import pass_through
-from logitless.server.protocol.answers.llamacpp import ToolEntry, ToolPermissions
-from logitless.server.protocol.fields import bad_request, read
-from logitless.server.tools.tool import Answer, Say, Tool, ToolError, told
 from logitless.server.tools.toolbox import Toolbox
 
 TOOLBOX: web.AppKey[Toolbox] = web.AppKey("toolbox", Toolbox)

@@ -8,14 +8,7 @@ from msgspec import Struct
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.requests import Finished, Progress, Token
-from logitless.models.chat.tool_calls import Content
-from logitless.server.api.context import CONTEXT, sse
-from logitless.server.api.generate import collected, run
-from logitless.server.api.openai.chat import Answers
-from logitless.server.api.reply import Reply, Result
-from logitless.server.bodies.form import form_fields, is_form
-from logitless.server.config import ServerConfig
-from logitless.server.protocol.answers.transcriptions import (
+from logitless.frontend.answers.transcriptions import (
     InputTokenDetails,
     SpokenDelta,
     SpokenDone,
@@ -23,7 +16,15 @@ from logitless.server.protocol.answers.transcriptions import (
     SpokenTokens,
     VerboseText,
 )
-from logitless.server.protocol.dialects.transcriptions import TRANSCRIBE, TRANSLATE, Spoken, parse_spoken
+from logitless.frontend.dialects.transcriptions import TRANSCRIBE, TRANSLATE, Spoken, parse_spoken
+from logitless.frontend.replies.chat import Answers
+from logitless.frontend.replies.encoding import sse
+from logitless.frontend.replies.reply import Reply, Result
+from logitless.models.chat.tool_calls import Content
+from logitless.server.api.context import CONTEXT
+from logitless.server.api.generate import collected, run
+from logitless.server.bodies.form import form_fields, is_form
+from logitless.server.config import ServerConfig
 
 
 async def transcriptions(request: web.Request) -> web.StreamResponse:

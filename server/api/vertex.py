@@ -12,13 +12,13 @@ from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest, RequestError
 from logitless.engine.sampling.params import Param
+from logitless.frontend.answers.openai import Predictions
+from logitless.frontend.chat.chat import parse_chat
+from logitless.frontend.fields import bad_request, read
+from logitless.frontend.parser import Job
+from logitless.frontend.replies.chat import ChatReply
 from logitless.server.api.context import CONTEXT
 from logitless.server.api.generate import collected, send_json
-from logitless.server.api.openai.chat import ChatReply
-from logitless.server.protocol.answers.openai import Predictions
-from logitless.server.protocol.chat.chat import parse_chat
-from logitless.server.protocol.completions import Job
-from logitless.server.protocol.fields import bad_request, read
 
 FORMAT = "@requestFormat"
 

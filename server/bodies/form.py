@@ -11,10 +11,10 @@ from urllib.parse import unquote
 from aiohttp import StreamReader, web
 
 from logitless.engine.errors import InvalidRequest
+from logitless.frontend.fields import MAX_FORM_TEXT
 
 FORM: Final = "multipart/form-data"
 MAX_PARTS: Final = 100
-MAX_TEXT: Final = 1 << 16  # bytes of a field that is no file
 MAX_HEAD: Final = 1 << 13  # bytes of a part's headers, and before the first part
 _BOUNDARY = re.compile(r'boundary=(?:"([^"\r\n]{1,70})"|([^\s;,"]{1,70}))', re.IGNORECASE)
 _HEADER = re.compile(rb"^content-disposition:([^\r\n]*)", re.IGNORECASE | re.MULTILINE)
@@ -60,7 +60,7 @@ def form_fields(content_type: str, body: bytes | bytearray) -> dict[str, bytes]:
 def form_texts(content_type: str, body: bytes | bytearray) -> dict[str, str]:
     """The parts of a form that are short texts."""
     fields = form_fields(content_type, body)
-    return {name: raw.decode("utf-8", "replace") for name, raw in fields.items() if len(raw) <= MAX_TEXT}
+    return {name: raw.decode("utf-8", "replace") for name, raw in fields.items() if len(raw) <= MAX_FORM_TEXT}
 
 
 class FormParts:

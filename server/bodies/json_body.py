@@ -16,8 +16,8 @@ from typing import Any, Final, NoReturn
 import numpy as np
 
 from logitless.engine.errors import InvalidRequest, TooLarge
-from logitless.server.protocol.fields import article
-from logitless.server.workers import check
+from logitless.frontend.fields import article
+from logitless.frontend.workers import check
 
 MAX_DEPTH: Final = 256  # what is told again, rendered or compiled costs some calls a level, of Python's 1000
 MAX_VALUES: Final = (1 << 20) + (1 << 12)  # of one body: a million token ids, and what is around them

@@ -19,8 +19,8 @@ from logitless.engine.async_engine import LoadedModel
 from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.errors import NotSupported
 from logitless.engine.stats import SchedulerStats, TrainingStats
+from logitless.frontend.config import BUILD_INFO
 from logitless.server.api.context import CONTEXT, STARTED, Context
-from logitless.server.config import BUILD_INFO
 from logitless.server.observing.traffic import TRAFFIC, Traffic
 
 Stats = TypeVar("Stats")

@@ -12,10 +12,10 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
+from logitless.frontend.workers import to_thread
 from logitless.models.gguf.atomic_write import open_private
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.observing.record import Record
-from logitless.server.workers import to_thread
 
 log = logging.getLogger("logitless.http")
 

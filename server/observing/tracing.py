@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import version
 from threading import Thread
@@ -20,6 +19,7 @@ from aiohttp import web
 
 from logitless.engine.loading.options import OptionConflict
 from logitless.engine.requests import CompletionRequest, Finished, Timings
+from logitless.frontend.timing import PARTS, measured
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -36,7 +36,6 @@ _EXPORTERS = {
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 PATIENCE = 2.0  # seconds for the last spans at the server's end
 _OPERATIONS = {"messages": "chat", "chat": "chat", "responses": "chat"}  # GenAI's names by a part of the route
-_PARTS: ContextVar[list[tuple[str, float, float]] | None] = ContextVar("parts", default=None)
 
 
 def variable() -> str:
@@ -74,18 +73,6 @@ def start() -> Tracing | None:
     provider = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(made))
     return Tracing(provider)
-
-
-@contextmanager
-def measured(name: str) -> Iterator[None]:
-    """Note the time of a part of a request's parsing, if the request is traced."""
-    parts = _PARTS.get()
-    began = time.perf_counter()
-    try:
-        yield
-    finally:
-        if parts is not None:
-            parts.append((name, began, time.perf_counter()))
 
 
 class Tracing:
@@ -163,12 +150,12 @@ class RequestTrace:
         """`work` with spans of its parts."""
 
         def timed() -> T:
-            token = _PARTS.set(self._parts)
+            token = PARTS.set(self._parts)
             try:
                 with measured("parse"):
                     return work()
             finally:
-                _PARTS.reset(token)
+                PARTS.reset(token)
 
         return timed
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from logitless.frontend.answers import UNSET
+from logitless.frontend.answers.errors import Error
+from logitless.frontend.answers.models import ApiDocument
 from logitless.server.openapi.operations import BYTES, ERRORS, FORM, JSON, OLLAMA, OPERATIONS, Operation
 from logitless.server.openapi.schemas import Schema, answer_schema, body_schema, event_schema, of_types
-from logitless.server.protocol.answers import UNSET
-from logitless.server.protocol.answers.errors import Error
-from logitless.server.protocol.answers.models import ApiDocument
 
 _FAILURES = {
     "400": "A field is wrong; the message names it.",

@@ -9,16 +9,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from logitless.server.api.batches.batch import BatchBody, MessageBatchBody
-from logitless.server.api.generate import ControlBody
-from logitless.server.api.llamacpp.resume import LookupBody
-from logitless.server.api.llamacpp.slots import ForkBody, SlotFileBody
-from logitless.server.api.llamacpp.text import CountBody, DetokenizeBody, TokenizeBody
-from logitless.server.api.openai import conversations
-from logitless.server.api.openai.files import UploadForm
-from logitless.server.api.tools import ToolCall
-from logitless.server.api.vertex import PredictBody
-from logitless.server.protocol.answers import (
+from logitless.frontend.answers import (
     anthropic,
     batches,
     errors,
@@ -32,19 +23,28 @@ from logitless.server.protocol.answers import (
     transcriptions,
     vectors,
 )
-from logitless.server.protocol.chat.chat import ChatGeneration
-from logitless.server.protocol.chat.messages import Chat
-from logitless.server.protocol.completions import Completion, OpenAICompletion
-from logitless.server.protocol.dialects import ollama as ollama_bodies
-from logitless.server.protocol.dialects.anthropic import MessagesBody
-from logitless.server.protocol.dialects.responses import ResponsesBody
-from logitless.server.protocol.dialects.transcriptions import TranscriptionForm, TranslationForm
-from logitless.server.protocol.embeddings import EmbeddingBody, RerankBody
-from logitless.server.protocol.fine_tuning import GradeBody, GraderBody, JobBody
-from logitless.server.protocol.infill import Infill
-from logitless.server.protocol.lora import Scales
-from logitless.server.protocol.score import ScoreBody
-from logitless.server.protocol.verify import Verify
+from logitless.frontend.chat.chat import ChatGeneration
+from logitless.frontend.chat.messages import Chat
+from logitless.frontend.dialects import ollama as ollama_bodies
+from logitless.frontend.dialects.anthropic import MessagesBody
+from logitless.frontend.dialects.responses import ResponsesBody
+from logitless.frontend.dialects.transcriptions import TranscriptionForm, TranslationForm
+from logitless.frontend.fine_tuning import GradeBody, GraderBody, JobBody
+from logitless.frontend.lora import Scales
+from logitless.frontend.parser import Completion, OpenAICompletion
+from logitless.frontend.texts.embeddings import EmbeddingBody, RerankBody
+from logitless.frontend.texts.infill import Infill
+from logitless.frontend.texts.score import ScoreBody
+from logitless.frontend.texts.verify import Verify
+from logitless.server.api.batches.batch import BatchBody, MessageBatchBody
+from logitless.server.api.generate import ControlBody
+from logitless.server.api.llamacpp.resume import LookupBody
+from logitless.server.api.llamacpp.slots import ForkBody, SlotFileBody
+from logitless.server.api.llamacpp.text import CountBody, DetokenizeBody, TokenizeBody
+from logitless.server.api.openai import conversations
+from logitless.server.api.openai.files import UploadForm
+from logitless.server.api.tools import ToolCall
+from logitless.server.api.vertex import PredictBody
 
 JSON, FORM, BYTES = "application/json", "multipart/form-data", "application/octet-stream"
 NATIVE, OPENAI, ANTHROPIC, OLLAMA = "native", "OpenAI", "Anthropic", "Ollama"

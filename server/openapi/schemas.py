@@ -9,9 +9,9 @@ from msgspec import Struct
 from msgspec.json import schema_components
 
 from logitless.engine.sampling.params import Param, params_of
+from logitless.frontend.answers.generation import GenerationSettings
+from logitless.frontend.lora import Scales
 from logitless.server.openapi.operations import Body
-from logitless.server.protocol.answers.generation import GenerationSettings
-from logitless.server.protocol.lora import Scales
 
 Schema = dict[str, Any]
 Described = tuple[Schema, dict[str, Schema]]

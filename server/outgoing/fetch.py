@@ -15,8 +15,8 @@ from typing import Any, Final
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from logitless.server.outgoing.public import is_public
-from logitless.server.workers import Workers
+from logitless.frontend.workers import Workers
+from logitless.training.graders.public import is_public
 
 SECONDS: Final = 10.0  # of one address, with its redirects
 TOGETHER: Final = 30.0  # seconds of all addresses of a request

@@ -10,9 +10,9 @@ from msgspec.json import schema_components
 
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.params import params_of
-from logitless.server.protocol.fields import read
-from logitless.server.tools.tool import Answer, Tool, ToolError
-from logitless.server.workers import compute
+from logitless.frontend.chat.server_tool import Answer, Tool, ToolError
+from logitless.frontend.fields import read
+from logitless.frontend.workers import compute
 
 S = TypeVar("S", bound=Struct)
 

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 from msgspec import Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
+from logitless.frontend.chat.server_tool import CUT, MAX_TEXT, Answer, Tool, ToolError, cut, plain
+from logitless.frontend.workers import check
 from logitless.server.tools.declared import tool
 from logitless.server.tools.folder import Folder
 from logitless.server.tools.patterns import compiled, escaped, glob
-from logitless.server.tools.tool import CUT, MAX_TEXT, Answer, Tool, ToolError, cut, plain
-from logitless.server.workers import check
 
 MAX_MATCHES = 100
 MAX_LINE = 400  # characters of a line that a search tells

@@ -15,8 +15,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from logitless.server.tools.tool import ToolError
-from logitless.server.workers import check
+from logitless.frontend.chat.server_tool import ToolError
+from logitless.frontend.workers import check
 
 MAX_READ = 32 << 20  # bytes of a file
 MAX_PATH, MAX_NAME = 4000, 240  # bytes, with room for a temporary file's name

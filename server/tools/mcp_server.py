@@ -12,9 +12,9 @@ from importlib import import_module
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from logitless.frontend.chat.server_tool import Answer, Tool, ToolError, cut, plain
+from logitless.frontend.workers import to_thread
 from logitless.server.tools.settings import McpSettings
-from logitless.server.tools.tool import Answer, Tool, ToolError, cut, plain
-from logitless.server.workers import to_thread
 
 if TYPE_CHECKING:
     from logitless.server.tools.mcp_link import Link

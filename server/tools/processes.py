@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from logitless.server.workers import to_thread
+from logitless.frontend.workers import to_thread
 
 MARK = "LOGITLESS_TOOL"  # a variable that all descendants of a call inherit, also those in sessions of their own
 MAX_TASKS = 256  # of the user, beside those that run already

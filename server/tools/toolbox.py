@@ -15,13 +15,13 @@ from typing import Any
 from aiohttp import web
 from msgspec import Struct
 
+from logitless.frontend.chat.server_tool import Answer, Say, Tool, ToolError
 from logitless.server.tools.declared import tool
 from logitless.server.tools.files import file_tools
 from logitless.server.tools.folder import Folder
 from logitless.server.tools.mcp_server import McpServer
 from logitless.server.tools.settings import ToolSettings
 from logitless.server.tools.shell import Runtime, shell_tool
-from logitless.server.tools.tool import Answer, Say, Tool, ToolError
 
 log = logging.getLogger("logitless.tools")
 AT_ONCE = 8  # calls of a server, or of the built-in tools; more wait

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from aiohttp import web
 
+from logitless.frontend.config import BUILD_INFO
 from logitless.server.api.context import json_response
-from logitless.server.config import BUILD_INFO, ServerConfig
+from logitless.server.config import ServerConfig
 from logitless.server.middleware import OPEN_TO_ALL, Handler
 from logitless.server.observing.record import FileAnswer
 

@@ -10,7 +10,7 @@ import pytest
 from msgspec import Struct
 
 from logitless.engine.sampling.params import Param
-from logitless.server.protocol import fields
+from logitless.frontend import fields
 
 
 class Body(Struct, frozen=True, kw_only=True):

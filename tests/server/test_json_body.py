@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logitless.engine.errors import InvalidRequest, RequestError, TooLarge
-from logitless.server import workers
+from logitless.frontend import workers
 from logitless.server.bodies import json_body
 from logitless.server.bodies.json_body import json_value
 

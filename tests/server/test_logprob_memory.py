@@ -21,8 +21,9 @@ from logitless.engine.loading.options import ModelOptions
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Ranking, Token, TokenProb
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.stream import MOST_WHOLE
-from logitless.server.api import context, generate, reply
-from logitless.server.api.context import encode_json, json_pieces, lazy, plain
+from logitless.frontend.replies import encoding, reply
+from logitless.frontend.replies.encoding import encode_json, json_pieces, lazy, plain
+from logitless.server.api import generate
 from logitless.server.api.openai.responses import ResponsesReply
 from tests.helpers.http_fakes import FakeScheduler, Running, running
 from tests.helpers.scheduler_fakes import Bench, prompt
@@ -65,7 +66,7 @@ def test_a_lazy_list_is_written_as_the_list_in_pieces(monkeypatch: pytest.Monkey
     made = {**data, "b": lazy(lambda: iter(data["b"])), "c": lazy(lambda: iter([]))}  # type: ignore[call-overload]
     assert encode_json(made) == encode_json(data) == b"".join(json_pieces(made))
     assert plain(made) == data
-    monkeypatch.setattr(context, "PIECE", 64)
+    monkeypatch.setattr(encoding, "PIECE", 64)
     pieces = list(json_pieces(made))
     assert max(map(len, pieces)) < 200
     assert b"".join(pieces) == encode_json(data)
@@ -77,7 +78,7 @@ def test_a_lazy_list_is_written_as_the_list_in_pieces(monkeypatch: pytest.Monkey
 async def test_a_large_answer_in_pieces_is_the_answer(path: str, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
     async with running() as server:
         status, whole = await server.post(path, body)
-        monkeypatch.setattr(context, "PIECE", 256)
+        monkeypatch.setattr(encoding, "PIECE", 256)
         monkeypatch.setattr(generate, "PIECE", 256)
         async with server.http.post(server.url + path, json=body) as response:
             assert (status, response.status) == (200, 200)
@@ -210,7 +211,7 @@ def test_a_sequence_that_waits_delays_no_other_and_goes_on_with_the_same_tokens(
 
 
 async def test_tokens_without_a_text_are_told_before_the_end(monkeypatch: pytest.MonkeyPatch):
-    from logitless.server.api.openai import completions
+    from logitless.frontend.replies import completions
 
     monkeypatch.setattr(completions, "HELD", 100)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from logitless.engine.errors import InvalidRequest
+from logitless.frontend.dialects.ollama_template import jinja_of
 from logitless.models.chat.jinja import Renderer
-from logitless.server.protocol.dialects.ollama_template import jinja_of
 
 SYSTEM = {"role": "system", "content": 'Be "brief"\n.'}
 TALK = [

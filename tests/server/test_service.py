@@ -17,9 +17,9 @@ import pytest
 from logitless.engine.async_engine import AsyncEngine, LoadedModel, ModelInfo
 from logitless.engine.errors import RequestError, ServerFault, Unavailable
 from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
+from logitless.frontend.workers import to_thread
 from logitless.server.app import serve
 from logitless.server.config import ServerConfig
-from logitless.server.workers import to_thread
 from tests.helpers.http_fakes import N_CTX, FakeScheduler, FakeTemplate, FakeTokenizer, running, while_stepping
 
 REQUEST = CompletionRequest((97,), n_predict=3)

@@ -10,8 +10,8 @@ from functools import partial
 
 import pytest
 
-from logitless.server import workers
-from logitless.server.workers import ClientLeft, Workers
+from logitless.frontend import workers
+from logitless.frontend.workers import ClientLeft, Workers
 
 
 async def begun(work: threading.Event) -> None:

@@ -13,10 +13,10 @@ from msgspec import Struct
 from logitless.engine.errors import TooManyRequests
 from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.sampling.params import Param
+from logitless.frontend.answers.batches import Batch, BatchCounts, MessageBatch, MessageBatchCounts
+from logitless.frontend.fields import bad_request
 from logitless.server.api.openai.files import OPEN
 from logitless.server.clients import Client
-from logitless.server.protocol.answers.batches import Batch, BatchCounts, MessageBatch, MessageBatchCounts
-from logitless.server.protocol.fields import bad_request
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MESSAGES: Final = "/v1/messages"

@@ -12,9 +12,9 @@ from typing import Any
 from msgspec import Raw
 
 from logitless.engine.finetuning.store import Row
+from logitless.frontend.replies.encoding import encode_json
+from logitless.frontend.workers import check
 from logitless.server.api.batches.batch import MAX_LINES, MESSAGES
-from logitless.server.api.context import encode_json
-from logitless.server.workers import check
 
 _MOST_ERRORS = 100  # of a file that are told
 

@@ -10,6 +10,9 @@ from aiohttp import web
 
 from logitless.engine.errors import InvalidRequest, NotFound, unkept
 from logitless.engine.finetuning.store import Row, Store
+from logitless.frontend.answers.batches import DeletedBatch, MessageBatch, MessageBatchPage
+from logitless.frontend.fields import bad_request, read
+from logitless.frontend.workers import to_thread
 from logitless.server.api.batches.batch import MESSAGES, MessageBatchBody, message_object, new_batch
 from logitless.server.api.batches.openai import cancelled, keep, one
 from logitless.server.api.batches.runner import BATCHES
@@ -17,9 +20,6 @@ from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.api.openai.files import BATCH, OPEN, seen
 from logitless.server.clients import CLIENT
 from logitless.server.observing.record import FileAnswer
-from logitless.server.protocol.answers.batches import DeletedBatch, MessageBatch, MessageBatchPage
-from logitless.server.protocol.fields import bad_request, read
-from logitless.server.workers import to_thread
 
 _MOST = 1000  # batches of a page
 

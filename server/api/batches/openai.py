@@ -10,6 +10,8 @@ from aiohttp import web
 
 from logitless.engine.errors import InvalidRequest, NotFound, unkept
 from logitless.engine.finetuning.store import Row
+from logitless.frontend.fields import bad_request, read
+from logitless.frontend.workers import to_thread
 from logitless.server.api.batches.batch import (
     MAX_BYTES,
     MESSAGES,
@@ -22,8 +24,6 @@ from logitless.server.api.batches.runner import BATCHES
 from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.api.openai.files import BATCH, found, listed, seen
 from logitless.server.clients import CLIENT
-from logitless.server.protocol.fields import bad_request, read
-from logitless.server.workers import to_thread
 
 
 async def create(request: web.Request) -> web.Response:

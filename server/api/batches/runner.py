@@ -18,6 +18,7 @@ from aiohttp import web
 
 from logitless.engine.async_engine import AsyncEngine
 from logitless.engine.errors import GaveWay, NotSupported
+from logitless.frontend.workers import compute, to_thread
 from logitless.server.api.batches.batch import MESSAGES, client_of
 from logitless.server.api.batches.lines import Line, check_lines, read_lines, result, unanswered
 from logitless.server.api.context import CONTEXT
@@ -25,7 +26,6 @@ from logitless.server.api.openai.files import OPEN
 from logitless.server.asgi import call
 from logitless.server.clients import Client
 from logitless.server.config import ServerConfig
-from logitless.server.workers import compute, to_thread
 
 if TYPE_CHECKING:
     from logitless.engine.finetuning.store import Row, Store

@@ -5,12 +5,12 @@ from __future__ import annotations
 from aiohttp import web
 
 from logitless.engine.errors import InvalidRequest
+from logitless.frontend.answers import UNSET
+from logitless.frontend.answers.llamacpp import Adapter, Done
+from logitless.frontend.fields import read
+from logitless.frontend.lora import Scales, lora_scales
 from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.bodies.json_body import json_value
-from logitless.server.protocol.answers import UNSET
-from logitless.server.protocol.answers.llamacpp import Adapter, Done
-from logitless.server.protocol.fields import read
-from logitless.server.protocol.lora import Scales, lora_scales
 
 
 async def adapters(request: web.Request) -> web.Response:

@@ -10,11 +10,11 @@ from msgspec import Struct
 
 from logitless.engine.errors import NotFound
 from logitless.engine.sampling.params import Param
+from logitless.frontend.answers.llamacpp import StreamState
+from logitless.frontend.fields import bad_request, read
 from logitless.server.api.context import CONTEXT, client_key, json_response
 from logitless.server.api.generate import send
 from logitless.server.api.llamacpp.sessions import Place
-from logitless.server.protocol.answers.llamacpp import StreamState
-from logitless.server.protocol.fields import bad_request, read
 
 
 def stream_id(request: web.Request) -> str:

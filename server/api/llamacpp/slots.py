@@ -17,12 +17,12 @@ from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapsho
 from logitless.engine.kv_cache.slot_files import load, owner_of, save
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.engine.sequence import Slot
+from logitless.frontend.answers.llamacpp import NextToken, SlotAction, SlotState, SlotTimings
+from logitless.frontend.fields import read
+from logitless.frontend.replies.reply import generation_settings
+from logitless.frontend.workers import to_thread
 from logitless.server.api.context import CONTEXT, Context, json_response
-from logitless.server.api.reply import generation_settings
 from logitless.server.clients import CLIENT
-from logitless.server.protocol.answers.llamacpp import NextToken, SlotAction, SlotState, SlotTimings
-from logitless.server.protocol.fields import read
-from logitless.server.workers import to_thread
 
 if TYPE_CHECKING:
     from logitless.engine.scheduler.scheduler import Scheduler

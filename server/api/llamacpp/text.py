@@ -14,9 +14,7 @@ from msgspec import Struct
 
 from logitless.engine.errors import TooLarge
 from logitless.engine.sampling.params import Param
-from logitless.models.tokenizer import Tokenizer
-from logitless.server.api.context import CONTEXT, Context, json_response
-from logitless.server.protocol.answers.llamacpp import (
+from logitless.frontend.answers.llamacpp import (
     DetokenizedText,
     RenderedPrompt,
     TokenIds,
@@ -25,10 +23,12 @@ from logitless.server.protocol.answers.llamacpp import (
     TokenPiece,
     TokenPieces,
 )
-from logitless.server.protocol.chat.chat import ChatPrompt, render_chat
-from logitless.server.protocol.completions import RequestParser
-from logitless.server.protocol.fields import as_integer, as_text, bad_request, read
-from logitless.server.workers import check
+from logitless.frontend.chat.chat import ChatPrompt, render_chat
+from logitless.frontend.fields import as_integer, as_text, bad_request, read
+from logitless.frontend.parser import RequestParser
+from logitless.frontend.workers import check
+from logitless.models.tokenizer import Tokenizer
+from logitless.server.api.context import CONTEXT, Context, json_response
 
 MAX_TEXT = 1 << 20  # characters, or tokens, that are taken however small the context is
 CHARACTERS_PER_TOKEN = 8  # of a context that is larger

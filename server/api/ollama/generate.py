@@ -10,14 +10,9 @@ from typing import Any
 from aiohttp import web
 
 from logitless.engine.errors import InvalidRequest
-from logitless.server.api.context import CONTEXT, Context, json_response, lazy
-from logitless.server.api.generate import run, send_json
-from logitless.server.api.ollama.answers import OllamaReply, nanoseconds, said
-from logitless.server.api.ollama.models import model_of
-from logitless.server.api.openai.embeddings import embedder_for_texts, vectors_of
-from logitless.server.protocol.answers import UNSET
-from logitless.server.protocol.answers.ollama import OllamaAnswer, OllamaVector, OllamaVectors
-from logitless.server.protocol.dialects.ollama import (
+from logitless.frontend.answers import UNSET
+from logitless.frontend.answers.ollama import OllamaAnswer, OllamaVector, OllamaVectors
+from logitless.frontend.dialects.ollama import (
     Asked,
     EmbedBody,
     EmbeddingsBody,
@@ -26,10 +21,16 @@ from logitless.server.protocol.dialects.ollama import (
     parse_generate,
     parse_ollama_chat,
 )
-from logitless.server.protocol.dialects.ollama_names import seconds, timestamp
-from logitless.server.protocol.embeddings import normalized
-from logitless.server.protocol.fields import bad_request, read
-from logitless.server.protocol.lora import parse_lora
+from logitless.frontend.dialects.ollama_names import seconds, timestamp
+from logitless.frontend.fields import bad_request, read
+from logitless.frontend.lora import parse_lora
+from logitless.frontend.replies.encoding import lazy
+from logitless.frontend.replies.ollama import OllamaReply, nanoseconds, said
+from logitless.frontend.texts.embeddings import normalized
+from logitless.server.api.context import CONTEXT, Context, json_response
+from logitless.server.api.generate import run, send_json
+from logitless.server.api.ollama.models import model_of
+from logitless.server.api.openai.embeddings import embedder_for_texts, vectors_of
 
 _LONG = 1 << 10  # tokens of texts whose vectors take long to write
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from logitless.frontend.answers.ollama import ModelDetails
+from logitless.frontend.dialects.ollama_names import timestamp
 from logitless.models.chat.tool_calls.families import reasoning_tags
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.types import FILE_TYPES
-from logitless.server.protocol.answers.ollama import ModelDetails
-from logitless.server.protocol.dialects.ollama_names import timestamp
 
 _LONG = 5  # items of an array that only `verbose` shows
 

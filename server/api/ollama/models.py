@@ -8,16 +8,16 @@ from typing import Any
 from aiohttp import web
 
 from logitless.engine.errors import NotFound, NotSupported
+from logitless.frontend.answers import UNSET
+from logitless.frontend.answers.models import LMStudioModel, LMStudioModels
+from logitless.frontend.answers.ollama import ListedModel, ListedModels, ModelDetails, OllamaVersion, ShownModel
+from logitless.frontend.dialects.ollama import ShowBody
+from logitless.frontend.dialects.ollama_names import candidates, tagged
+from logitless.frontend.fields import read
+from logitless.frontend.workers import to_thread
 from logitless.server.api.context import CONTEXT, Context, json_response
 from logitless.server.api.ollama.model_file import ModelFile, model_file, shown_size, whole_info
 from logitless.server.config import ServerConfig
-from logitless.server.protocol.answers import UNSET
-from logitless.server.protocol.answers.models import LMStudioModel, LMStudioModels
-from logitless.server.protocol.answers.ollama import ListedModel, ListedModels, ModelDetails, OllamaVersion, ShownModel
-from logitless.server.protocol.dialects.ollama import ShowBody
-from logitless.server.protocol.dialects.ollama_names import candidates, tagged
-from logitless.server.protocol.fields import read
-from logitless.server.workers import to_thread
 
 VERSION = "0.14.2"  # of Ollama, in January 2026, whose API this is: Codex asks for 0.13.4 or newer
 FOREVER = "2318-01-01T00:00:00Z"  # when a model that stays is unloaded

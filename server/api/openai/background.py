@@ -10,17 +10,17 @@ from aiohttp import web
 from msgspec import to_builtins
 
 from logitless.engine.errors import InvalidRequest, NotFound
+from logitless.frontend.answers.responses import Response
+from logitless.frontend.fields import bad_request
+from logitless.frontend.parser import Job
+from logitless.frontend.replies.reply import Reply
 from logitless.server.api.context import CONTEXT, Context, json_response
 from logitless.server.api.generate import CONVERSATION, begin_session, send
 from logitless.server.api.llamacpp.sessions import Session
 from logitless.server.api.openai.conversations import owner
 from logitless.server.api.openai.stored_responses import UNFINISHED, Earlier, Item, StoredResponses
-from logitless.server.api.reply import Reply
 from logitless.server.observing.record import RECORD, Record
 from logitless.server.observing.traffic import TRAFFIC
-from logitless.server.protocol.answers.responses import Response
-from logitless.server.protocol.completions import Job
-from logitless.server.protocol.fields import bad_request
 
 _NUMBER = re.compile(rb'\ndata: \{"type":"[^"]*","sequence_number":(\d+)')
 

@@ -11,12 +11,12 @@ from msgspec import Struct
 from logitless.engine.errors import InvalidRequest, NotFound
 from logitless.engine.finetuning.store import page
 from logitless.engine.sampling.params import Param
+from logitless.frontend.answers import responses as answers
+from logitless.frontend.dialects.responses import check_items
+from logitless.frontend.fields import bad_request, read
 from logitless.server.api.context import CONTEXT, client_key, json_response
 from logitless.server.api.openai.stored_conversations import Conversation
 from logitless.server.api.openai.stored_responses import Item, as_items
-from logitless.server.protocol.answers import responses as answers
-from logitless.server.protocol.dialects.responses import check_items
-from logitless.server.protocol.fields import bad_request, read
 
 T = TypeVar("T")
 MAX_ITEMS = 20  # of one request, as OpenAI

@@ -15,11 +15,8 @@ from logitless.engine.batch import StepFailed
 from logitless.engine.errors import InvalidRequest, ServerFault
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
-from logitless.models.media.prompt_media import PromptMedia
-from logitless.server.api.context import CONTEXT, Context, json_response, lazy
-from logitless.server.api.generate import send_json
-from logitless.server.protocol.answers import UNSET
-from logitless.server.protocol.answers.vectors import (
+from logitless.frontend.answers import UNSET
+from logitless.frontend.answers.vectors import (
     Embedding,
     Embeddings,
     NativeEmbedding,
@@ -29,13 +26,17 @@ from logitless.server.protocol.answers.vectors import (
     Ranking,
     TeiRankedDocument,
 )
-from logitless.server.protocol.embeddings import (
+from logitless.frontend.replies.encoding import lazy
+from logitless.frontend.texts.embeddings import (
     EmbeddingJob,
     normalized,
     parse_embeddings,
     parse_rerank,
     rank_or_refuse,
 )
+from logitless.models.media.prompt_media import PromptMedia
+from logitless.server.api.context import CONTEXT, Context, json_response
+from logitless.server.api.generate import send_json
 
 if TYPE_CHECKING:
     from logitless.engine.scheduler.scheduler import Scheduler

@@ -15,6 +15,8 @@ from logitless.engine.errors import InvalidRequest, NotFound, TooLarge, unkept
 from logitless.engine.finetuning.job import RUNNING
 from logitless.engine.finetuning.store import MEDIA_PURPOSES, Row, page
 from logitless.engine.sampling.params import Param
+from logitless.frontend.answers.fine_tuning import Deleted, File, Page
+from logitless.frontend.workers import check, compute, to_thread
 from logitless.models.gguf.atomic_write import open_private
 from logitless.server.api.context import client_of, json_response
 from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
@@ -23,8 +25,6 @@ from logitless.server.bodies.room import STRIDE, in_time
 from logitless.server.bodies.unpack import content as unpacked
 from logitless.server.clients import CLIENT
 from logitless.server.observing.record import FileAnswer
-from logitless.server.protocol.answers.fine_tuning import Deleted, File, Page
-from logitless.server.workers import check, compute, to_thread
 
 MAX_BYTES = 512 << 20
 MAX_FIELD = 100  # bytes of a field that is no file

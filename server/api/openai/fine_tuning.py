@@ -13,14 +13,15 @@ from logitless.engine.errors import InvalidRequest, NotFound, unkept
 from logitless.engine.finetuning.job import ENDED, RUNNING
 from logitless.engine.finetuning.store import Row
 from logitless.engine.finetuning.tuned_models import find
-from logitless.server.api.context import CONTEXT, json_response, sse
+from logitless.frontend.answers.fine_tuning import Checkpoint, Deleted, Job, JobEvent
+from logitless.frontend.fine_tuning import new_job
+from logitless.frontend.graders import surroundings
+from logitless.frontend.replies.encoding import sse
+from logitless.frontend.workers import to_thread
+from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.api.openai.files import found, listed, seen, shown
-from logitless.server.api.openai.graders import surroundings
 from logitless.server.api.openai.tuning_context import LISTENERS, desk_of, tuning_of
 from logitless.server.clients import CLIENT
-from logitless.server.protocol.answers.fine_tuning import Checkpoint, Deleted, Job, JobEvent
-from logitless.server.protocol.fine_tuning import new_job
-from logitless.server.workers import to_thread
 
 
 async def create(request: web.Request) -> web.Response:

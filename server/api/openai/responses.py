@@ -13,24 +13,11 @@ from aiohttp import web
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import NotFound, RequestError
 from logitless.engine.requests import Finished, Progress, Token, TokenProb
-from logitless.models.tokenizer import Tokenizer
-from logitless.server.api.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
-from logitless.server.api.context import CONTEXT, Context, error_object, json_response, plain, sse
-from logitless.server.api.generate import run
-from logitless.server.api.openai.background import end, resume, run_behind
-from logitless.server.api.openai.chat import Answers
-from logitless.server.api.openai.conversations import owner
-from logitless.server.api.openai.files import listed
-from logitless.server.api.openai.stored_responses import Earlier, Item, Kept, as_items
-from logitless.server.api.probabilities import entries
-from logitless.server.api.reply import Reply, Result, progress_fields, timings
-from logitless.server.clients import CLIENT
-from logitless.server.config import ServerConfig
-from logitless.server.protocol.answers import UNSET, Opt
-from logitless.server.protocol.answers.fine_tuning import Deleted
-from logitless.server.protocol.answers.generation import TimingsObject, TokenLogprob
-from logitless.server.protocol.answers.llamacpp import InputTokens
-from logitless.server.protocol.answers.responses import (
+from logitless.frontend.answers import UNSET, Opt
+from logitless.frontend.answers.fine_tuning import Deleted
+from logitless.frontend.answers.generation import TimingsObject, TokenLogprob
+from logitless.frontend.answers.llamacpp import InputTokens
+from logitless.frontend.answers.responses import (
     REPEATED,
     ContentPart,
     ConversationName,
@@ -50,11 +37,25 @@ from logitless.server.protocol.answers.responses import (
     StatusEvent,
     WholeEvent,
 )
-from logitless.server.protocol.chat.chat import chat_tokens, parse_chat
-from logitless.server.protocol.completions import Job
-from logitless.server.protocol.dialects.mcp_tools import is_mcp, is_search
-from logitless.server.protocol.dialects.responses import ResponsesBody, called, chat_body, conversation_id, homes
-from logitless.server.protocol.fields import bad_request, read
+from logitless.frontend.chat.chat import chat_tokens, parse_chat
+from logitless.frontend.dialects.mcp_tools import is_mcp, is_search
+from logitless.frontend.dialects.responses import ResponsesBody, called, chat_body, conversation_id, homes
+from logitless.frontend.fields import bad_request, read
+from logitless.frontend.parser import Job
+from logitless.frontend.replies.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
+from logitless.frontend.replies.chat import Answers
+from logitless.frontend.replies.encoding import error_object, plain, sse
+from logitless.frontend.replies.probabilities import entries
+from logitless.frontend.replies.reply import Reply, Result, progress_fields, timings
+from logitless.models.tokenizer import Tokenizer
+from logitless.server.api.context import CONTEXT, Context, json_response
+from logitless.server.api.generate import run
+from logitless.server.api.openai.background import end, resume, run_behind
+from logitless.server.api.openai.conversations import owner
+from logitless.server.api.openai.files import listed
+from logitless.server.api.openai.stored_responses import Earlier, Item, Kept, as_items
+from logitless.server.clients import CLIENT
+from logitless.server.config import ServerConfig
 
 Keep = Callable[[dict[str, Any]], None]
 

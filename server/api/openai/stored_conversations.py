@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from logitless.frontend.fields import bad_request
 from logitless.server.api.openai.stored_responses import NOTHING, Earlier, Item, Store
-from logitless.server.protocol.fields import bad_request
 
 MAX_BYTES = 64 << 20  # of all of them, as JSON
 MAX_CONVERSATIONS = 4096

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from logitless.server.protocol.fields import as_text, bad_request
+from logitless.frontend.fields import as_text, bad_request
 
 MAX_BYTES = 64 << 20  # of all of them, as JSON
 MAX_RESPONSES = 4096

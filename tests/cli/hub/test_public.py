@@ -13,7 +13,7 @@ import pytest
 
 from logitless.cli.hub import download, model_source
 from logitless.cli.hub.public import NotPublic
-from logitless.server.outgoing import public
+from logitless.training.graders import public
 
 
 @pytest.mark.parametrize(

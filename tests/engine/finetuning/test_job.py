@@ -15,10 +15,10 @@ from logitless.engine.finetuning.hyperparameters import resolved
 from logitless.engine.finetuning.job import Prepared, prepare, template_of
 from logitless.engine.finetuning.reinforcement_job import resolved as resolved_rewards
 from logitless.engine.finetuning.store import Row, Store
+from logitless.frontend.fine_tuning import new_job
 from logitless.models import tokenizer
 from logitless.models.chat.template import from_metadata
 from logitless.models.tokenizer import Tokenizer
-from logitless.server.protocol.fine_tuning import new_job
 from logitless.training.adapters.options import LoraOptions, lora_options
 from logitless.training.errors import TrainingError
 from logitless.training.schedule import OptimizerSettings

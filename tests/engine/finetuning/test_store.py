@@ -21,8 +21,8 @@ from logitless.engine.finetuning.job import checkpoint_path
 from logitless.engine.finetuning.store import RESERVE, Store
 from logitless.engine.finetuning.tuned_models import delete, find, tuned_models
 from logitless.engine.kv_cache.slot_files import CacheKind, SlotState, save
+from logitless.frontend.replies.encoding import encode_json
 from logitless.models.gguf.atomic_write import ABANDONED, private, unfinished
-from logitless.server.api.context import encode_json
 from logitless.server.api.openai.files import _keep
 
 KIND = CacheKind("m", "f16", "f16", 16, 64)

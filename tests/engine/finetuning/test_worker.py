@@ -35,11 +35,11 @@ from logitless.engine.finetuning.store import Store
 from logitless.engine.finetuning.tuned_models import find, tuned_models
 from logitless.engine.finetuning.worker import FineTuningWorker
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
+from logitless.frontend.fine_tuning import new_job
 from logitless.graph.execution.session import Session
 from logitless.models import tokenizer
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
-from logitless.server.protocol.fine_tuning import new_job
 from logitless.training import checkpoint, save
 from logitless.training.errors import TrainingError
 from logitless.training.reporting import trackers

@@ -22,6 +22,9 @@ from logitless.engine.sampling.grammar_mask import GrammarConstraint
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.sampler import RowSampler
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
+from logitless.frontend.fields import read
+from logitless.frontend.generation import Generation
+from logitless.frontend.sampling import parse_sampling
 from logitless.graph.ops.sampling import samplers as s
 from logitless.models import tokenizer as tokenizers
 from logitless.models.gguf.file import GGUFFile
@@ -29,9 +32,6 @@ from logitless.models.gguf.types import ValueType
 from logitless.models.gguf.write import Key, copied_keys, tensor, write_gguf
 from logitless.models.grammar import Grammar
 from logitless.models.tokenizer import Tokenizer
-from logitless.server.protocol.fields import read
-from logitless.server.protocol.generation import Generation
-from logitless.server.protocol.sampling import parse_sampling
 from tests.models.architectures.test_llama_cpp import answers
 
 PROMPT = "Once upon a time"

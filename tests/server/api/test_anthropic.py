@@ -9,7 +9,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from logitless.server.protocol.dialects.translate import whole_members
+from logitless.frontend.dialects.translate import whole_members
 from tests.helpers.chat_fakes import THOUGHT, named_events, prompt, says
 from tests.helpers.http_fakes import N_CTX, Running
 

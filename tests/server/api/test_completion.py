@@ -11,8 +11,8 @@ import pytest
 
 from logitless.engine.requests import Timings
 from logitless.engine.sampling.params import FLOAT_MAX
-from logitless.server.api.reply import timings
-from logitless.server.protocol import fields
+from logitless.frontend import fields
+from logitless.frontend.replies.reply import timings
 from tests.helpers.http_fakes import N_CTX, FakeScheduler, Running, running, while_stepping
 
 FINAL = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from logitless.frontend.grammar import _SOURCES
+from logitless.frontend.replies.encoding import encode_json, sse
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.grammar import Grammar
-from logitless.server.api.context import encode_json, sse
-from logitless.server.protocol.grammar import _SOURCES
 from tests.helpers.chat_fakes import HERMES_LIKE, chatting
 from tests.helpers.http_fakes import running
 

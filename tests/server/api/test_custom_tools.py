@@ -12,7 +12,7 @@ import pytest
 from openai.types.chat import ChatCompletion
 from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 
-from logitless.server.protocol.fields import forget
+from logitless.frontend.fields import forget
 from tests.helpers.chat_fakes import HERMES_LIKE, chatting, named_events, prompt, says
 from tests.helpers.grammars import accepts
 from tests.helpers.http_fakes import Running

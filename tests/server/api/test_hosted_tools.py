@@ -10,7 +10,7 @@ import pytest
 from anthropic.types.beta import BetaToolUnionParam
 from openai.types.responses import ToolParam
 
-from logitless.server.protocol.dialects.hosted_tools import client_tool, is_hosted
+from logitless.frontend.dialects.hosted_tools import client_tool, is_hosted
 from tests.helpers.chat_fakes import HERMES_LIKE, chatting, prompt, says
 from tests.helpers.http_fakes import Running
 from tests.server.test_refusals import refused

@@ -15,12 +15,12 @@ import pytest
 
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.engine.runner.embedder import Embedder
+from logitless.frontend.texts.embeddings import normalized
 from logitless.graph.execution.session import Session
 from logitless.models import tokenizer
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import AdaptedModel, define_model, hparams_of
 from logitless.server.api.openai.embeddings import _log_pooling
-from logitless.server.protocol.embeddings import normalized
 from tests.helpers.bert_model import N_CTX, N_EMBD, TOKENS, forward, score, tensors, write
 from tests.helpers.http_fakes import Running, running
 
@@ -255,8 +255,8 @@ async def test_vectors_written_in_pieces_are_the_vectors(
         status, whole = await server.post(path, body)
         monkeypatch.setattr("logitless.server.api.openai.embeddings._LARGE", 0)
         monkeypatch.setattr("logitless.server.api.ollama.generate._LONG", 0)
-        for module in ("context", "generate"):
-            monkeypatch.setattr(f"logitless.server.api.{module}.PIECE", 64)
+        for module in ("frontend.replies.encoding", "server.api.generate"):
+            monkeypatch.setattr(f"logitless.{module}.PIECE", 64)
         async with server.http.post(server.url + path, json=body) as reply:
             pieces = await reply.json()
             assert (status, reply.headers.get("Transfer-Encoding")) == (200, "chunked")

@@ -7,7 +7,7 @@ import json
 import numpy as np
 from msgspec import UNSET
 
-from logitless.server.api.context import encode_json
+from logitless.frontend.replies.encoding import encode_json
 from logitless.server.api.score import shown
 from logitless.training.data.tokenize_rows import Example
 from logitless.training.score import Score

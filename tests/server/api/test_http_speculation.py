@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from logitless.engine.speculation.settings import SpeculationParams
-from logitless.server.protocol.speculation import continuation
+from logitless.frontend.speculation import continuation
 from tests.helpers.http_fakes import N_CTX, FakeTokenizer, Running, running
 from tests.server.test_refusals import refused
 

@@ -11,9 +11,9 @@ from typing import Any
 import ollama
 import pytest
 
-from logitless.server.protocol.dialects.ollama import OllamaChatMessage, _messages
-from logitless.server.protocol.dialects.ollama_names import candidates, seconds, tagged
-from logitless.server.protocol.dialects.ollama_template import prompt_of
+from logitless.frontend.dialects.ollama import OllamaChatMessage, _messages
+from logitless.frontend.dialects.ollama_names import candidates, seconds, tagged
+from logitless.frontend.dialects.ollama_template import prompt_of
 from tests.helpers.chat_fakes import HERMES_LIKE, THOUGHT, chatting, prompt, says
 from tests.helpers.http_fakes import N_CTX, FakeAdapters, Running, running
 

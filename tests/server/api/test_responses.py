@@ -8,11 +8,11 @@ from typing import Any
 import openai
 import pytest
 
+from logitless.frontend.dialects.responses import called, homes
+from logitless.frontend.parser import RequestParser
+from logitless.frontend.texts.infill import parse_infill
 from logitless.server.api.openai.stored_responses import NOTHING, StoredResponses
 from logitless.server.config import ServerConfig
-from logitless.server.protocol.completions import RequestParser
-from logitless.server.protocol.dialects.responses import called, homes
-from logitless.server.protocol.infill import parse_infill
 from tests.helpers.chat_fakes import THOUGHT, named_events, prompt, says
 from tests.helpers.http_fakes import N_CTX, FakeTokenizer, Running, running
 from tests.server.api.test_completion import TIMINGS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from logitless.server.outgoing.public import is_public
+from logitless.training.graders.public import is_public
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from logitless.frontend.chat.server_tool import MAX_TEXT, ToolError, told
 from logitless.server.tools import folder as folder_module
 from logitless.server.tools.folder import Folder
 from logitless.server.tools.patterns import glob
 from logitless.server.tools.settings import ToolSettings
-from logitless.server.tools.tool import MAX_TEXT, ToolError, told
 from logitless.server.tools.toolbox import Toolbox
 
 FILES = ("read_file", "file_glob_search", "grep_search", "write_file", "edit_file")

@@ -14,9 +14,9 @@ from typing import Any
 import anyio
 import pytest
 
+from logitless.frontend.chat.server_tool import Answer, Tool, plain
 from logitless.server.tools import mcp_server as mcp_server_module
 from logitless.server.tools.settings import McpSettings, ToolSettings, mcp_servers
-from logitless.server.tools.tool import Answer, Tool, plain
 from logitless.server.tools.toolbox import AT_ONCE, Toolbox
 from tests.helpers.bad_mcp_server import HERE as BAD_HERE
 from tests.helpers.mcp_server import HERE

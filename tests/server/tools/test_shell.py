@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from logitless.frontend.chat.server_tool import told
 from logitless.server.tools import shell
 from logitless.server.tools.folder import Folder
 from logitless.server.tools.processes import MARK
 from logitless.server.tools.shell import Runtime, shell_tool
-from logitless.server.tools.tool import told
 
 
 async def run(folder: Path, command: str, runtime: Runtime | None = None, **more: Any) -> str:

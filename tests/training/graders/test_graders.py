@@ -19,7 +19,7 @@ import pytest
 from rapidfuzz import fuzz
 
 from logitless.engine.async_engine import AsyncEngine
-from logitless.server.api.openai.graders import surroundings
+from logitless.frontend.graders import surroundings
 from logitless.server.config import ServerConfig
 from logitless.training.graders import remote, sandbox, sandbox_child
 from logitless.training.graders.grade import Grade, GradeFault, GraderError, Sample, Surroundings, graded

@@ -1,0 +1,275 @@
+"""Chat request bodies: messages → prompt by the model's template → request. A 400 names its field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any
+
+from msgspec.structs import replace as replace_struct
+
+from logitless.engine.errors import InvalidRequest
+from logitless.engine.sampling.params import Param
+from logitless.engine.sampling.reasoning_budget import ReasoningLimit
+from logitless.frontend.chat.messages import Chat, content_text, parse_messages
+from logitless.frontend.chat.tool_grammar import chat_constraint
+from logitless.frontend.chat.tools import Tools, parse_style, parse_tools, preserved_ids
+from logitless.frontend.dialects import functions
+from logitless.frontend.fields import bad_request, read
+from logitless.frontend.generation import Generation
+from logitless.frontend.media.media import Medium
+from logitless.frontend.parser import (
+    MAX_TOKENS,
+    MAX_TOP,
+    Job,
+    Prompt,
+    RequestParser,
+    most_tokens,
+    refuse_unsupported,
+)
+from logitless.models.chat.efforts import UnknownEffort
+from logitless.models.chat.template import ChatTemplate, ChatTemplateError
+from logitless.models.chat.tool_calls import Style
+
+_OURS = ("self", "messages", "tools", "add_generation_prompt", "tools_required", "parallel_tool_calls")
+"""Variables that chat_template_kwargs cannot set."""
+
+
+class ChatGeneration(Generation, frozen=True, kw_only=True):
+    """POST /v1/chat/completions, beside the conversation."""
+
+    logprobs: Annotated[bool, Param("show log-probabilities")] = False
+    top_logprobs: Annotated[int, Param("of so many likely tokens", 0, MAX_TOP)] = 20
+    n_probs: Annotated[int, Param("both in one, where logprobs is not given", 0, MAX_TOP)] = 0
+    echo: Annotated[bool, Param("begin with the assistant's text that is continued")] = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A rendered conversation; `prefill` is the assistant's text that the model is to continue."""
+
+    text: str
+    prefill: str = ""
+    style: Style = field(default_factory=Style)
+    tools: Tools = field(default_factory=Tools)
+    preserved: frozenset[int] = frozenset()
+    thinks: bool = True  # the model may reason first, if it can
+    limit: ReasoningLimit | None = None
+    reasoning_format: str = "auto"
+    include_reasoning: bool = True
+    media: tuple[Medium, ...] = ()  # the text has a marker for each
+
+
+def parse_chat(
+    body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, media: Sequence[Medium] = ()
+) -> Job:
+    """POST /v1/chat/completions. `media`: those whose markers the messages have already."""
+    older = functions.chat_body(body)
+    if older is not None:
+        job = older.read(lambda chat: _parse(chat, parser, template))
+        return replace(job, options=replace(job.options, functions=bool(body.get("functions"))))
+    return _parse(body, parser, template, media)
+
+
+def _parse(
+    body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, media: Sequence[Medium] = ()
+) -> Job:
+    asked = parser.read(ChatGeneration, body)
+    top = asked.n_probs or None
+    if asked.logprobs:
+        top = asked.top_logprobs
+    elif body.get("top_logprobs") is not None:
+        bad_request("top_logprobs", "needs logprobs to be true")
+    prompt = _render(body, parser, template, media)
+    prefixes = (prompt.prefill,) if prompt.prefill and asked.echo else ()
+    job = parser.job(asked, body, [chat_ids(prompt, parser, most_tokens(asked))], top=top, prefixes=prefixes)
+    told = {
+        **job.options.settings,
+        "chat_format": "Content-only" if prompt.style.calls is None else prompt.style.calls.name,
+        "reasoning_format": prompt.reasoning_format,
+        "reasoning_in_content": prompt.style.tags_in_content,
+    }
+    assert template is not None  # render_chat refuses
+    first = job.requests[0]
+    given, begun = first.sampling.grammar, prompt.style.primer
+    # reasoning that the client wants as text would be a part of the JSON
+    thinks = prompt.thinks and (bool(prompt.tools.tools) or prompt.reasoning_format != "none")
+    constraint = chat_constraint(given, prompt.tools, template, begun, thinks, parser.grammars)
+    preserved = first.preserved | prompt.preserved
+    turn_end = "" if asked.ignore_eos else template.turn_end(parser.tokenizer)
+    requests = [
+        replace(
+            request,
+            preserved=preserved,
+            turn_end=turn_end,
+            reasoning=prompt.limit,
+            sampling=replace_struct(request.sampling, grammar=constraint),
+        )
+        for request in job.requests
+    ]
+    options = replace(
+        job.options,
+        style=prompt.style,
+        settings=told,
+        reasoning=prompt.include_reasoning,
+        skipped_tools=prompt.tools.skipped,
+    )
+    return Job(tuple(requests), options)
+
+
+def chat_ids(prompt: ChatPrompt, parser: RequestParser, most: int | None = None) -> Prompt:
+    """The token ids of a rendered conversation, with its media. `most`: see RequestParser.encode."""
+    if not prompt.media:
+        return Prompt(parser.tokens(prompt.text, most=most))
+    return Prompt(*parser.media.prompt("messages", prompt.text, list(prompt.media)))
+
+
+def chat_tokens(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> int:
+    """Tokens of the prompt that a chat request would have, those of its media among them."""
+    older = functions.chat_body(body)
+    if older is not None:
+        return older.read(lambda chat: chat_tokens(chat, parser, template))
+    return len(chat_ids(_render(body, parser, template), parser, MAX_TOKENS).ids)
+
+
+def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> ChatPrompt:
+    """The conversation as the model's template writes it."""
+    older = functions.chat_body(body)
+    if older is not None:
+        return older.read(lambda chat: _render(chat, parser, template))
+    return _render(body, parser, template)
+
+
+def _render(
+    body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, given: Sequence[Medium] = ()
+) -> ChatPrompt:
+    refuse_unsupported(body)
+    if template is None:
+        raise InvalidRequest("this model has no chat template; give one with --chat-template")
+    config = parser.config
+    defaults = {
+        "reasoning_format": "none" if config.skip_chat_parsing else config.reasoning_format,
+        "reasoning_effort": config.reasoning_effort,
+        "reasoning_budget_tokens": config.reasoning_budget,
+        "reasoning_budget_message": config.reasoning_budget_message,
+    }
+    chat = read(Chat, body, defaults=defaults)
+    media = list(given)
+    messages = parse_messages(chat, body["messages"], template.between_parts, parser.media, media)
+    tools = parse_tools(chat, body, template)
+    add, last = _continued(chat, messages, body, parser)
+    if last is not None:
+        messages = messages[:-1]
+    messages = _opened(config.first_messages, messages)
+    kwargs = _variables(chat, config.chat_template_kwargs)
+    if chat.documents is not None:
+        kwargs["documents"] = list(chat.documents)
+    if tools.tools:
+        kwargs["tools"] = list(tools.tools)
+        kwargs |= {"tools_required": tools.choice == "required", "parallel_tool_calls": tools.parallel}
+    try:
+        text = template.render(messages, add_generation_prompt=add, **kwargs)
+    except UnknownEffort as error:
+        bad_request("reasoning_effort", str(error))
+    except ChatTemplateError as error:
+        raise InvalidRequest(f"field 'messages': {' '.join(str(error).split())}") from None
+    tokenizer = parser.tokenizer
+    if tokenizer.add_bos and tokenizer.bos_id is not None:  # the tokenizer adds it again
+        text = text.removeprefix(tokenizer.piece(tokenizer.bos_id).decode("utf-8", "replace"))
+    begun = _begun(text, template) if add else ""
+    prefill = ""
+    if last is not None:
+        if last[1]:  # the continued answer has reasoning of its own
+            text = template.without_empty_thought(text)
+        syntax, prefill = template.continuation(*last, opened=bool(begun))
+        text, begun = text + syntax, begun + syntax
+    if begun and not prefill and chat.reasoning_budget_tokens == 0 and template.reasoning is not None:
+        ended = f"{template.reasoning[1]}\n\n"
+        text, begun = text + ended, begun + ended
+    style = parse_style(chat, template, tools, begun + prefill, raw=config.skip_chat_parsing)
+    return ChatPrompt(
+        text + prefill,
+        prefill,
+        style,
+        tools,
+        preserved_ids(template, tools, tokenizer),
+        kwargs.get("enable_thinking", True),
+        _limit(chat, parser, template, style),
+        chat.reasoning_format,
+        chat.include_reasoning,
+        tuple(media),
+    )
+
+
+def _opened(first: Sequence[dict[str, str]], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation behind the server's first messages. Its own system message replaces theirs."""
+    if messages and first and messages[0]["role"] in ("system", "developer"):
+        own = messages[:1]
+        return [*own, *(message for message in first if message["role"] != "system"), *messages[1:]]
+    return [*first, *messages]
+
+
+def _continued(
+    chat: Chat,
+    messages: list[dict[str, Any]],
+    body: Mapping[str, Any],
+    parser: RequestParser,
+) -> tuple[bool, tuple[str, str] | None]:
+    """(add a generation prompt, the (text, reasoning) of a last message that is to be continued)."""
+    last = messages[-1]
+    ends_with_assistant = last["role"] == "assistant" and not last.get("tool_calls")
+    proceed = chat.continue_final_message
+    if proceed is None:
+        proceed = parser.config.prefill_assistant and ends_with_assistant
+    if chat.continue_final_message:
+        if body.get("add_generation_prompt") is True:
+            bad_request("continue_final_message", "cannot be true when add_generation_prompt is")
+        if not ends_with_assistant:
+            bad_request("continue_final_message", "the last message must be the assistant's")
+    if not proceed:
+        return chat.add_generation_prompt, None
+    if len(messages) > 1 and messages[-2]["role"] == "assistant":
+        bad_request("messages", "must not end with two messages of the assistant")
+    media: list[Medium] = []
+    text = content_text(body["messages"][-1], len(messages) - 1, "\n\n", parser.media, media) or ""
+    if media:
+        bad_request(media[0].name, "an answer that is continued is text alone")
+    return True, (text, last.get("reasoning_content") or "")
+
+
+def _variables(chat: Chat, variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The template's further variables: the server's, then the request's."""
+    kwargs = {**variables, **chat.chat_template_kwargs}
+    for name in _OURS:
+        if name in kwargs:
+            bad_request("chat_template_kwargs", f"must not contain '{name}'")
+    if not isinstance(kwargs.get("enable_thinking", True), bool):
+        bad_request("chat_template_kwargs", "enable_thinking must be a boolean")
+    effort = chat.reasoning_effort
+    if effort:
+        kwargs.setdefault("reasoning_effort", effort)
+        if effort == "none":
+            kwargs.setdefault("enable_thinking", False)
+    if chat.reasoning_budget_tokens == 0:
+        kwargs.setdefault("enable_thinking", False)
+    return kwargs
+
+
+def _limit(chat: Chat, parser: RequestParser, template: ChatTemplate, style: Style) -> ReasoningLimit | None:
+    """Limit of the reasoning: its budget, or the client while it runs (`reasoning_control`)."""
+    budget, control = chat.reasoning_budget_tokens, chat.reasoning_control
+    if template.reasoning is None or not (budget > 0 or control):
+        return None
+    opening, closing = template.reasoning
+    forced = tuple(parser.encode(chat.reasoning_budget_message + closing, parse_special=True))
+    begun = style.primer.lstrip().startswith(opening.strip()) and closing not in style.primer
+    calls = tuple(text.encode() for text in style.calls.ends_reasoning) if style.calls is not None else ()
+    return ReasoningLimit(opening.lstrip().encode(), closing.encode(), forced, budget, begun, calls)
+
+
+def _begun(text: str, template: ChatTemplate) -> str:
+    """The opening tag of reasoning that the template itself has written, with the blanks after it."""
+    opening = template.reasoning[0].rstrip() if template.reasoning is not None else ""
+    if not opening or not text.rstrip().endswith(opening):
+        return ""
+    return text[text.rindex(opening) :]

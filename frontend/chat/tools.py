@@ -1,0 +1,200 @@
+"""Tools of a chat request: `tools`, `tool_choice` and reasoning → the parts that an answer may have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from logitless.frontend.chat.messages import Chat
+from logitless.frontend.dialects.hosted_tools import OWN, is_hosted
+from logitless.frontend.fields import as_text, bad_request
+from logitless.models.chat.template import ChatTemplate
+from logitless.models.chat.tool_calls import Style
+from logitless.models.chat.tool_calls.free_text import SYNTAXES, parameters
+from logitless.models.tokenizer import Tokenizer
+
+log = logging.getLogger("logitless.http")
+NO_PARAMETERS = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class TextSource:
+    """Format of a custom tool's text; the syntax is "" where any text will do. `field`: where the grammar stands."""
+
+    syntax: str = ""
+    definition: str = ""
+    field: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """Functions that the model may call. Custom tools are functions with one text as their argument."""
+
+    tools: tuple[dict[str, Any], ...] = ()  # OpenAI's shape, checked, with what templates read
+    functions: tuple[dict[str, Any], ...] = ()  # as given, for the grammar
+    custom: Mapping[str, TextSource | None] = field(default_factory=dict)  # by the names of custom tools, their formats
+    choice: str = "none"  # none, auto, required
+    parallel: bool = False  # several calls in one answer
+    parse: bool = True  # false: calls stay in the text
+    skipped: tuple[str, ...] = ()  # types of the request's tools that a provider's service would run
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(tool["function"]["name"] for tool in self.tools)
+
+    @property
+    def texts(self) -> frozenset[tuple[str, str]]:
+        """(tool, parameter) of the parameters that are strings."""
+        return frozenset(
+            (tool["function"]["name"], name)
+            for tool in self.tools
+            for name, schema in _properties(tool["function"]["parameters"]).items()
+            if isinstance(schema, dict) and schema.get("type") == "string"
+        )
+
+
+def parse_tools(chat: Chat, body: Mapping[str, Any], template: ChatTemplate) -> Tools:
+    """The tools that may be called: none where tool_choice says none, one where it names one."""
+    entries = body.get("tools") or ()
+    skipped = tuple(tool["type"] for tool in entries if is_hosted(tool))
+    if skipped:
+        kinds = ", ".join(sorted({repr(kind[:32]) for kind in skipped}))
+        log.warning("field 'tools': nobody here runs tools of type %s; they are skipped", kinds)
+    given = [_function(i, tool) for i, tool in enumerate(entries) if not is_hosted(tool)]
+    tools = tuple(_tool(tool) for tool, _ in given)
+    functions = tuple(tool["function"] for tool, _ in given)
+    custom = {tool["function"]["name"]: source for tool, source in given if source is not None}
+    parallel, choice = chat.parallel_tool_calls, chat.tool_choice
+    if parallel is None:
+        parallel = template.caps.get("supports_parallel_tool_calls", False)
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        choice, chosen = _allowed(choice)
+        for kind, name in chosen:
+            _check_there(kind, name, tools, custom)
+        names = {name for _, name in chosen}
+        tools = tuple(tool for tool in tools if tool["function"]["name"] in names)
+        functions = tuple(function for function in functions if function["name"] in names)
+    elif choice == "any":  # Mistral's and Anthropic's word
+        choice = "required"
+    if isinstance(choice, dict):
+        kind, name = _named(choice)
+        _check_there(kind, name, tools, custom)
+        tools = tuple(tool for tool in tools if tool["function"]["name"] == name)
+        functions = tuple(function for function in functions if function["name"] == name)
+        choice, parallel = "required", False
+    elif choice not in ("none", "auto", "required"):
+        bad_request("tool_choice", "must be none, auto, required or an object that names a tool")
+    if choice == "required" and not tools:
+        bad_request("tool_choice", "required needs tools")
+    if not tools or choice == "none":
+        return Tools(skipped=skipped)
+    if body.get("grammar"):
+        bad_request("grammar", "cannot be combined with tools")
+    if body.get("stream") and body.get("logprobs"):
+        bad_request("logprobs", "cannot be streamed together with tools")
+    return Tools(tools, functions, custom, choice, parallel, chat.parse_tool_calls, skipped)
+
+
+def _function(i: int, tool: Mapping[str, Any]) -> tuple[dict[str, Any], TextSource | None]:
+    """The tool as a function, and the format of a custom tool's text."""
+    name = f"tools[{i}]"
+    kind = tool.get("type") or ("custom" if tool.get("function") is None and tool.get("custom") else "function")
+    if kind not in OWN:
+        bad_request(f"{name}.type", f"{str(kind)[:32]!r} is not there: it must be function or custom")
+    inner = tool.get(kind)
+    if inner is None:
+        bad_request(f"{name}.{kind}", "is required")
+    if not inner["name"]:
+        bad_request(f"{name}.{kind}.name", "must not be empty")
+    if kind == "function":
+        return {**tool}, None
+    source = _source(f"{name}.custom.format", inner.get("format") or {})
+    told = f"A text that matches this {source.syntax} grammar:\n{source.definition}" if source.syntax else "A text."
+    function = {"name": inner["name"], "description": inner.get("description") or "", "parameters": parameters(told)}
+    return {"type": "function", "function": function}, source
+
+
+def _source(name: str, form: Mapping[str, Any]) -> TextSource:
+    kind = form.get("type", "text")
+    if kind == "text":
+        return TextSource()
+    if kind != "grammar":
+        bad_request(f"{name}.type", f"must be text or grammar, not {str(kind)[:32]!r}")
+    name, inner = (f"{name}.grammar", form["grammar"]) if form.get("grammar") is not None else (name, form)
+    syntax, definition = (as_text(f"{name}.{key}", inner.get(key)) for key in ("syntax", "definition"))
+    if syntax not in SYNTAXES:
+        bad_request(f"{name}.syntax", f"must be {' or '.join(SYNTAXES)}, not {syntax[:32]!r}")
+    return TextSource(syntax, definition, f"{name}.definition")
+
+
+def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """The tool with all that templates read."""
+    function = tool["function"]
+    parameters = function.get("parameters") or NO_PARAMETERS
+    if "properties" not in parameters:
+        parameters = {**parameters, "properties": {}}  # templates read it
+    filled = {**function, "description": function.get("description") or "", "parameters": parameters}
+    return {**tool, "type": "function", "function": filled}
+
+
+def _properties(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = parameters.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def _allowed(choice: Mapping[str, Any]) -> tuple[str, set[tuple[str, str]]]:
+    """(mode, (type, name) of each) of {type: allowed_tools, allowed_tools: {mode, tools}}, or without the
+    inner object."""
+    inner = choice.get("allowed_tools", choice)
+    mode, tools = (inner.get("mode", "auto"), inner.get("tools")) if isinstance(inner, dict) else (None, None)
+    tools = [tool for tool in tools if not is_hosted(tool)] if isinstance(tools, list) else None
+    if mode not in ("auto", "required") or not tools:
+        bad_request("tool_choice", "allowed_tools must have a mode, auto or required, and a non-empty array of tools")
+    return mode, {_named(tool, "each of the allowed tools must name a function or a custom tool") for tool in tools}
+
+
+def _named(
+    choice: object, problem: str = "the object must be of type function or custom and name one"
+) -> tuple[str, str]:
+    """(type, name) of the tool that an object names, within it or in an object of its type."""
+    if not isinstance(choice, dict):
+        bad_request("tool_choice", problem)
+    kind = choice.get("type", "function")
+    inner = choice.get(kind) if kind in OWN else None
+    name = (inner if isinstance(inner, dict) else choice).get("name")
+    if kind not in OWN or not isinstance(name, str):
+        bad_request("tool_choice", problem)
+    return kind, name
+
+
+def _check_there(kind: str, name: str, tools: Sequence[Mapping[str, Any]], custom: Container[str]) -> None:
+    """400 if no tool has this name, or one of the other type."""
+    if not any(tool["function"]["name"] == name for tool in tools) or (name in custom) != (kind == "custom"):
+        bad_request("tool_choice", f"there is no tool {name[:64]!r} of type {kind} in tools")
+
+
+def parse_style(chat: Chat, template: ChatTemplate, tools: Tools, primer: str, *, raw: bool) -> Style:
+    """The parser's style of the answer. `primer`: the part of the answer that the prompt contains; `raw`: all of it
+    is its text."""
+    kind, parses = "none" if raw else chat.reasoning_format, tools.parse and not raw
+    return Style(
+        calls=template.calls if parses and (tools.tools or template.calls.frames) else None,
+        names=tools.names,
+        custom=frozenset(tools.custom),
+        texts=tools.texts,
+        reasoning=None if kind == "none" else template.reasoning,
+        tags_in_content=kind == "deepseek-legacy",
+        parallel=tools.parallel,
+        required=tools.choice == "required",
+        primer=primer,
+    )
+
+
+def preserved_ids(template: ChatTemplate, tools: Tools, tokenizer: Tokenizer) -> frozenset[int]:
+    """Special tokens that are syntax of calls or reasoning, and must become text."""
+    calls = template.calls.preserved if tools.tools or template.calls.frames else ()
+    texts = [*(template.reasoning or ()), *calls]
+    found = [tokenizer.encode(text, add_special=False, parse_special=True) for text in texts]
+    return frozenset(ids[0] for ids in found if len(ids) == 1)

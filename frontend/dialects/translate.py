@@ -1,0 +1,98 @@
+"""Translation of another API's request to the equivalent chat request."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from logitless.engine.errors import RequestError
+from logitless.frontend.dialects.hosted_tools import is_hosted
+from logitless.frontend.fields import article, as_text, bad_request
+
+log = logging.getLogger("logitless.http")
+
+T = TypeVar("T")
+_FIELD = re.compile(r"field '([^']*)'")
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """`names`: where a field of the chat request, and what is in it, stood in the client's."""
+
+    chat: dict[str, Any]
+    names: dict[str, str]
+
+    def read(self, parse: Callable[[Mapping[str, Any]], T]) -> T:
+        """`parse` of the chat request; errors name the client's own fields."""
+        try:
+            return parse(self.chat)
+        except RequestError as error:
+            found = _FIELD.match(error.message)
+            if found is not None:
+                error.message = f"field '{self._given(found[1])}'{error.message[found.end() :]}"
+            raise
+
+    def _given(self, name: str) -> str:
+        for ours in sorted(self.names, key=len, reverse=True):
+            if name == ours or name.startswith((f"{ours}.", f"{ours}[")):
+                return self.names[ours] + name[len(ours) :]
+        return name
+
+
+_OPENING, _COLON, _NEXT = re.compile(r"\s*\{\s*"), re.compile(r"\s*:\s*"), re.compile(r"\s*(,|\}|\Z)\s*")
+
+
+def whole_members(text: str) -> dict[str, Any]:
+    """The members of a JSON object whose text may be cut short anywhere; a cut one is left out."""
+    members: dict[str, Any] = {}
+    found = _OPENING.match(text)
+    while found is not None:
+        try:
+            key, at = _JSON.raw_decode(text, found.end())
+            colon = _COLON.match(text, at)
+            if colon is None or not isinstance(key, str):
+                break
+            value, at = _JSON.raw_decode(text, colon.end())
+        except (ValueError, RecursionError):
+            break
+        found = _NEXT.match(text, at)
+        if found is None or (not found[1] and type(value) in (int, float)):  # more digits may have been to come
+            break
+        members[key] = value
+        if found[1] != ",":
+            break
+    return members
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(text)
+    return value
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(name)
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)  # what a reply can hold
+
+
+def tools_of(given: Iterable[tuple[str, object]], *own: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """The tools of a request with their places. They are of a type of `own`, of none, which means the
+    first, or hosted ones, which the chat request skips."""
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    for place, tool in given:
+        if not isinstance(tool, dict):
+            bad_request(place, f"expected an object, got {article(tool)}")
+        kind = own[0] if tool.get("type") is None else as_text(f"{place}.type", tool["type"])
+        if kind not in own and not is_hosted(tool):
+            known = " or ".join(map(repr, own))
+            bad_request(f"{place}.type", f"{kind[:32]!r} defines no function here: that has the type {known}")
+        found.append((place, tool))
+    return found

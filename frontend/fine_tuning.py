@@ -1,0 +1,414 @@
+"""Body of POST /v1/fine_tuning/jobs: parsed into a new job row; every 400 names its field."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from typing import Annotated, Any
+
+from msgspec import Struct
+from msgspec.structs import asdict as asdict_struct
+
+from logitless.engine.errors import InvalidRequest
+from logitless.engine.finetuning.hyperparameters import DEFAULTS, OF_ADAM, REINFORCED
+from logitless.engine.finetuning.job import ENDED, base_of, method_row
+from logitless.engine.finetuning.store import Row, Store, new_id
+from logitless.engine.finetuning.tuned_models import TunedModel, find
+from logitless.engine.sampling.params import INT_MAX, Param
+from logitless.frontend.fields import article, bad_request, read
+from logitless.models.chat.template import ChatTemplate, ChatTemplateError
+from logitless.training.adapters.options import HYPERPARAMETERS, STARTS, lora_options
+from logitless.training.errors import TrainingError
+from logitless.training.graders.grade import Grader, GraderError, Sample, Surroundings
+from logitless.training.graders.parse import endpoint_of, parse_grader
+from logitless.training.methods.grpo import LOSSES
+from logitless.training.methods.registry import METHODS, OBJECTIVES, REINFORCEMENT, SUPERVISED, hyperparameters
+from logitless.training.reporting.trackers import KINDS, TENSORBOARD, WANDB
+
+MAX_TEMPLATE = 1 << 18  # characters
+_EFFORTS = ("default", "none", "minimal", "low", "medium", "high")
+_OF_ADAPTERS = (*HYPERPARAMETERS, "lora_plus_ratio")
+_PREFERENCE = {name for method in OBJECTIVES for name in hyperparameters(method)}
+
+
+def _count(doc: str, high: int = INT_MAX, low: int = 1) -> Param:
+    return Param(doc, low, high, hard=True)
+
+
+class AdapterBody(Struct, frozen=True, kw_only=True):
+    """Hyperparameters of the trained weights, of all methods."""
+
+    full: Annotated[bool, Param("train all weights instead of an adapter")]
+    lora_r: Annotated[int, _count("rank of the adapter", 1024)]
+    lora_alpha: Annotated[float, Param("its alpha; 0: the rank", 0, 1e6, hard=True)]
+    lora_target_modules: Annotated[
+        list[str], Param("q_proj, down_proj, all-linear, …, or patterns of tensor names; none: all matrices", most=256)
+    ]
+    lora_rslora: Annotated[bool, Param("scale by alpha / √r instead of alpha / r")]
+    lora_dora: Annotated[bool, Param("train the norms of the matrices' rows, too")]
+    lora_init: Annotated[str, Param("gaussian, or pissa: from the principal singular vectors", choices=STARTS)]
+    lora_plus_ratio: Annotated[float, Param("factor of the learning rate of B (LoRA+)", 1e-3, 1e3, hard=True)]
+    optimizer: Annotated[str, Param("adamw or sgd", choices=("adamw", "sgd"))]
+    weight_decay: Annotated[float, Param("of matrices, times the learning rate (0.1; of sgd 0)", 0, 1, hard=True)]
+    adam_beta1: Annotated[float, Param("of adamw: decay of the first moment", 0, 0.999999, hard=True)]
+    adam_beta2: Annotated[float, Param("of adamw: decay of the second moment", 0, 0.999999, hard=True)]
+    max_grad_norm: Annotated[float, Param("of adamw: largest norm of the gradient; 0: any", 0, 1e6, hard=True)]
+    chat_template: Annotated[
+        str, Param("Jinja or a built-in's name, of the rows instead of the model's; requests need the same")
+    ]
+
+
+class HyperparametersBody(AdapterBody, frozen=True, kw_only=True):
+    """`hyperparameters`; "auto", the default, is chosen from the data."""
+
+    n_epochs: Annotated[int, _count("passes over the examples", 1000)]
+    batch_size: Annotated[int, _count("examples of a step", 1024)]
+    learning_rate_multiplier: Annotated[
+        float, Param("of 1e-3 for an adapter, of 1e-5 for all weights", 1e-6, 1e4, hard=True)
+    ]
+    context_length: Annotated[int, _count("tokens of an example at most", 1 << 16, 2)]
+    neftune_noise_alpha: Annotated[
+        float, Param("of supervised learning: noise on the embeddings, within alpha / √(L · n_embd)", 0, 1e3, hard=True)
+    ]
+    warmup_steps: Annotated[int, _count("steps until the learning rate is reached", low=0)]
+    validation_split: Annotated[
+        float, Param("part of the examples that validates instead of a file", 0, 0.9, hard=True)
+    ]
+    early_stopping_patience: Annotated[
+        int, _count("epochs without a lower validation loss that end the job; the best one is its model; 0: any", low=0)
+    ]
+    beta: Annotated[
+        float, Param("of dpo, orpo, kto (0.1) and simpo (2): weight of the preference", 1e-6, 1e3, hard=True)
+    ]
+    gamma: Annotated[float, Param("of simpo (1): margin between the answers", 0, 1e3, hard=True)]
+    desirable_weight: Annotated[float, Param("of kto (1): weight of good answers", 0, 1e3, hard=True)]
+    undesirable_weight: Annotated[float, Param("of kto (1): weight of bad answers", 0, 1e3, hard=True)]
+
+
+class ReinforcementHyperparametersBody(AdapterBody, frozen=True, kw_only=True):
+    """`hyperparameters` of reinforcement; "auto", the default, is chosen from the data."""
+
+    n_epochs: Annotated[int, _count("passes over the prompts", 1000)]
+    batch_size: Annotated[int, _count("prompts of a step", 1024)]
+    learning_rate_multiplier: Annotated[
+        float, Param("of 1e-3 for an adapter, of 1e-5 for all weights", 1e-6, 1e4, hard=True)
+    ]
+    compute_multiplier: Annotated[float, Param("of the answers to a prompt: 8 times this", 1e-5, 64, hard=True)]
+    n_samples: Annotated[int, _count("answers to a prompt; without it, compute_multiplier says", 512, 2)]
+    n_updates: Annotated[int, _count("optimizer steps on the same answers", 64)]
+    max_completion_tokens: Annotated[int, _count("tokens of an answer at most", 1 << 16)]
+    max_tool_turns: Annotated[
+        int, _count("turns of an answer whose tool calls the grader's endpoint answers (0)", 64, low=0)
+    ]
+    eval_interval: Annotated[int, _count("steps between two validations")]
+    eval_samples: Annotated[int, _count("answers to a prompt that validates", 512)]
+    reasoning_effort: Annotated[str, Param("where the chat template has it", choices=_EFFORTS)]
+    beta: Annotated[float, Param("weight of the divergence from the base model", 0, 1e3, hard=True)]
+    clip_range: Annotated[float, Param("of ratios around 1", 1e-3, 1, hard=True)]
+    loss_type: Annotated[str, Param("grpo or dr_grpo", choices=LOSSES)]
+    warmup_steps: Annotated[int, _count("steps until the learning rate is reached", low=0)]
+    validation_split: Annotated[float, Param("part of the prompts that validates instead of a file", 0, 0.9, hard=True)]
+    early_stopping_patience: Annotated[
+        int,
+        _count("validations without a higher mean reward that end the job; the best is its model; 0: any", low=0),
+    ]
+
+
+class ReinforcementBody(Struct, frozen=True, kw_only=True):
+    """`method.reinforcement`."""
+
+    grader: dict[str, Any]
+    hyperparameters: dict[str, Any] | None = None
+
+
+class MethodBody(Struct, frozen=True, kw_only=True):
+    """`method.supervised`, `method.dpo` and so on."""
+
+    hyperparameters: dict[str, Any] | None = None
+
+
+class Method(Struct, frozen=True, kw_only=True):
+    """`method`: how the model learns; the field of its type has its hyperparameters."""
+
+    type: str = SUPERVISED
+    supervised: MethodBody | None = None
+    dpo: MethodBody | None = None
+    orpo: MethodBody | None = None
+    kto: MethodBody | None = None
+    simpo: MethodBody | None = None
+    reinforcement: ReinforcementBody | None = None
+
+
+class WandbBody(Struct, frozen=True, kw_only=True):
+    """`integrations[].wandb`."""
+
+    project: str
+    name: str | None = None
+    entity: str | None = None
+    tags: list[str] | None = None
+
+
+class MlflowBody(Struct, frozen=True, kw_only=True):
+    """`integrations[].mlflow`."""
+
+    experiment: str
+    name: str | None = None
+    tags: list[str] | None = None
+
+
+class IntegrationBody(Struct, frozen=True, kw_only=True):
+    """`integrations[]`: a tracker that gets the metrics."""
+
+    type: str
+    wandb: WandbBody | None = None
+    mlflow: MlflowBody | None = None
+    tensorboard: dict[str, Any] | None = None
+
+
+class JobBody(Struct, frozen=True, kw_only=True):
+    """POST /v1/fine_tuning/jobs."""
+
+    model: Annotated[str, Param("the model that is served, or a fine-tuned one to start from")] = ""
+    training_file: Annotated[str, Param("the id of an uploaded file")]
+    validation_file: Annotated[str, Param("the id of an uploaded file")] = ""
+    suffix: Annotated[str, Param("part of the result's name")] = ""
+    integrations: Annotated[
+        Sequence[IntegrationBody], Param("{type: wandb, wandb: {project}}, mlflow, tensorboard", most=8)
+    ] = ()
+    method: Annotated[Method, Param("{type: TYPE, TYPE: {hyperparameters}}; with a grader of reinforcement")] = Method()
+    hyperparameters: Annotated[Mapping[str, Any], Param("n_epochs, batch_size, lora_r, full and others")] = {}
+    seed: Annotated[int, _count("of the order and the dropout", low=0)] = 0
+    metadata: Annotated[Mapping[str, Any], Param("any object; the job shows it")] = {}
+
+
+def new_job(
+    body: Mapping[str, Any],
+    store: Store,
+    base: str,
+    names: Set[str],
+    n_ctx_train: int,
+    may_see: Callable[[Row], bool] = lambda _: True,
+    around: Surroundings | None = None,
+    weights: Collection[str] | None = None,
+    trackers: Collection[str] = (),
+) -> Row:
+    """The row of a job. InvalidRequest names the field that is wrong. `may_see`: the files and jobs that count;
+    `around`: the means of graders; `weights`: the model's, of which adapters have some;
+    `trackers`: those of the network that are allowed."""
+    asked = read(JobBody, body)
+    model, suffix = asked.model, asked.suffix
+    start = None if model in names else find(store, model)
+    if model not in names and (start is None or not may_see(start.job)):
+        bad_request("model", f"the server has {base!r} to fine-tune, not {model[:200]!r}")
+    if start is not None and not start.is_checkpoint and start.job["status"] not in ENDED:
+        bad_request("model", f"{model} is being trained: start from one of its checkpoints, {model}@STEP")
+    for name, file in (("training_file", asked.training_file), ("validation_file", asked.validation_file)):
+        row = store.get("files", file) if file else None
+        row = row if row is not None and may_see(row) else None
+        if row is None and (file or name == "training_file"):
+            bad_request(name, f"there is no file {file[:100]!r}")
+        if row is not None and row["purpose"] != "fine-tune":
+            bad_request(name, f"the purpose of {file!r} is {row['purpose']!r}, not 'fine-tune'")
+    if len(suffix) > 64 or not all(c.isalnum() or c in "-_." for c in suffix):
+        bad_request("suffix", "must be at most 64 letters, digits, '-', '_' or '.'")
+    kind = asked.method.type
+    kinds = (*METHODS, REINFORCEMENT)
+    if kind not in kinds:
+        bad_request("method.type", f"must be one of {', '.join(kinds)}")
+    if other := next((m for m in kinds if m != kind and getattr(asked.method, m) is not None), None):
+        bad_request(f"method.{other}", f"is not of the type {kind}")
+    given: MethodBody | ReinforcementBody | None = getattr(asked.method, kind)
+    grader = given.grader if isinstance(given, ReinforcementBody) else None
+    judge: Grader | None = None
+    if kind == REINFORCEMENT:
+        if grader is None:
+            bad_request("method.reinforcement.grader", "is required: it gives the rewards")
+        judge = grader_of(grader, around or Surroundings(), "method.reinforcement.grader")
+    h = _hyperparameters((given and given.hyperparameters) or asked.hyperparameters, kind, n_ctx_train, start, weights)
+    if h.get("max_tool_turns") and judge is not None and endpoint_of(judge) is None:
+        bad_request("hyperparameters.max_tool_turns", "needs a grader of type endpoint, which answers the tools")
+    if h["validation_split"] and asked.validation_file:
+        bad_request("hyperparameters.validation_split", "there is a validation_file: give one of them")
+    if h["early_stopping_patience"] and not (h["validation_split"] or asked.validation_file):
+        bad_request("hyperparameters.early_stopping_patience", "needs a validation_file or a validation_split")
+    integrations = [_integration(one, f"integrations[{i}]", trackers) for i, one in enumerate(asked.integrations)]
+    id = new_id("ftjob")
+    return {
+        "id": id,
+        "object": "fine_tuning.job",
+        "created_at": int(time.time()),
+        "finished_at": None,
+        "started_at": None,
+        "estimated_finish": None,
+        "model": model,
+        "base": base_of(start.job) if start is not None else model,
+        "model_name": f"ft:{base.rpartition('/')[2]}:{suffix or 'logitless'}:{id.removeprefix('ftjob-')[:8]}",
+        "fine_tuned_model": None,
+        "organization_id": "logitless",
+        "status": "queued",
+        "training_file": asked.training_file,
+        "validation_file": asked.validation_file or None,
+        "result_files": [],
+        "hyperparameters": h,
+        "method": method_row(kind, h, grader),
+        "metadata": dict(asked.metadata) or None,
+        "integrations": integrations,
+        "seed": asked.seed,
+        "trained_tokens": None,
+        "user_provided_suffix": suffix or None,
+        "error": None,
+    }
+
+
+def _hyperparameters(
+    raw: Mapping[str, Any],
+    method: str,
+    n_ctx_train: int,
+    start: TunedModel | None,
+    weights: Collection[str] | None,
+) -> dict[str, Any]:
+    rewarded = method == REINFORCEMENT
+    raw = _flattened(raw)
+    own: Mapping[str, Any] = REINFORCED if rewarded else hyperparameters(method)
+    body = ReinforcementHyperparametersBody if rewarded else HyperparametersBody
+    for name in sorted(raw):
+        if name in (_PREFERENCE | REINFORCED.keys()) - own.keys():
+            having = ", ".join(m for m in (*OBJECTIVES, REINFORCEMENT) if name in _own(m))
+            bad_request(f"hyperparameters.{name}", f"is of {having}, and the method is {method}")
+        if name not in body.__struct_fields__:
+            bad_request(f"hyperparameters.{name}", "is not known")
+    given = {k: None if v == "auto" else v for k, v in raw.items()}
+    if start is not None:
+        given = _inherited(given, start)
+    if given.get("full") is True:
+        for name in _OF_ADAPTERS:
+            if given.get(name) is not None:
+                bad_request(f"hyperparameters.{name}", "is of an adapter, and with full: true there is none")
+    sgd = given.get("optimizer") == "sgd"
+    for name in OF_ADAM if sgd else ():
+        if given.get(name) is not None:
+            bad_request(f"hyperparameters.{name}", "is of adamw, and the optimizer is sgd")
+    common = {name: value for name, value in DEFAULTS.items() if name in body.__struct_fields__}
+    common |= {"weight_decay": 0.0} if sgd else {}
+    automatic = [name for name, value in {**common, **own}.items() if value == "auto" and given.get(name) is None]
+    unused = {} if rewarded else dict.fromkeys(_PREFERENCE, 1.0)
+    defaults = {**common, **unused, **own, **dict.fromkeys(automatic, 2)}  # the numbers are replaced below
+    most = min(n_ctx_train, 1 << 16)
+    within = "hyperparameters."
+    highs = {} if rewarded else {"context_length": most}
+    asked = read(body, given, defaults=defaults, within=within, **highs)
+    values = {name: value for name, value in asdict_struct(asked).items() if name in common or name in own}
+    if values.get("neftune_noise_alpha") and method != SUPERVISED:
+        bad_request(f"{within}neftune_noise_alpha", f"is of supervised learning, and the method is {method}")
+    _check_template(values["chat_template"], f"{within}chat_template")
+    try:
+        options = lora_options(values)
+        if weights is not None and not values["full"]:
+            options.check_targets(weights)
+    except TrainingError as error:
+        name, _, problem = str(error).partition(": ")
+        bad_request(within + name, problem)
+    return {**values, **dict.fromkeys(automatic, "auto")}
+
+
+def _check_template(source: str, field: str) -> None:
+    """InvalidRequest: it is no chat template."""
+    if len(source) > MAX_TEMPLATE:
+        bad_request(field, f"has more than {MAX_TEMPLATE} characters")
+    try:
+        if source:
+            ChatTemplate(source, bos_token="", eos_token="")
+    except ChatTemplateError as error:
+        bad_request(field, " ".join(str(error).split()))
+
+
+def _flattened(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Hyperparameters with those of the object `lora`, whose names have no lora_ in front."""
+    lora = raw.get("lora")
+    if lora is None:
+        return raw
+    if not isinstance(lora, Mapping):
+        bad_request("hyperparameters.lora", f"expected an object, got {article(lora)}")
+    for name in lora:
+        if f"lora_{name}" not in _OF_ADAPTERS:
+            bad_request(f"hyperparameters.lora.{name}", "is not known")
+        if raw.get(f"lora_{name}") is not None:
+            bad_request(f"hyperparameters.lora.{name}", f"stands also in lora_{name}: give one of them")
+    return {k: v for k, v in raw.items() if k != "lora"} | {f"lora_{k}": v for k, v in lora.items()}
+
+
+def _own(method: str) -> Mapping[str, Any]:
+    return REINFORCED if method == REINFORCEMENT else hyperparameters(method)
+
+
+def _inherited(given: Mapping[str, Any], start: TunedModel) -> dict[str, Any]:
+    """Hyperparameters with those of the model that a job starts from, which it cannot change."""
+    fixed: dict[str, Any] = {"full": start.whole}
+    if not start.whole:
+        before = start.job["hyperparameters"]
+        fixed |= {name: before.get(name, DEFAULTS[name]) for name in HYPERPARAMETERS}
+        if fixed["lora_dora"]:
+            bad_request("model", f"{start.name} is a DoRA adapter, from which no job starts")
+        if fixed["lora_init"] == "pissa":  # twice the rank, over the model's own weights
+            fixed |= {"lora_r": 2 * fixed["lora_r"], "lora_alpha": 0.0, "lora_rslora": False, "lora_init": "gaussian"}
+    for name, value in fixed.items():
+        if given.get(name) not in (None, value):
+            kind = "a whole model" if start.whole else "an adapter"
+            bad_request(f"hyperparameters.{name}", f"{start.name} is {kind}, whose {name} is {json.dumps(value)}")
+    return {**given, **fixed}
+
+
+def _integration(body: IntegrationBody, field: str, allowed: Collection[str]) -> Row:
+    kind = body.type
+    if kind not in KINDS:
+        bad_request(f"{field}.type", f"must be one of {', '.join(KINDS)}")
+    if other := next((k for k in KINDS if k != kind and getattr(body, k) is not None), None):
+        bad_request(f"{field}.{other}", f"is not of the type {kind}")
+    if kind != TENSORBOARD and kind not in allowed:
+        bad_request(f"{field}.type", f"{kind} is off: start with --allow-integrations {kind}")
+    given = getattr(body, kind)
+    if kind == TENSORBOARD:
+        if given:
+            bad_request(f"{field}.tensorboard.{next(iter(given))}", "is not known: its files are the server's")
+        return {"type": kind, kind: {}}
+    if given is None:
+        bad_request(f"{field}.{kind}", "is required")
+    values = asdict_struct(given)
+    project = "project" if kind == WANDB else "experiment"
+    if not values[project].strip():
+        bad_request(f"{field}.{kind}.{project}", "must not be empty")
+    return {"type": kind, kind: values}
+
+
+# -- graders
+
+
+class GraderBody(Struct, frozen=True, kw_only=True):
+    """POST /v1/fine_tuning/alpha/graders/validate."""
+
+    grader: Annotated[
+        Mapping[str, Any], Param("string_check, text_similarity, score_model, multi, endpoint or python, as OpenAI's")
+    ]
+
+
+class GradeBody(GraderBody, frozen=True, kw_only=True):
+    """POST /v1/fine_tuning/alpha/graders/run."""
+
+    model_sample: Annotated[str, Param("the model's answer")]
+    item: Annotated[Mapping[str, Any], Param("the row of data that it answers")] = {}
+
+
+def grader_of(spec: Any, around: Surroundings, field: str = "grader") -> Grader:
+    """The grader. InvalidRequest names the field that is wrong."""
+    try:
+        return parse_grader(spec, around, field)
+    except GraderError as error:
+        name, _, problem = str(error).partition(": ")
+        raise InvalidRequest(f"field '{name}': {problem}") from None
+
+
+def parse_grading(body: Mapping[str, Any], around: Surroundings) -> tuple[Grader, Sample, Mapping[str, Any]]:
+    """The grader, the answer and its row of data."""
+    asked = read(GradeBody, body)
+    return grader_of(asked.grader, around), Sample(asked.model_sample), asked.item

@@ -1,0 +1,484 @@
+"""Completion requests: bodies to engine requests and reply options. Every 400 names its field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from msgspec.structs import replace as replace_struct
+
+from logitless.engine.adapters import Adapters
+from logitless.engine.errors import InvalidRequest, exceeds_context
+from logitless.engine.requests import CompletionRequest
+from logitless.engine.sampling.params import Param, SamplerParams
+from logitless.frontend.config import FrontendConfig
+from logitless.frontend.fields import article, as_integer, as_text, bad_request, limited, read
+from logitless.frontend.generation import Generation
+from logitless.frontend.grammar import Grammars, parse_constraint, preserved_ids, response_kind
+from logitless.frontend.lora import parse_lora, tuned_name
+from logitless.frontend.media.media import Media, Medium
+from logitless.frontend.media.sources import Sources
+from logitless.frontend.sampling import parse_sampling
+from logitless.frontend.speculation import parse_speculation
+from logitless.frontend.workers import check
+from logitless.models.chat.tool_calls import Style
+from logitless.models.media.media_input import MediaInput
+from logitless.models.media.prompt_media import PromptMedia
+from logitless.models.tokenizer import Tokenizer
+
+MAX_SALT = 256  # characters of cache_salt
+MAX_TOP = 1024  # log-probabilities beside the chosen token
+MAX_BEST_OF = 20
+MAX_RESULTS = 2048  # of one HTTP request
+MAX_TOKENS = 1 << 20  # of the prompts of one HTTP request together, or of the only one
+MAX_PREDICTED = 1 << 22  # characters of a prediction, times the prompts
+LONG_TEXT = 1 << 16  # characters of a prompt, from where on a look before tokenizing is worth it
+
+
+class Completion(Generation, frozen=True, kw_only=True):
+    """POST /completion."""
+
+    prompt: Annotated[Any, Param("a text, token ids, both mixed, or an array of these", required=True)] = None
+    n_probs: Annotated[int, Param("log-probabilities of so many likely tokens", 0, MAX_TOP, aliases=("logprobs",))] = 0
+    add_special_tokens: Annotated[bool, Param("begin the prompt with BOS, where the vocabulary wants it")] = True
+
+
+class OpenAICompletion(Completion, frozen=True, kw_only=True):
+    """POST /v1/completions."""
+
+    n_probs: Annotated[int | None, Param("as logprobs, where 0 is none", 0, MAX_TOP)] = None  # type: ignore[assignment]
+    logprobs: Annotated[int | None, Param("log-probabilities of so many likely tokens", 0, MAX_TOP)] = None
+    echo: Annotated[bool, Param("begin the text with the prompt")] = False
+    suffix: Annotated[str, Param("the text after the gap, for models with infill tokens")] = ""
+
+
+G = TypeVar("G", bound=Generation)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyOptions:
+    """Form of the results."""
+
+    stream: bool = False
+    model: str = ""  # the adapter's name that the request gave; "": the base model
+    include_usage: bool = False
+    many: bool = False  # native: reply with an array even for one result
+    n: int = 1  # results shown per prompt
+    best_of: int = 1  # results computed per prompt
+    top: int | None = None  # log-probabilities to show beside the chosen token; None: no probabilities at all
+    prompt_top: int | None = None  # vLLM's prompt_logprobs
+    token_ids: bool = False  # vLLM's return_token_ids
+    tokens_as_ids: bool = False  # name tokens token_id:7
+    return_tokens: bool = False
+    timings_per_token: bool = False
+    return_progress: bool = False
+    response_fields: tuple[str, ...] = ()
+    verbose: bool = False
+    sse_ping_interval: int = 30
+    prefixes: tuple[str, ...] = ()  # echo: what every prompt's results start with
+    style: Style = field(default_factory=Style)  # chat: the parts that an answer may have
+    reasoning: bool = True  # chat: show the reasoning
+    functions: bool = False  # chat: tell of a call in OpenAI's first form
+    skipped_tools: tuple[str, ...] = ()  # chat: types of tools that a provider's service would run
+    user: str = ""  # the client's end user; users take turns
+    settings: Mapping[str, Any] = field(default_factory=dict)  # accepted fields that only generation_settings shows
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The generations of one HTTP request: `options.best_of` for each prompt, prompt by prompt."""
+
+    requests: tuple[CompletionRequest, ...]
+    options: ReplyOptions
+
+
+class Prompt(NamedTuple):
+    """Token ids of a prompt, and its media, whose rows have negative ids."""
+
+    ids: tuple[int, ...]
+    media: PromptMedia | None = None
+
+
+class RequestParser:
+    """Knows the model's vocabulary and the server's defaults. Keeps no state: any thread may call
+    it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        config: FrontendConfig,
+        n_ctx: int,
+        adapters: Adapters | None = None,
+        media: MediaInput | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.adapters = adapters
+        self.config = config
+        self.n_ctx = n_ctx
+        self.grammars = Grammars(tokenizer)
+        self.media = Media(media, config.max_body, marker=config.media_marker, max_seconds=config.audio_max_seconds)
+        settings = ("n_predict", "cache_prompt", "n_cache_reuse", "n_keep", "verbose", "sse_ping_interval")
+        self._defaults = {name: getattr(config, name) for name in (*settings, "backend_sampling", "ignore_eos")}
+        self._defaults |= {name: getattr(config.defaults, name) for name in SamplerParams.__struct_fields__}
+
+    def reading(self, sources: Sources) -> RequestParser:
+        """The parser of a request that may name media of these sources."""
+        other = copy(self)
+        other.media = self.media.of(sources)
+        return other
+
+    def read(self, kind: type[G], body: Mapping[str, Any]) -> G:
+        """The body of a request that generates text, over the server's settings. InvalidRequest
+        names the field.
+        """
+        n = self.config.n_parallel
+        refuse_unsupported(body)
+        return read(kind, body, defaults=self._defaults, n_cmpl=n, id_slot=n - 1)
+
+    def native(self, body: Mapping[str, Any]) -> Job:
+        """POST /completion."""
+        request = self.read(Completion, _counted(body))
+        _refuse_tools(body)
+        prompts, many = self.prompts(body.get("prompt"), n=_n_results(request))
+        room, most, special = self.room_of(request), most_tokens(request), request.add_special_tokens
+        tokens = [room.take(self.prompt(prompt, add_special=special, most=most)) for prompt in prompts]
+        return self.job(request, body, tokens, many=many, top=request.n_probs or None)
+
+    def openai(self, body: Mapping[str, Any]) -> Job:
+        """POST /v1/completions, with fields that llama-server refuses: echo, best_of, suffix."""
+        request = self.read(OpenAICompletion, _counted(body))
+        _refuse_tools(body)
+        top = request.n_probs if request.n_probs is not None else request.logprobs
+        if request.n_probs == 0:
+            top = None
+        echo, suffix = request.echo, request.suffix
+        prompts, many = self.prompts(body.get("prompt"), n=_n_results(request))
+        room, most, special = self.room_of(request), most_tokens(request), request.add_special_tokens
+        tokens = [room.take(Prompt(self.tokens(p, add_special=special, most=most))).ids for p in prompts]
+        if suffix:
+            if echo and top is not None:
+                bad_request("suffix", "cannot be combined with echo and logprobs")
+            after = self.encode(suffix)
+            tokens = [self._gap(before, after) for before in tokens]
+        prefixes = tuple(self._shown(*pair) for pair in zip(prompts, tokens, strict=True)) if echo else ()
+        return self.job(request, body, map(Prompt, tokens), many=many, top=top, prefixes=prefixes, prompt_probs=echo)
+
+    def job(
+        self,
+        asked: Generation,
+        body: Mapping[str, Any],
+        prompts: Iterable[Prompt],
+        *,
+        many: bool = False,
+        top: int | None = None,
+        prefixes: tuple[str, ...] = (),
+        prompt_probs: bool = False,
+    ) -> Job:
+        """The requests for these prompts, with every field that all endpoints share."""
+        n = asked.n_cmpl
+        best_of = n if asked.best_of is None else asked.best_of
+        limited("best_of", best_of, n, max(n, MAX_BEST_OF), True)
+        if best_of > n and asked.stream:
+            bad_request("best_of", "cannot be streamed when it is more than n")
+        prompts = list(prompts)
+        n_probs = 0 if top is None else max(1, top)
+        if best_of > n:
+            n_probs = max(1, n_probs)
+        prompt_top = self._prompt_top(asked)
+        counts = [count for count in (prompt_top, top if prompt_probs else None) if count is not None]
+        fields = self._fields(asked, n_probs, max(counts) if counts else None)
+        options = ReplyOptions(
+            stream=asked.stream,
+            model=tuned_name(asked.model, self.adapters),
+            include_usage=asked.stream_options.include_usage,
+            many=many or n > 1,
+            n=n,
+            best_of=best_of,
+            top=top,
+            prompt_top=prompt_top,
+            token_ids=asked.return_token_ids,
+            tokens_as_ids=asked.return_tokens_as_token_ids,
+            return_tokens=asked.return_tokens,
+            timings_per_token=asked.timings_per_token,
+            return_progress=asked.return_progress,
+            response_fields=tuple(asked.response_fields),
+            verbose=asked.verbose,
+            sse_ping_interval=asked.sse_ping_interval,
+            prefixes=prefixes,
+            user=asked.safety_identifier,
+            settings={"backend_sampling": asked.backend_sampling},
+        )
+        speculation = parse_speculation(asked, body, self.config, self.tokenizer, self.n_ctx)
+        if len(prompts) * len(speculation.prediction) > MAX_PREDICTED:
+            bad_request("prediction", f"has more than {MAX_PREDICTED} characters for all prompts")
+        requests: list[CompletionRequest] = []
+        for given, media in prompts:
+            check()
+            ids = given if media is not None else self._truncated(given, asked)
+            drafts = speculation.after(ids if media is None else (), self.tokenizer)
+            of_prompt = CompletionRequest(prompt=ids, media=media, speculation=drafts, **fields)
+            requests += [of_prompt, *(varied(of_prompt, i) for i in range(1, best_of))]
+        return Job(tuple(requests), options)
+
+    def _fields(self, asked: Generation, n_probs: int, n_prompt_probs: int | None) -> dict[str, Any]:
+        """Fields of a CompletionRequest that do not depend on its prompt."""
+        config = self.config
+        sampling = parse_sampling(asked, config.defaults, self.tokenizer, min(n_probs, self.tokenizer.n_vocab))
+        constraint = parse_constraint(asked, self.grammars)
+        if constraint is not None or asked.grammar == "":  # "" takes the server's default away
+            sampling = replace_struct(sampling, grammar=constraint)
+        n = asked.n_predict if asked.n_predict >= 0 else config.n_predict
+        if 0 <= n < asked.min_tokens:
+            bad_request("min_tokens", f"must be at most max_tokens, which is {n}")
+        stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
+        if len(asked.cache_salt) > MAX_SALT:
+            bad_request("cache_salt", f"must have at most {MAX_SALT} characters")
+        return {
+            "sampling": sampling,
+            "n_predict": n,
+            "stop": tuple(text for text in stop if text) or config.reverse_prompts,
+            "ignore_eos": asked.ignore_eos,
+            "cache_prompt": asked.cache_prompt,
+            "cache_salt": asked.cache_salt,
+            "n_cache_reuse": asked.n_cache_reuse,
+            "id_slot": asked.id_slot,
+            "priority": asked.priority,
+            "n_keep": asked.n_keep,
+            "n_discard": asked.n_discard,
+            "n_indent": asked.n_indent,
+            "t_max_predict_ms": max(0.0, asked.t_max_predict_ms),
+            "return_progress": asked.return_progress,
+            "prompt_logprobs": n_prompt_probs,
+            "lora": parse_lora(asked.model, asked.lora, self.adapters),
+            "special": config.special or not asked.skip_special_tokens,
+            "end_text": config.special or asked.include_stop_str_in_output,
+            "stop_text": asked.include_stop_str_in_output,
+            "preserved": preserved_ids(asked, self.tokenizer),
+        }
+
+    def _prompt_top(self, asked: Generation) -> int | None:
+        """Log-probabilities beside each token of the prompt (`prompt_logprobs`); None: none at all."""
+        n = asked.prompt_logprobs
+        if n is None:
+            return None
+        if asked.stream:
+            bad_request("prompt_logprobs", "cannot be streamed")
+        n = self.tokenizer.n_vocab if n < 0 else min(n, self.tokenizer.n_vocab)
+        if n > MAX_TOP:
+            bad_request("prompt_logprobs", f"at most {MAX_TOP} are possible")
+        return n
+
+    # -- prompts
+
+    def _truncated(self, prompt: tuple[int, ...], asked: Generation) -> tuple[int, ...]:
+        """The part of the prompt that `truncate_prompt_tokens` keeps."""
+        n = asked.truncate_prompt_tokens
+        if n is None:
+            return prompt
+        if n == 0:
+            bad_request("truncate_prompt_tokens", "must be -1 or at least 1")
+        if n < 0:
+            n = max(1, self.n_ctx - max(1, asked.n_predict))
+        return prompt[-n:] if asked.truncation_side == "left" else prompt[:n]
+
+    def prompts(self, value: object, name: str = "prompt", *, n: int = 1) -> tuple[list[object], bool]:
+        """The prompts in the value of the field `name`, each with `n` results, and whether it was a list of them."""
+        if value is None:
+            bad_request(name, "is required")
+        if not isinstance(value, list):
+            return [value], False
+        if not value:
+            bad_request(name, "must not be an empty array")
+        kinds = set(map(type, value))
+        if not kinds & {list, dict} and kinds != {str}:  # tokens, or tokens and texts: one prompt
+            return [value], False
+        if len(value) * n > MAX_RESULTS:
+            bad_request(name, f"one request has at most {MAX_RESULTS} results, not {len(value) * n}")
+        return value, True
+
+    def room_of(self, asked: Generation) -> Room:
+        """The room of a request's prompts: that of the context, where they are not cut to it."""
+        return Room(self.n_ctx, spare=1) if asked.truncate_prompt_tokens is None else Room(MAX_TOKENS)
+
+    def prompt(
+        self, prompt: object, name: str = "prompt", *, add_special: bool = True, most: int | None = None
+    ) -> Prompt:
+        """One prompt, which may be a text with media: {prompt_string, multimodal_data}."""
+        if not isinstance(prompt, dict) or not prompt.get("multimodal_data"):
+            return Prompt(self.tokens(prompt, name, add_special=add_special, most=most))
+        return self.multimodal(prompt, name, add_special=add_special)
+
+    def multimodal(self, prompt: Mapping[str, Any], name: str, *, add_special: bool = True) -> Prompt:
+        """The prompt of llama-server's {prompt_string, multimodal_data} in the field `name`."""
+        text, data = as_text(name, prompt.get("prompt_string")), prompt["multimodal_data"]
+        if not isinstance(data, list):
+            bad_request(name, f"multimodal_data: expected an array, got {article(data)}")
+        found: list[Medium] = []
+        for i, item in enumerate(data):
+            self.media.add(f"{name}.multimodal_data[{i}]", item, found)
+        return Prompt(*self.media.prompt(name, text, found, add_special=add_special))
+
+    def tokens(
+        self, prompt: object, name: str = "prompt", *, add_special: bool = True, most: int | None = None
+    ) -> tuple[int, ...]:
+        """The token ids of one prompt, which stands in the field `name`; an empty one becomes the BOS where the
+        vocabulary has it. Texts: see `encode`."""
+        ids: list[int] = []
+        if isinstance(prompt, dict):
+            if prompt.get("multimodal_data"):
+                bad_request(name, "multimodal_data is not possible here")
+            prompt = as_text(name, prompt.get("prompt_string"))
+        if isinstance(prompt, str):
+            ids = self.encode(prompt, add_special=add_special, parse_special=True, most=most)
+        elif isinstance(prompt, list) and self._all_known(prompt):
+            ids = prompt
+        elif isinstance(prompt, list):
+            for i, item in enumerate(prompt):
+                if len(ids) > (self.n_ctx if most is None else most):
+                    raise exceeds_context(len(ids), self.n_ctx, at_least=True)
+                if isinstance(item, str):
+                    ids += self.encode(item, add_special=add_special and i == 0, parse_special=True, most=most)
+                    continue
+                id = as_integer(name, item)
+                if not 0 <= id < self.tokenizer.n_vocab:
+                    bad_request(name, f"token {str(id)[:20]} is outside the vocabulary of {self.tokenizer.n_vocab}")
+                ids.append(id)
+        else:
+            bad_request(name, f"expected a string or an array of tokens, got {article(prompt)}")
+        if not ids and self.tokenizer.bos_id is not None:
+            ids = [self.tokenizer.bos_id]
+        if not ids:
+            bad_request(name, "must not be empty: this vocabulary has no BOS token to start with")
+        return tuple(ids)
+
+    def _all_known(self, items: list[Any]) -> bool:
+        """True if these are ids of the vocabulary; eight times faster than a look at each."""
+        return set(map(type, items)) == {int} and min(items) >= 0 and max(items) < self.tokenizer.n_vocab
+
+    def _gap(self, before: tuple[int, ...], after: Sequence[int]) -> tuple[int, ...]:
+        """The prompt of a gap between two texts, in the form of /infill."""
+        tokenizer = self.tokenizer
+        pre, suf, mid = tokenizer.fim_pre_id, tokenizer.fim_suf_id, tokenizer.fim_mid_id
+        if pre is None or suf is None or mid is None:
+            bad_request("suffix", "this model's vocabulary has no tokens for infill")
+        n_bos = 1 if tokenizer.add_bos and before[:1] == (tokenizer.bos_id,) else 0
+        return (*before[:n_bos], pre, *before[n_bos:], suf, *after, mid)
+
+    def encode(
+        self, text: str, *, add_special: bool = False, parse_special: bool = False, most: int | None = None
+    ) -> list[int]:
+        """The ids of a text. A long one that has more than `most` (None: the context) by any count is refused first;
+        tokenizing ends where there are more, or when the client leaves."""
+        if len(text) < LONG_TEXT:
+            return self.tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+        most = self.n_ctx if most is None else most
+        if (n_least := len(text) // _longest(self.tokenizer)) > most:
+            raise exceeds_context(n_least, self.n_ctx, at_least=True)
+        ids: list[int] = []
+        for part in self.tokenizer.encode_parts(text, add_special=add_special, parse_special=parse_special):
+            check()
+            ids += part
+            if len(ids) > most:
+                raise exceeds_context(len(ids), self.n_ctx, at_least=True)
+        return ids
+
+    def _shown(self, prompt: object, ids: tuple[int, ...]) -> str:
+        """Text that `echo` puts in front: as it was given, or that of the tokens."""
+        if isinstance(prompt, dict):
+            prompt = prompt["prompt_string"]
+        return prompt if isinstance(prompt, str) else self.tokenizer.pieces(ids).decode("utf-8", "replace")
+
+
+class Room:
+    """Room of the prompts of one request, which are tokenized one by one: the first that does not
+    fit is refused, and later prompts are not looked at."""
+
+    def __init__(self, n_ctx: int, *, spare: int = 0, what: str = "request") -> None:
+        """`spare`: more tokens that a context of `n_ctx` has to take; `what`: a prompt's name in errors."""
+        self._n_ctx, self._spare, self._what = n_ctx, spare, what
+        self._n_tokens = 0
+
+    def take(self, prompt: Prompt) -> Prompt:
+        """The prompt, if it fits alone and all together have at most MAX_TOKENS."""
+        check()
+        n = len(prompt.ids)
+        if n + self._spare > self._n_ctx:
+            raise exceeds_context(n, self._n_ctx, what=self._what)
+        if self._n_tokens and self._n_tokens + n > MAX_TOKENS:
+            raise InvalidRequest(f"one request has at most {MAX_TOKENS} tokens in all its prompts")
+        self._n_tokens += n
+        return prompt
+
+
+@lru_cache(1)
+def _longest(tokenizer: Tokenizer) -> int:
+    """The bytes of the longest token."""
+    return max(len(tokenizer.piece(id)) for id in range(tokenizer.n_vocab))
+
+
+def most_tokens(asked: Generation) -> int | None:
+    """Tokens of a prompt that are worth computing; None: those of the context."""
+    return None if asked.truncate_prompt_tokens is None else MAX_TOKENS
+
+
+def _n_results(asked: Generation) -> int:
+    """Results for each prompt."""
+    return max(asked.n_cmpl, asked.best_of or 0)
+
+
+def _counted(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The body with `logprobs` as a number: some clients send chat's form, a boolean and `top_logprobs`."""
+    wanted = body.get("logprobs")
+    if not isinstance(wanted, bool):
+        return body
+    return {**body, "logprobs": body.get("top_logprobs") or 1 if wanted else None}
+
+
+def varied(request: CompletionRequest, i: int) -> CompletionRequest:
+    """Result i of a prompt: the seeds count up, as llama-server's."""
+    sampling = request.sampling
+    if sampling.seed in (-1, 0xFFFFFFFF):
+        return request
+    return replace(request, sampling=replace_struct(sampling, seed=(sampling.seed + i) & 0xFFFFFFFF))
+
+
+def _refuse_tools(body: Mapping[str, Any]) -> None:
+    for name in ("tools", "functions"):
+        if body.get(name):
+            bad_request(name, "needs a chat: POST /v1/chat/completions")
+
+
+_REFUSED = {  # fields of other servers that change the output: better refused than ignored
+    "web_search_options": "web_search is not there; tools that the client runs are",
+    "mcp_servers": "this server calls no other ones; tools that the client runs are there",
+    "container": "this server runs no code",
+    "use_beam_search": "beam search is not there; best_of is",
+    "logits_processors": "clients' code does not run here; logit_bias, allowed_token_ids and bad_words are there",
+    "custom_logit_processor": "clients' code does not run here; logit_bias, allowed_token_ids and bad_words are there",
+    "chat_template": "a request brings none of its own: the server has one by --chat-template-file",
+    "guided_whitespace_pattern": "is not there; a guided_regex or guided_grammar says all of the text",
+    "structural_tag": "is not there; guided_grammar is",
+    "repetition_detection": "is not there; dry_multiplier and repeat_penalty are",
+    "stop_regex": "is not there; stop is",
+    "watermarking": "is not there",
+    "watermark": "is not there",
+    "prompt_embeds": "a prompt is text or token ids",
+    "image_data": "needs a model with media, which this is not",
+    "audio": "needs a model with media, which this is not",
+    "logprob_token_ids": "is not there; logprobs and top_logprobs are",
+}
+
+
+def refuse_unsupported(body: Mapping[str, Any]) -> None:
+    """400 for missing features that would change the result."""
+    for name, why in _REFUSED.items():
+        if body.get(name) not in (None, False, "", []):  # `web_search_options: {}` asks for a search
+            bad_request(name, why)
+    modalities = body.get("modalities")
+    if isinstance(modalities, list) and modalities not in ([], ["text"]):
+        bad_request("modalities", "this model writes text only")
+    response_kind(body.get("response_format"))

@@ -1,1 +1,0 @@
-"""Request bodies: from JSON to typed requests; each refusal names its field."""
