@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from logitless.engine.errors import ExceedsContext, InvalidRequest
-from logitless.frontend import parser
 from logitless.frontend.parser import MAX_RESULTS, Prompt, RequestParser, Room
 from logitless.server.api.llamacpp import text
 from logitless.server.bodies import room as bodies
@@ -66,7 +65,7 @@ class Untouched(FakeTokenizer):
 async def test_refused_before_it_is_tokenized(
     path: str, body: Any, status: int, wrong: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(parser, "LONG_TEXT", N_CTX)
+    monkeypatch.setattr("logitless.frontend.parser.LONG_TEXT", N_CTX)
     monkeypatch.setattr(text, "MAX_TEXT", SIZE)
     async with running(tokenizer=Untouched()) as server:
         got, reply = await server.post(path, None, data=io.BytesIO(json.dumps(body).encode()))
@@ -114,7 +113,7 @@ class Endless(FakeTokenizer):
 
 
 def test_tokenizing_ends_where_the_context_does(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parser, "LONG_TEXT", N_CTX)
+    monkeypatch.setattr("logitless.frontend.parser.LONG_TEXT", N_CTX)
     parser = RequestParser(Endless(), ServerConfig(), N_CTX)  # type: ignore[arg-type]
     with pytest.raises(ExceedsContext, match=r"request \(at least 600 tokens\) exceeds .* \(512 tokens\)") as refused:
         parser.encode("a" * N_CTX)
@@ -125,8 +124,8 @@ def test_tokenizing_ends_where_the_context_does(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("path", ["/tokenize", "/completion"])
 async def test_tokenizing_ends_when_the_client_leaves(path: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parser, "LONG_TEXT", 10)
-    monkeypatch.setattr(parser, "MAX_TOKENS", 1 << 60)
+    monkeypatch.setattr("logitless.frontend.parser.LONG_TEXT", 10)
+    monkeypatch.setattr("logitless.frontend.parser.MAX_TOKENS", 1 << 60)
     left = asyncio.Event()
     loop = asyncio.get_running_loop()
 
@@ -173,7 +172,7 @@ def test_the_first_prompt_that_does_not_fit_is_the_last_one_tokenized():
 
 
 def test_tokens_of_all_prompts_together(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parser, "MAX_TOKENS", 25)
+    monkeypatch.setattr("logitless.frontend.parser.MAX_TOKENS", 25)
     Room(30).take(Prompt((97,) * 30))
     room = Room(20)
     for n in (10, 15):
