@@ -200,7 +200,7 @@ async def half_sent(server: Running, nbytes: int, length: int = LARGEST) -> Asyn
 async def settled(server: Running, nbytes: int) -> None:
     """Until so many bytes of bodies have arrived."""
     while sum(server.bodies._taken.values()) != nbytes:
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
 
 
 async def test_bodies_share_their_room():

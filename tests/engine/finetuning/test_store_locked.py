@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +40,14 @@ class Desk:
 
 @pytest.mark.parametrize("what", ["pause", "create"])
 async def test_others_do_not_wait(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "LOCK_TIMEOUT", 1.0)
+    monkeypatch.setattr(store, "LOCK_TIMEOUT", 0.5)
+    waits, goes_on, sleep = threading.Event(), threading.Event(), time.sleep
+
+    def retry(seconds: float) -> None:
+        waits.set()
+        goes_on.wait(20)
+        sleep(seconds)
+
     desk = Desk(tmp_path)
     file = desk.store.add_file(b'{"prompt": "a", "completion": "b"}\n' * 20, "rows.jsonl", "fine-tune")["id"]
     desk.store.put("jobs", {"id": "j", "status": "running", "training_file": file, "validation_file": None})
@@ -50,10 +58,12 @@ async def test_others_do_not_wait(what: str, tmp_path: Path, monkeypatch: pytest
             path, body = "/v1/fine_tuning/jobs/j/pause", {}
         else:
             path, body = "/v1/fine_tuning/jobs", {"model": "fake.gguf", "training_file": file}
-        asked, began = asyncio.create_task(server.post(path, body)), time.monotonic()
-        await asyncio.sleep(0.1)
-        await server.get("/health")
-        assert time.monotonic() - began < 0.6
+        monkeypatch.setattr(store.time, "sleep", retry)
+        asked = asyncio.create_task(server.post(path, body))
+        assert await asyncio.to_thread(waits.wait, 20)
+        assert (await server.get("/health"))[0] == 200
+        assert not asked.done()
+        goes_on.set()
         status, told = await asked
         assert (status, "database is locked" in told["error"]["message"]) == (500, True), told
         other.execute("rollback")

@@ -356,13 +356,14 @@ def test_a_job_that_is_over_does_not_go_on_while_the_server_ends(
     """The task that keeps how it ended comes to its end meanwhile."""
     monkeypatch.setitem(HYPERPARAMETERS, "n_epochs", 2)
     job = Job(tmp_path, engine, full=False)
-    tuning, real, begun = job.tuning, getattr(job.tuning, task), threading.Event()
+    tuning, real = job.tuning, getattr(job.tuning, task)
+    begun, closing = threading.Event(), threading.Event()
     if task == "_keep_failure":
         tuning._publish = Mock(side_effect=OSError("no room"))  # type: ignore[method-assign]
 
     def late(*args: Any) -> None:
         begun.set()
-        time.sleep(0.3)
+        closing.wait(20)
         real(*args)
 
     setattr(tuning, task, late)
@@ -373,7 +374,11 @@ def test_a_job_that_is_over_does_not_go_on_while_the_server_ends(
     part = tuning._part = Mock(side_effect=tuning._part)  # type: ignore[method-assign]
     path = tuning._checkpoint_path(job.id)
     there = path.exists()
+    assert tuning._task is not None
+    finish = tuning._task.finish
+    monkeypatch.setattr(tuning._task, "finish", lambda seconds: closing.set() or finish(seconds))
     tuning.close()
+    assert closing.is_set()
     assert (part.call_count, path.exists(), caplog.messages) == (0, there, [])
     assert Store(tmp_path).get("jobs", job.id)["status"] == ("failed" if task == "_keep_failure" else "succeeded")  # type: ignore[index]
 

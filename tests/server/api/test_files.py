@@ -20,6 +20,7 @@ from logitless.router.jobs import RouterJobs
 from logitless.server.api.openai import files
 from logitless.server.api.openai.tuning_context import DESK, SILENCE
 from logitless.server.auth import Keys
+from logitless.server.bodies.form import FormParts
 from logitless.server.config import ServerConfig
 from logitless.server.middleware import Guard
 
@@ -141,10 +142,10 @@ def test_a_client_that_leaves_and_a_bad_line_leave_nothing_behind(tmp_path: Path
             await here.wait()
             async with asyncio.timeout(20):
                 while not list(folder.iterdir()):
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0)
                 task.cancel()
                 while list(folder.iterdir()):
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0)
             async with session.post(url, data=form(lines(20, b"{}\n"))) as reply:
                 told = (await reply.json())["error"]["message"]
             assert reply.status == 400
@@ -154,20 +155,42 @@ def test_a_client_that_leaves_and_a_bad_line_leave_nothing_behind(tmp_path: Path
     asyncio.run(run())
 
 
-def test_a_client_that_falls_silent_and_a_slow_one(tmp_path: Path) -> None:
+def test_silent_client_is_refused_and_slow_one_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock of the test's own, which goes on when the server has read what was sent."""
+
     async def run() -> None:
-        silence = 1.0
+        silence, n_read, late = 10.0, 0, 0.0
+        loop, piece = asyncio.get_running_loop(), FormParts.piece
+        time = loop.time
+
+        async def counted(parts: FormParts) -> bytes:
+            nonlocal n_read
+            data = await piece(parts)
+            n_read += len(data)
+            return data
+
+        monkeypatch.setattr(loop, "time", lambda: time() + late)
+        monkeypatch.setattr(FormParts, "piece", counted)
+
+        async def wait(seconds: float, nbytes: int) -> None:
+            nonlocal late
+            while n_read < nbytes - 1000:  # the parser keeps what may begin the form's end
+                await asyncio.sleep(0)
+            late += seconds
+
         async with serving(tmp_path, silence) as (session, url, folder):
 
             async def stuck() -> AsyncIterator[bytes]:
                 yield LINE * 300
+                await wait(1.5 * silence, 300 * len(LINE))
                 await asyncio.Event().wait()
 
             async def slow() -> AsyncIterator[bytes]:
-                began = asyncio.get_running_loop().time()
-                while asyncio.get_running_loop().time() < began + 1.5 * silence:
+                nonlocal n_read
+                n_read = 0
+                for n in range(1, 76):
                     yield LINE
-                    await asyncio.sleep(silence / 50)
+                    await wait(silence / 50, n * len(LINE))
 
             async with session.post(url, data=form(stuck())) as reply:
                 assert (reply.status, (await reply.json())["error"]["message"]) == (
