@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -69,4 +68,6 @@ class TimeSlicer:
         return seconds * self.share / (1 - self.share)
 
     def _usual(self) -> float:
-        return self._of(statistics.median(self._steps)) if self._steps else 0.0
+        from statistics import median
+
+        return self._of(median(self._steps)) if self._steps else 0.0

@@ -12,12 +12,14 @@ from msgspec.structs import asdict as asdict_struct
 
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.finetuning.hyperparameters import DEFAULTS, OF_ADAM, REINFORCED
-from logitless.engine.finetuning.job import ENDED, base_of, method_row
+from logitless.engine.finetuning.job import base_of, method_row
+from logitless.engine.finetuning.status import ENDED
 from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.finetuning.tuned_models import TunedModel, find
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.frontend.fields import article, bad_request, read
-from logitless.models.chat.template import ChatTemplate, ChatTemplateError
+from logitless.models.chat.errors import ChatTemplateError
+from logitless.models.chat.template import ChatTemplate
 from logitless.training.adapters.options import HYPERPARAMETERS, STARTS, lora_options
 from logitless.training.errors import TrainingError
 from logitless.training.graders.grade import Grader, GraderError, Sample, Surroundings

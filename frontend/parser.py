@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 from msgspec.structs import replace as replace_struct
 
@@ -25,9 +25,11 @@ from logitless.frontend.sampling import parse_sampling
 from logitless.frontend.speculation import parse_speculation
 from logitless.frontend.workers import check
 from logitless.models.chat.tool_calls import Style
-from logitless.models.media.media_input import MediaInput
 from logitless.models.media.prompt_media import PromptMedia
 from logitless.models.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from logitless.models.media.media_input import MediaInput
 
 MAX_SALT = 256  # characters of cache_salt
 MAX_TOP = 1024  # log-probabilities beside the chosen token

@@ -20,18 +20,11 @@ from msgspec import structs
 
 from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.errors import InvalidRequest, Unavailable
-from logitless.engine.finetuning.job import ENDED, RUNNING
-from logitless.engine.finetuning.store import Row, Store
-from logitless.engine.loading.drafting import model_kinds
-from logitless.engine.loading.open_model import OpenModel, open_model
+from logitless.engine.finetuning.status import ENDED, RUNNING
 from logitless.engine.requests import Event
 from logitless.errors import Error, RequestError, TrainingError, public_errors
 from logitless.frontend.config import FrontendConfig
-from logitless.frontend.fine_tuning import new_job
 from logitless.frontend.parser import Job, RequestParser
-from logitless.frontend.texts.embeddings import normalized, parse_rerank
-from logitless.frontend.texts.score import parse_examples
-from logitless.models.adapters.lora import read_adapter
 from logitless.outputs import BeamSearchOutput, ChatChunk, ChatCompletion, Chunk, Completion, Pooled, Ranking, Score
 from logitless.params import BeamSearchParams, LoRARequest, SamplingParams
 from logitless.requests import (
@@ -47,13 +40,13 @@ from logitless.requests import (
     one_result,
     plain_prompt,
 )
-from logitless.source import find_model
-from logitless.training.reporting.trackers import KINDS
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from logitless.engine.finetuning.rollout_queue import Queues
+    from logitless.engine.finetuning.store import Row, Store
+    from logitless.engine.loading.open_model import OpenModel
     from logitless.engine.scheduler.scheduler import Scheduler
     from logitless.options import Options
     from logitless.training.graders.grade import Surroundings
@@ -87,6 +80,10 @@ class AsyncLLM:
         self, model: str | Path | None = None, *, data_dir: str | Path | None = None, **options: Unpack[Options]
     ) -> None:
         """`data_dir`: the folder of fine-tuning jobs, which outlive the process (default: they do not)."""
+        from logitless.engine.loading.drafting import model_kinds
+        from logitless.engine.loading.open_model import open_model
+        from logitless.source import find_model
+
         with public_errors():
             path, checked = find_model(model, dict(options))
             self.model: OpenModel = open_model(path, checked)
@@ -294,6 +291,8 @@ class AsyncLLM:
         normalize: bool = True,
     ) -> list[Pooled]:
         """Embeddings of texts as vLLM's `encode` gives them; see `embed`."""
+        from logitless.frontend.texts.embeddings import normalized
+
         if pooling_task != "embed":
             raise RequestError(f"pooling_task: {pooling_task!r} is not there; 'embed' is, and rerank() ranks documents")
         served = await self._ready()
@@ -314,6 +313,8 @@ class AsyncLLM:
 
     async def rerank(self, query: str, documents: Sequence[str], *, top_n: int | None = None) -> list[Ranking]:
         """The documents by relevance to the query, the best first, for models with a ranking head."""
+        from logitless.frontend.texts.embeddings import parse_rerank
+
         served = await self._ready()
         _listed("documents", documents)
         if served.embedder is None or not served.embedder.ranks:
@@ -332,6 +333,8 @@ class AsyncLLM:
 
         `gradient_norm`: the norm of the loss's gradient by all weights, too.
         """
+        from logitless.frontend.texts.score import parse_examples
+
         served = await self._ready()
         listed = enumerate(_listed("texts", texts))
         items = [dict(t) if isinstance(t, Mapping) else plain_prompt(f"texts[{i}]", t) for i, t in listed]
@@ -386,6 +389,9 @@ class AsyncLLM:
         `[{"type": "wandb", "wandb": {"project": "…"}}]`, mlflow, tensorboard. Requests use the result
         by `SamplingParams(model=job.model)`.
         """
+        from logitless.frontend.fine_tuning import new_job
+        from logitless.training.reporting.trackers import KINDS
+
         served = await self._ready()
         tuning = served.tuning
         if tuning is None:
@@ -475,6 +481,8 @@ class AsyncLLM:
         """The parameters with the adapter of a LoRARequest, whose file is read for its first request."""
         if lora is None:
             return params
+        from logitless.models.adapters.lora import read_adapter
+
         if not isinstance(lora, LoRARequest):
             raise RequestError(f"lora_request: expected LoRARequest, not {type(lora).__name__}")
         params, path, adapters = one_params(params) or SamplingParams(), str(lora.lora_path), served.adapters
@@ -494,6 +502,8 @@ class AsyncLLM:
         if not self.model.hparams.causal:
             return self.model.load()
         folder = self._data_dir or self._stack.enter_context(tempfile.TemporaryDirectory(prefix="logitless-"))
+        from logitless.engine.finetuning.store import Store
+
         store = Store(folder)
         self._stack.callback(store.close)
         served = self.model.load(store, name=self.config.model, names=self._names, around=self._around)

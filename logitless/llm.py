@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.async_llm import AsyncFinetuneJob, AsyncLLM, Loras, Params, Rows
-from logitless.engine.finetuning.store import Row
 from logitless.errors import Error, RequestError
 from logitless.outputs import BeamSearchOutput, ChatChunk, ChatCompletion, Chunk, Completion, Pooled, Ranking, Score
 from logitless.params import BeamSearchParams, LoRARequest, SamplingParams
@@ -25,6 +24,7 @@ from logitless.requests import Messages, Prompt
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from logitless.engine.finetuning.store import Row
     from logitless.options import Options
 
 T = TypeVar("T")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -120,6 +119,8 @@ def chat_job(
     RequestError for one that there is not.
     """
     for name in fields.keys() - chat_fields():
+        import difflib
+
         near = difflib.get_close_matches(name, chat_fields(), 1)
         raise RequestError(f"field {name!r}: there is none{f' (did you mean {near[0]}?)' if near else ''}")
     if isinstance(messages, str) or not isinstance(messages, Sequence):

@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from logitless.engine.finetuning.job import RUNNING, base_of, set_status
+from logitless.engine.finetuning.job import base_of, set_status
+from logitless.engine.finetuning.status import RUNNING
 from logitless.engine.finetuning.store import Row, Store
 from logitless.engine.finetuning.tuned_models import TunedModel, delete, tuned_models
 from logitless.server.api.openai.tuning_context import no_folder

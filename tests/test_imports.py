@@ -171,6 +171,12 @@ def test_the_python_api_loads_neither_server_nor_aiohttp(module: str) -> None:
     assert loaded.stdout.split() == []
 
 
+def test_the_python_api_loads_few_modules() -> None:
+    code = "import sys, logitless.async_llm; print(len(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(loaded.stdout) <= 520
+
+
 def is_standard(module: str) -> bool:
     return module in sys.stdlib_module_names
 

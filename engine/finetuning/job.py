@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logitless.engine.finetuning.hyperparameters import Hyperparameters, base_rate, resolved, told
+from logitless.engine.finetuning.status import ENDED
 from logitless.engine.finetuning.store import Row, Store, event_of
 
 if TYPE_CHECKING:
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from logitless.training.methods.objective import Objective
     from logitless.training.reporting.trackers import Trackers
     from logitless.training.trainer import Settings, Step, Trainer, Validated
-
-RUNNING = ("validating_files", "queued", "running")
-ENDED = ("succeeded", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,8 @@ def method_row(method: str, hyperparameters: Row, grader: Row | None = None) -> 
 
 def template_of(job: Row, tokenizer: Tokenizer, template: ChatTemplate | None) -> ChatTemplate | None:
     """The chat template of a job's rows: its own, or the model's. TrainingError: it is not usable."""
-    from logitless.models.chat.template import ChatTemplateError, from_metadata
+    from logitless.models.chat.errors import ChatTemplateError
+    from logitless.models.chat.template import from_metadata
     from logitless.training.errors import TrainingError
 
     source = job["hyperparameters"].get("chat_template")

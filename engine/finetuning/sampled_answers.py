@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
-from logitless.models.chat.template import ChatTemplateError
+from logitless.models.chat.errors import ChatTemplateError
 from logitless.models.chat.tool_calls import Message, Parser, Style, ToolCall
 from logitless.models.tokenizer import StreamDecoder, Tokenizer
 from logitless.training.errors import TrainingError

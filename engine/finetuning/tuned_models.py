@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from logitless.engine.errors import InvalidRequest
-from logitless.engine.finetuning.job import ENDED, checkpoint_path
+from logitless.engine.finetuning.job import checkpoint_path
+from logitless.engine.finetuning.status import ENDED
 from logitless.engine.finetuning.store import Row, Store
 
 

@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any
 from logitless.engine.engine_task import EngineTask
 from logitless.engine.errors import is_full
 from logitless.engine.finetuning.job import (
-    ENDED,
-    RUNNING,
     Prepared,
     base_of,
     checkpoint_path,
@@ -37,6 +35,7 @@ from logitless.engine.finetuning.job import (
     template_of,
     trackers_of,
 )
+from logitless.engine.finetuning.status import ENDED, RUNNING
 from logitless.engine.finetuning.store import Row, Store, event_of, new_id
 from logitless.engine.finetuning.tuned_models import TunedModel, delete, find, tuned_models
 from logitless.engine.stats import TrainingStats

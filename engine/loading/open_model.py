@@ -42,26 +42,20 @@ from logitless.engine.speculation.settings import SpeculationParams
 from logitless.engine.speculation.speculator import Speculator
 from logitless.models import tokenizer
 from logitless.models.adapters.control_vector import read_directions
-from logitless.models.chat.template import (
-    ChatTemplate,
-    ChatTemplateError,
-    builtin_names,
-    from_metadata,
-    of_file,
-)
+from logitless.models.chat.errors import ChatTemplateError
+from logitless.models.chat.template import ChatTemplate, builtin_names, from_metadata, of_file
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.types import FILE_TYPES
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.overrides import Overrides, Value
-from logitless.models.media.media_input import MediaInput
-from logitless.models.media.projector_choice import fitting_projector
 from logitless.models.model import hparams_of
 from logitless.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from logitless.engine.adapters import Adapters
     from logitless.engine.kv_events.publisher import KVEventPublisher
+    from logitless.models.media.media_input import MediaInput
     from logitless.training.graders.grade import Surroundings
 
 log = logging.getLogger("logitless.loading")
@@ -259,6 +253,8 @@ def media_input(engine: ModelRunner, words: Tokenizer) -> MediaInput | None:
     """The reader of prompts with images; None without a projector."""
     if engine.media is None:
         return None
+    from logitless.models.media.media_input import MediaInput
+
     return MediaInput(engine.media.params, words, mrope=bool(engine.hparams.mrope))
 
 
@@ -400,6 +396,8 @@ def projector_file(options: ModelOptions, gguf: GGUFFile, h: Hparams) -> str:
     """The projector's file: `mmproj`, else the one beside the model that belongs to it; "": none."""
     if options.mmproj or not options.mmproj_auto:
         return options.mmproj or ""
+    from logitless.models.media.projector_choice import fitting_projector
+
     return str(fitting_projector(gguf.path, gguf, h) or "")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +16,10 @@ from logitless.graph.ops.elementwise import scale
 from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.media.encoders import Encoders
-from logitless.models.media.params import MediaParams
 from logitless.models.media.prompt_media import Tile
+
+if TYPE_CHECKING:
+    from logitless.models.media.params import MediaParams
 
 ARENA = "media"  # name of the plans' memory arena
 MOST_INPUTS = 8192  # patches and frames of a batch of tiles
@@ -32,6 +34,8 @@ class MediaEncoder:
 
     def __init__(self, session: Session, gguf: GGUFFile, p: MediaParams, n_embd: int, n_rows: int) -> None:
         """`n_rows`: rows that the pool keeps."""
+        from logitless.models.media.encoders import Encoders  # here: most models have no projector
+
         self.params = p
         self._session = session
         self.encoders = Encoders.define(session, gguf, p, n_embd)

@@ -55,8 +55,6 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import GrammarError
 from logitless.models.hparams.overrides import NONE, Overrides
-from logitless.models.media.encoders import Encoders
-from logitless.models.media.params import MediaParams, params_for
 from logitless.models.media.prompt_media import Tile
 from logitless.models.model import AdaptedModel, Model, define_model, hparams_of
 from logitless.models.weights.fingerprint import fingerprint
@@ -65,6 +63,7 @@ from logitless.models.weights.weights import check_weights
 
 if TYPE_CHECKING:
     from logitless.backends.self_test import Failures, SelfTest
+    from logitless.models.media.params import MediaParams
 
 log = logging.getLogger("logitless.engine")
 MOST_MEDIA_ROWS = 8192  # maximum of rows of images and sounds on the device
@@ -127,6 +126,8 @@ class ModelRunner:
         self.directions = read_directions(options.control_vectors, h, options.control_layers)
         self._projector: tuple[GGUFFile, MediaParams] | None = None
         if options.mmproj:
+            from logitless.models.media.params import params_for
+
             projector = GGUFFile.open(options.mmproj)
             params = params_for(self.gguf, h, projector, options.image_tokens, options.n_ubatch)
             self._projector = projector, params
@@ -289,6 +290,8 @@ class ModelRunner:
         """Upload the weights, reserve the memory of the largest step and make the common plans."""
         self._place()
         if self._projector is not None:  # the first request with media loads its weights
+            from logitless.models.media.encoders import Encoders
+
             Encoders.check_numbers(*self._projector, self.hparams.n_embd)
         self.rerouted, self._self_tests = {}, []
         if self.options.embeddings or not self.hparams.causal:

@@ -28,7 +28,8 @@ from logitless.frontend.parser import (
     refuse_unsupported,
 )
 from logitless.models.chat.efforts import UnknownEffort
-from logitless.models.chat.template import ChatTemplate, ChatTemplateError
+from logitless.models.chat.errors import ChatTemplateError
+from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls import Style
 
 _OURS = ("self", "messages", "tools", "add_generation_prompt", "tools_required", "parallel_tool_calls")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from logitless.models.chat.jinja import ChatTemplateError
+from logitless.models.chat.errors import ChatTemplateError
 
 NAMES = ("reasoning_effort", "reasoning_strength", "thinking_effort")
 """Variables in which templates read an effort."""

@@ -13,19 +13,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import SandboxedEnvironment
 
+from logitless.models.chat.errors import ChatTemplateError
+
 MAX_CHARS = 64 * 1024 * 1024  # of a rendered text
-
-
-class ChatTemplateError(ValueError):
-    """A chat template that cannot be parsed, or that refuses or fails on these messages; the text
-    is one line."""
-
-    def __init__(self, problem: str) -> None:
-        super().__init__(" ".join(problem.split()))
-
-
-class ExceededBounds(ChatTemplateError):
-    """A chat template that ran too long, or needed too much memory, for its process."""
 
 
 class Renderer:

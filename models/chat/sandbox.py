@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import IO, Any
 
-from logitless.models.chat.jinja import ChatTemplateError, ExceededBounds
+from logitless.models.chat.errors import ChatTemplateError, ExceededBounds
 
 MAX_SECONDS = 5.0  # processor time of one rendering
 MAX_BYTES = 1 << 30  # address space of a process

@@ -11,7 +11,7 @@ from typing import Any
 
 from logitless.models.chat.builtins import BUILTINS, CHATML, CHATML_END
 from logitless.models.chat.efforts import Efforts
-from logitless.models.chat.jinja import ChatTemplateError, ExceededBounds, Renderer
+from logitless.models.chat.errors import ChatTemplateError, ExceededBounds
 from logitless.models.chat.sandbox import SandboxedRenderer
 from logitless.models.chat.tool_calls import REASONING_OF, family_of, generic, reasoning_tags
 from logitless.models.chat.tool_calls.probed.probe import Probe
@@ -274,7 +274,11 @@ class ChatTemplate:
 
 def _renderer(source: str) -> Callable[[dict[str, Any]], str]:
     """In this process for our own templates, in a sandbox for model files' templates."""
-    return Renderer(source) if source in BUILTINS.values() else SandboxedRenderer(source)
+    if source not in BUILTINS.values():
+        return SandboxedRenderer(source)
+    from logitless.models.chat.jinja import Renderer  # jinja2 is imported where it renders
+
+    return Renderer(source)
 
 
 class _Probe:

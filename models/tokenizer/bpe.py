@@ -5,11 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-import tokenizers
-from tokenizers import pre_tokenizers
-from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, Split
-
 from logitless.models.tokenizer.base import Tokenizer, blocks
 from logitless.models.tokenizer.pretokenizers import PRE_TOKENIZERS
 from logitless.models.tokenizer.vocab import Vocab, is_unicode
@@ -30,6 +25,10 @@ class BpeTokenizer(Tokenizer):
     """llama.cpp's BPE tokenizer."""
 
     def __init__(self, vocab: Vocab, merges: list[tuple[str, str]]) -> None:
+        import tokenizers  # here: other vocabularies do not need it
+        from tokenizers import pre_tokenizers
+        from tokenizers.models import BPE
+
         self.vocab, pre = vocab, vocab.pre
         # tokens that are not UTF-8 are in no text
         ids = dict(vocab.ids) if is_unicode(vocab.ids) else {t: id for t, id in vocab.ids.items() if is_unicode([t])}
@@ -46,10 +45,10 @@ class BpeTokenizer(Tokenizer):
             self._add_symbols(ids, {symbol for a, b in merges for symbol in (a, b, a + b)})
             model = BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level)
         steps: list[pre_tokenizers.PreTokenizer] = [
-            Split(tokenizers.Regex(pattern), "isolated") for pattern in pre.patterns
+            pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated") for pattern in pre.patterns
         ]
         if pre.byte_level:
-            steps.append(ByteLevel(add_prefix_space=False, use_regex=False))
+            steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
         self._tokenizer = tokenizers.Tokenizer(model)
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
         self._gap = re.compile(pre.gap)

@@ -19,7 +19,8 @@ from logitless.frontend.dialects.ollama import CreateBody, Options
 from logitless.frontend.dialects.ollama_template import jinja_of
 from logitless.frontend.fields import bad_request, read
 from logitless.frontend.workers import compute, to_thread
-from logitless.models.chat.jinja import ChatTemplateError, Renderer
+from logitless.models.chat.errors import ChatTemplateError
+from logitless.models.chat.jinja import Renderer
 from logitless.models.errors import ModelFileError
 from logitless.models.quantization.presets import PresetError, preset
 from logitless.router.catalog import CatalogError

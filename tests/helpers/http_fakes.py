@@ -27,7 +27,8 @@ from logitless.engine.requests import CompletionRequest, Event, Finished, Lora, 
 from logitless.engine.sequence import Slot
 from logitless.engine.stats import SchedulerStats
 from logitless.models.adapters.stacked_lora import BASE, Choice
-from logitless.models.chat.template import ChatTemplate, ChatTemplateError
+from logitless.models.chat.errors import ChatTemplateError
+from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls import GENERIC
 from logitless.server.app import make_app
 from logitless.server.bodies.room import BODIES, Bodies

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from logitless.models.chat.tool_calls.gemma import QUOTE
@@ -28,15 +29,18 @@ _NEW_KEY = r"[\w.$-]{1,64}"  # of members that a schema does not name
 _PLAIN_KEY = re.compile(rf"{_BARE}(?:[^:{{}}\[\],<\"\n]*{_BARE})?")
 _OBJECT = ("properties", "required", "additionalProperties", "patternProperties")
 
-SHARED = (
-    f"any: TEXT | {json_rule({'type': 'number'})} | {json_rule({'type': 'boolean'})} | NULL | dict | list",
-    'NULL: "null" | "None"',  # which Jinja writes
-    f"TEXT: {_MARK} ( {_INSIDE} ) {_MARK}",
-    f'KEY: /{_NEW_KEY}/ ":"',
-    'dict: "{" (KEY any ("," KEY any)*)? "}"',
-    'list: "[" (any ("," any)*)? "]"',
-)
-"""Rules of any value; the rules of schemas build on them."""
+
+@cache
+def shared_rules() -> tuple[str, ...]:
+    """Rules of any value; the rules of schemas build on them."""
+    return (
+        f"any: TEXT | {json_rule({'type': 'number'})} | {json_rule({'type': 'boolean'})} | NULL | dict | list",
+        'NULL: "null" | "None"',  # which Jinja writes
+        f"TEXT: {_MARK} ( {_INSIDE} ) {_MARK}",
+        f'KEY: /{_NEW_KEY}/ ":"',
+        'dict: "{" (KEY any ("," KEY any)*)? "}"',
+        'list: "[" (any ("," any)*)? "]"',
+    )
 
 
 def argument_rules(schema: Schema, name: str) -> list[str]:

@@ -23,10 +23,10 @@ from logitless.models.chat.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
 from logitless.models.chat.tool_calls.gemma import END as GEMMA4_END
 from logitless.models.chat.tool_calls.gemma import GEMMA4
 from logitless.models.chat.tool_calls.gemma import QUOTE as GEMMA4_QUOTE
-from logitless.models.chat.tool_calls.gemma_schema import SHARED, argument_rules
+from logitless.models.chat.tool_calls.gemma_schema import argument_rules, shared_rules
 from logitless.models.chat.tool_calls.parser import CallFormat
 from logitless.models.chat.tool_calls.probed.grammar import rules_of_calls, syntax_rule, tagged_rules
-from logitless.models.chat.tool_calls.probed.python_schema import ANY_RULES
+from logitless.models.chat.tool_calls.probed.python_schema import any_rules
 from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
 from logitless.models.grammar import in_regex, json_rule, quoted
 from logitless.models.grammar.json_schema import object_schema, parameters_of
@@ -231,7 +231,7 @@ def _qwen3_coder(functions: Sequence[Function], parallel: bool, required: bool) 
         f"calls: call{' (W? call)*' if parallel else ''}",
         f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}",
         "text[lazy]: /(?s:.*)\\n<\\/parameter>\\n/",
-        *ANY_RULES,
+        *any_rules(),
     ]
     for i, function in enumerate(functions):
         schema, properties, names_required = parameters_of(function)
@@ -245,7 +245,7 @@ def _qwen3_coder(functions: Sequence[Function], parallel: bool, required: bool) 
 
 
 def _gemma4(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
-    rules, of_tools = [*SHARED], []
+    rules, of_tools = [*shared_rules()], []
     for i, function in enumerate(functions):
         if (text := function.get(TEXT)) is None:
             rules += argument_rules(object_schema(function.get("parameters")), f"given_{i}")

@@ -12,7 +12,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest, NotFound, TooLarge, unkept
-from logitless.engine.finetuning.job import RUNNING
+from logitless.engine.finetuning.status import RUNNING
 from logitless.engine.finetuning.store import MEDIA_PURPOSES, Row, page
 from logitless.engine.sampling.params import Param
 from logitless.frontend.answers.fine_tuning import Deleted, File, Page

@@ -10,7 +10,7 @@ from typing import Any
 from aiohttp import web
 
 from logitless.engine.errors import InvalidRequest, NotFound, unkept
-from logitless.engine.finetuning.job import ENDED, RUNNING
+from logitless.engine.finetuning.status import ENDED, RUNNING
 from logitless.engine.finetuning.store import Row
 from logitless.engine.finetuning.tuned_models import find
 from logitless.frontend.answers.fine_tuning import Checkpoint, Deleted, Job, JobEvent

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from logitless.models.chat.tool_calls import GEMMA4, Message, Parser, Style
-from logitless.models.chat.tool_calls.gemma_schema import SHARED, argument_rules
+from logitless.models.chat.tool_calls.gemma_schema import argument_rules, shared_rules
 from logitless.models.chat.tool_calls.grammar import call_grammar
 from logitless.models.grammar import Grammar
 from logitless.models.tokenizer import Tokenizer
@@ -184,7 +184,7 @@ def test_gemma4_texts_of_a_schema_fit_it(vocabulary: Tokenizer) -> None:
     ],
 )
 def test_gemma4_schemas_that_turn_in_circles(vocabulary: Tokenizer, parameters: dict[str, Any]) -> None:
-    rules = ["start: f", *SHARED, *argument_rules(parameters, "f")]
+    rules = ["start: f", *shared_rules(), *argument_rules(parameters, "f")]
     assert allows(Grammar.compile("lark", "\n".join(rules), vocabulary), "{}")
 
 

@@ -12,13 +12,8 @@ from typing import Any
 import pytest
 
 from logitless.models.chat import sandbox
-from logitless.models.chat.template import (
-    CHATML,
-    ChatTemplate,
-    ChatTemplateError,
-    builtin_names,
-    from_metadata,
-)
+from logitless.models.chat.errors import ChatTemplateError
+from logitless.models.chat.template import CHATML, ChatTemplate, builtin_names, from_metadata
 from logitless.models.tokenizer import from_metadata as tokenizer_from
 
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -7,7 +7,7 @@ import time
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from logitless.models.chat.jinja import ChatTemplateError
+from logitless.models.chat.errors import ChatTemplateError
 from logitless.models.chat.sandbox import MAX_SECONDS, SandboxedRenderer
 from tests.helpers.fuzz import examples
 

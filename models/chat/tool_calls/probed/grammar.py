@@ -9,7 +9,7 @@ from typing import Any
 
 from logitless.models.chat.tool_calls.free_text import TEXT
 from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, TYPE, Markers
-from logitless.models.chat.tool_calls.probed.python_schema import ANY_RULES
+from logitless.models.chat.tool_calls.probed.python_schema import any_rules
 from logitless.models.chat.tool_calls.probed.pythonic import argument_rules, value_rule
 from logitless.models.chat.tool_calls.tagged import CDATA, CDATA_END
 from logitless.models.grammar import in_regex, json_rule, quoted
@@ -25,7 +25,7 @@ def rules_of_calls(
 ) -> tuple[list[str], str]:
     """Rules of calls to these functions, whose arguments are the rules args_0, …; and the text that
     begins one. `restart`: a text that may come first."""
-    rules = [*ANY_RULES] if m.style in (PYTHON, TAGGED) else []
+    rules = [*any_rules()] if m.style in (PYTHON, TAGGED) else []
     if m.style == TAGGED and m.cdata:
         rules += ["text: text_bare | text_within", _text("text_bare", m.value_end, "", CDATA)]
         rules.append(_text("text_within", CDATA_END + m.value_end, CDATA))
@@ -85,7 +85,7 @@ def _line_breaks(regex: str) -> str:
 
 def tagged_value(schema: Any, whole: Mapping[str, Any], end: str, text: str = "text") -> str:
     """Rule of a value and the text `end` after it: strings are written without quotes, others as
-    JSON or as Python does. Its grammar has ANY_RULES.
+    JSON or as Python does. Its grammar has any_rules().
 
     `text`: the rule of a string and `end`.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from logitless.models.grammar import json_rule, quoted
@@ -14,17 +15,22 @@ _NOTES = frozenset(("type", "description", "title", "default", "examples"))
 _STRING = r"/'([^'\\]|\\['\"\\nt])*'/"
 _COMMA, _COLON = '"," " "?', '":" " "?'
 _ANY = "py_any"
-ANY_RULES = (
-    f'{_ANY}: {_STRING} | {json_rule({"type": ["string", "number"]})} | "True" | "False" | "None" | py_list | py_dict',
-    f'py_list: "[" ({_ANY} ({_COMMA} {_ANY})*)? "]"',
-    f'py_dict: "{{" (py_key {_ANY} ({_COMMA} py_key {_ANY})*)? "}}"',
-    f"py_key: {_STRING} {_COLON}",
-)
-"""Rules of any literal, on which those of schemas build."""
+
+
+@cache
+def any_rules() -> tuple[str, ...]:
+    """Rules of any literal, on which those of schemas build."""
+    value = json_rule({"type": ["string", "number"]})
+    return (
+        f'{_ANY}: {_STRING} | {value} | "True" | "False" | "None" | py_list | py_dict',
+        f'py_list: "[" ({_ANY} ({_COMMA} {_ANY})*)? "]"',
+        f'py_dict: "{{" (py_key {_ANY} ({_COMMA} py_key {_ANY})*)? "}}"',
+        f"py_key: {_STRING} {_COLON}",
+    )
 
 
 def literal(schema: Any, whole: Mapping[str, Any]) -> str:
-    """Lark of the literals of a schema, with ANY_RULES; "": only its JSON is known. `whole`: the schema with its
+    """Lark of the literals of a schema, with any_rules(); "": only its JSON is known. `whole`: the schema with its
     definitions."""
     text = _literal(schema, whole, [])
     return text if len(text) <= _MAX_CHARS else ""
