@@ -26,6 +26,13 @@ MOST_INPUTS = 8192  # patches and frames of a batch of tiles
 LEAST_ROWS = 1024  # minimum of the rows of the pool
 
 
+def check_numbers(projector: GGUFFile, p: MediaParams, n_embd: int) -> None:
+    """ModelFileError: a weight of the projector is no number."""
+    from logitless.models.media.encoders import Encoders
+
+    Encoders.check_numbers(projector, p, n_embd)
+
+
 class MediaEncoder:
     """Encodes tiles to rows of a pool on the device; the least recently used tiles go first.
 

@@ -27,6 +27,7 @@ from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, StepFailed, StepRes
 from logitless.engine.kv_cache.block_pool import pool_size, window_pool_size
 from logitless.engine.kv_cache.recurrent_state import n_state_rows
 from logitless.engine.kv_cache.slot_files import CacheKind
+from logitless.engine.media import media_encoder
 from logitless.engine.media.media_encoder import MediaEncoder
 from logitless.engine.runner.buckets import MTP_DRAFT, USUAL_STREAMS, Shape, shape_of, usual
 from logitless.engine.runner.copy_move import KVMover
@@ -55,6 +56,7 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import GrammarError
 from logitless.models.hparams.overrides import NONE, Overrides
+from logitless.models.media.params import MediaParams, params_for
 from logitless.models.media.prompt_media import Tile
 from logitless.models.model import AdaptedModel, Model, define_model, hparams_of
 from logitless.models.weights.fingerprint import fingerprint
@@ -63,7 +65,6 @@ from logitless.models.weights.weights import check_weights
 
 if TYPE_CHECKING:
     from logitless.backends.self_test import Failures, SelfTest
-    from logitless.models.media.params import MediaParams
 
 log = logging.getLogger("logitless.engine")
 MOST_MEDIA_ROWS = 8192  # maximum of rows of images and sounds on the device
@@ -126,8 +127,6 @@ class ModelRunner:
         self.directions = read_directions(options.control_vectors, h, options.control_layers)
         self._projector: tuple[GGUFFile, MediaParams] | None = None
         if options.mmproj:
-            from logitless.models.media.params import params_for
-
             projector = GGUFFile.open(options.mmproj)
             params = params_for(self.gguf, h, projector, options.image_tokens, options.n_ubatch)
             self._projector = projector, params
@@ -290,9 +289,7 @@ class ModelRunner:
         """Upload the weights, reserve the memory of the largest step and make the common plans."""
         self._place()
         if self._projector is not None:  # the first request with media loads its weights
-            from logitless.models.media.encoders import Encoders
-
-            Encoders.check_numbers(*self._projector, self.hparams.n_embd)
+            media_encoder.check_numbers(*self._projector, self.hparams.n_embd)
         self.rerouted, self._self_tests = {}, []
         if self.options.embeddings or not self.hparams.causal:
             self.session.prepare_kernels(self.embedder.everything())
