@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,14 +12,15 @@ import numpy as np
 from logitless.backends.errors import DeviceLost, KernelRefused
 from logitless.backends.gpu import device as kernels
 from logitless.backends.gpu.language.dialect import CPU, KERNELS, Shape
-from logitless.backends.gpu.lowering import At, Dispatch
+from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.host_memory import STATES_SLAB, Slabs
 from logitless.backends.opencl.devices import DeviceInfo, device_named
+from logitless.backends.submissions import Launch, Rates, Stopwatch, Submissions, prepared, split
 from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.tensor import Tensor
 
 if TYPE_CHECKING:
-    from logitless.backends.opencl.native_launch import Launches
+    from logitless.backends.opencl.native_launch import Kernels, Row, Table
 
 ALIGNMENT = 128
 SLACK = 64  # bytes after a buffer: lanes that are masked read there
@@ -37,6 +39,7 @@ class OpenCLBackend(Backend):
     """An OpenCL device. DeviceError when it does not exist. Used by one thread at a time."""
 
     alignment = ALIGNMENT
+    preemptible = True
     self_tested = True
 
     def __init__(self, name: str = "opencl:0") -> None:
@@ -56,6 +59,7 @@ class OpenCLBackend(Backend):
         self._slabs = Slabs(STATES_SLAB) if info.kind == "cpu" else None
         self._scratch: Memory | None = None  # of whichever program runs
         self._sending: list[Any] = []  # memory that uploads still read
+        self.rates, self.stopwatch = Rates(), Stopwatch()
         self.refused: set[str] = set()  # ops that a self-test found wrong
 
     def supports(self, t: Tensor) -> bool:
@@ -116,8 +120,9 @@ class OpenCLBackend(Backend):
         out = np.empty(nbytes, np.uint8)
         try:
             if nbytes:
-                self._cl.enqueue_copy(
-                    self._queue, out, location.buffer.buffer, src_offset=location.offset, is_blocking=True
+                source, at = location.buffer.buffer, location.offset
+                self.stopwatch.wait(
+                    lambda: self._cl.enqueue_copy(self._queue, out, source, src_offset=at, is_blocking=True)
                 )
         except self._cl.Error as error:
             raise self._translated(error) from error
@@ -126,15 +131,44 @@ class OpenCLBackend(Backend):
 
     def wait(self) -> None:
         try:
-            self._queue.finish()
+            self.stopwatch.wait(self._queue.finish)
         except self._cl.Error as error:
             raise self._translated(error) from error
 
     def compile(self, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> OpenCLProgram:
         try:
-            return OpenCLProgram(self, kernels.lower_all(nodes, self.shape), locate)
+            return OpenCLProgram(self, self._bound(kernels.lower_all(nodes, self.shape), locate))
         except self._cl.Error as error:
             raise self._translated(error) from error
+
+    def split(
+        self, programs: Sequence[OpenCLProgram], seconds: Sequence[float], max_seconds: float, spare_core: bool = False
+    ) -> list[OpenCLProgram]:
+        """Programs of about `max_seconds`, or of one node where that takes longer. `spare_core`: no matter."""
+        parts = split([program.launches for program in programs], seconds, max_seconds)
+        return [OpenCLProgram(self, launches) for launches in parts]
+
+    def _bound(self, dispatches: Sequence[Dispatch], locate: Callable[[Tensor], Location]) -> list[Launch]:
+        """Launches with bound arguments."""
+        from logitless.backends.opencl.native_launch import Kernels
+
+        bound, scratch = Kernels(), max((d.scratch for d in dispatches), default=0)
+        places: dict[Tensor | None, Location] = {None: Location(self.scratch(scratch))} if scratch else {}
+        contents = []
+        for d in dispatches:
+            arguments: list[bytes] = []
+            memories = []
+            for tensor, offset in d.buffers:
+                if tensor not in places:
+                    assert tensor is not None
+                    places[tensor] = locate(tensor)
+                at = places[tensor]
+                memories.append(at.buffer)
+                arguments += struct.pack("@P", at.buffer.buffer.int_ptr), struct.pack("@Q", at.offset + offset)
+            arguments += (struct.pack("@I", word) for word in d.words)
+            program, threads = self.programs.program(d.kernel, d.defines), KERNELS[d.kernel].threads(d.defines)
+            contents.append(_Content(bound.bind(program, d.kernel, arguments, d.groups, threads), bound, memories))
+        return prepared(dispatches, contents, self.rates)
 
     def scratch(self, nbytes: int) -> Memory:
         """Scratch memory that every program may use while it runs."""
@@ -142,15 +176,12 @@ class OpenCLBackend(Backend):
             self._scratch = self.alloc(nbytes)
         return self._scratch
 
-    def launches(self) -> Launches:
-        from logitless.backends.opencl.native_launch import Launches
+    def queue(self, launches: Table) -> None:
+        """Queue a submission of launches, which run in order; returns at once."""
+        from logitless.backends.opencl.native_launch import queue_all
 
-        return Launches(self._queue)
-
-    def queue(self, launches: Launches) -> None:
-        """Queue kernels, which run in order; returns at once."""
         try:
-            launches.run()
+            queue_all(self._queue, launches)
             self._queue.flush()
         except self._cl.Error as error:
             raise self._translated(error) from error
@@ -181,39 +212,36 @@ def _shape(info: DeviceInfo) -> Shape:
     return Shape("simt", 8 * info.units, threads=info.threads)
 
 
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """A launch, and the objects that it refers to."""
+
+    row: Row
+    kernels: Kernels
+    memories: Sequence[Memory]
+
+
 class OpenCLProgram:
     """Kernels with bound arguments."""
 
-    def __init__(
-        self, backend: OpenCLBackend, dispatches: Sequence[Dispatch], locate: Callable[[Tensor], Location]
-    ) -> None:
+    def __init__(self, backend: OpenCLBackend, launches: Sequence[Launch]) -> None:
         self._backend = backend
-        self._launches = backend.launches()
-        self._keep: dict[int, Memory] = {}
-        scratch = max((d.scratch for d in dispatches), default=0)
-        scratch_location = Location(backend.scratch(scratch)) if scratch else None
-        places: dict[Tensor | None, Location] = {}
+        self._submissions = Submissions(launches, backend.rates)
+        self._tables: list[Table] = []  # of each submission
 
-        def at(buffer: At) -> Location:
-            tensor, offset = buffer
-            if tensor not in places:
-                location = scratch_location if tensor is None else locate(tensor)
-                assert location is not None
-                places[tensor] = location
-                self._keep[id(location.buffer)] = location.buffer
-            begin = places[tensor]
-            return Location(begin.buffer, begin.offset + offset)
-
-        for d in dispatches:
-            self._add(d, at)
-
-    def _add(self, d: Dispatch, at: Callable[[At], Location]) -> None:
-        arguments: list[bytes] = []
-        for place in map(at, d.buffers):
-            arguments += struct.pack("@P", place.buffer.buffer.int_ptr), struct.pack("@Q", place.offset)
-        arguments += (struct.pack("@I", word) for word in d.words)
-        program, threads = self._backend.programs.program(d.kernel, d.defines), KERNELS[d.kernel].threads(d.defines)
-        self._launches.add(program, d.kernel, arguments, d.groups, threads)
+    @property
+    def launches(self) -> Sequence[Launch]:
+        return self._submissions.launches
 
     def run(self) -> None:
-        self._backend.queue(self._launches)
+        from logitless.backends.opencl.native_launch import table
+
+        if not self._tables:
+            self._tables = [table([launch.content.row for launch in g]) for g in self._submissions.groups]
+        self._backend.stopwatch.start(self)
+        for launches in self._tables:
+            self._backend.queue(launches)
+
+    def ended(self, seconds: float) -> None:
+        if self._submissions.measured(seconds):
+            self._tables = []

@@ -17,6 +17,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 import numpy as np
+import numpy.typing as npt
 import pyopencl as cl
 
 from logitless.backends.errors import DeviceError
@@ -96,22 +97,22 @@ def _launch_all() -> tuple[Callable[..., int], Any]:
     return kind(compiled.get_function_address("launch_all")), compiled
 
 
-class Launches:
-    """Kernels with bound arguments, queued in order as often as needed."""
+Row = tuple[int, ...]  # words of a launch
+Table = npt.NDArray[np.int64]  # rows of launches
 
-    def __init__(self, queue: Any) -> None:
+
+class Kernels:
+    """Kernels with bound arguments, which live as long as this."""
+
+    def __init__(self) -> None:
         self._functions = _functions()
-        self._queue = queue
-        self._rows: list[tuple[int, ...]] = []
-        self._table = np.empty((0, ROW), np.int64)  # the same as the machine code reads it
-        self._enqueue = ctypes.cast(self._functions["clEnqueueNDRangeKernel"], POINTER)
         self._kernels: list[int] = []
         release = self._functions["clReleaseKernel"]
         # the driver may be gone by then
         weakref.finalize(self, _each, release, self._kernels).atexit = False
 
-    def add(self, program: Any, name: str, arguments: Sequence[bytes], groups: Sequence[int], threads: int) -> None:
-        """Add a kernel of a program. `arguments` are raw bytes; memory that they point to is
+    def bind(self, program: Any, name: str, arguments: Sequence[bytes], groups: Sequence[int], threads: int) -> Row:
+        """A launch of a kernel of a program. `arguments` are raw bytes; memory that they point to is
         the caller's to keep.
         """
         code = ctypes.c_int()
@@ -124,14 +125,20 @@ class Launches:
             if status := bind(kernel, i, len(value), value):
                 raise CallFailed("clSetKernelArg", status)
         gx, gy, gz = groups
-        self._rows.append((kernel, gx * threads, gy, gz, threads, 1, 1))
+        return kernel, gx * threads, gy, gz, threads, 1, 1
 
-    def run(self) -> None:
-        if len(self._table) < len(self._rows):
-            self._table = np.array(self._rows, np.int64)
-        status = _launch_all()[0](self._enqueue, self._queue.int_ptr, self._table.ctypes.data, len(self._table))
-        if status:
-            raise CallFailed("clEnqueueNDRangeKernel", status)
+
+def table(rows: Sequence[Row]) -> Table:
+    """Launches as the machine code reads them."""
+    return np.array(rows, np.int64).reshape(-1, ROW)
+
+
+def queue_all(queue: Any, launches: Table) -> None:
+    """Queue the launches of a table in order."""
+    enqueue = ctypes.cast(_functions()["clEnqueueNDRangeKernel"], POINTER)
+    status = _launch_all()[0](enqueue, queue.int_ptr, launches.ctypes.data, len(launches))
+    if status:
+        raise CallFailed("clEnqueueNDRangeKernel", status)
 
 
 def _each(function: Any, values: list[int]) -> None:

@@ -27,7 +27,7 @@ DEVICE_LOCAL, HOST_VISIBLE, HOST_COHERENT, HOST_CACHED = 1, 2, 4, 8
 # all of these; memory types with other flags are protected, uncached or made for tiles
 ORDINARY = 15
 ALLOCATE_DEVICE_ADDRESS = 2
-QUEUE_COMPUTE = 2
+QUEUE_GRAPHICS, QUEUE_COMPUTE = 1, 2
 RESETTABLE = 2  # command buffers of a pool, one by one
 FULL_SUBGROUPS = 2  # VK_PIPELINE_SHADER_STAGE_CREATE_REQUIRE_FULL_SUBGROUPS_BIT
 TIMELINE = 1

@@ -1,10 +1,10 @@
-"""Vulkan backend: kernels of backends/gpu as SPIR-V, one recorded command buffer per program."""
+"""Vulkan backend: kernels of backends/gpu as SPIR-V, recorded command buffers per program."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,10 +12,11 @@ from logitless.backends.errors import DeviceError
 from logitless.backends.gpu import device as shared
 from logitless.backends.gpu.language.dialect import KERNELS
 from logitless.backends.gpu.lowering import Dispatch
+from logitless.backends.submissions import Launch, Rates, Submissions, prepared, split
 from logitless.backends.vulkan import autotune
 from logitless.backends.vulkan.device import Device, Memory
 from logitless.backends.vulkan.instance import all_devices, free_bytes
-from logitless.backends.vulkan.pipelines import Pipelines
+from logitless.backends.vulkan.pipelines import Pipeline, Pipelines
 from logitless.backends.vulkan.record import Range, Recording
 from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.tensor import Tensor
@@ -31,6 +32,7 @@ class VulkanBackend(Backend):
     """
 
     alignment = ALIGNMENT
+    preemptible = True
     self_tested = True
 
     def __init__(self, name: str = "vulkan:0", *, validation: bool = False, mapped: bool = True) -> None:
@@ -51,6 +53,7 @@ class VulkanBackend(Backend):
         self._scratch: Memory | None = None
         self._copies, self._last = Recording(self.device), Recording(self.device)
         self._results: Memory | None = None
+        self.rates = Rates()
         choice = autotune.known(devices[index]) or autotune.measure(self)
         self.shape = replace(self.shape, coop=choice.rows if choice.used else 0)
         self.identity = f"{devices[index].name} {devices[index].driver}{' with dot products' * self.shape.dot}"
@@ -162,9 +165,19 @@ class VulkanBackend(Backend):
         need = max((d.scratch for d in work), default=0)
         if need and (self._scratch is None or self._scratch.nbytes < need):
             self._scratch = self.device.memory(need)
-        program = VulkanProgram(self, work, locate, self._scratch if need else None)
+        launches = _Binder(self, work, locate, self._scratch if need else None).launches
+        program = VulkanProgram(self, launches)
         self.pipelines.save()
         return program
+
+    def split(
+        self, programs: Sequence[VulkanProgram], seconds: Sequence[float], max_seconds: float, spare_core: bool = False
+    ) -> list[VulkanProgram]:
+        """Programs of about `max_seconds`, or of one node where that takes longer. `spare_core`: no matter."""
+        parts = split([program.launches for program in programs], seconds, max_seconds)
+        if len(parts) == len(programs) == 1:
+            return list(programs)
+        return [VulkanProgram(self, launches) for launches in parts]
 
     def close(self) -> None:
         self.closed = True
@@ -173,8 +186,20 @@ class VulkanBackend(Backend):
             self.device.close()
 
 
-class VulkanProgram:
-    """Recorded dispatches. `run` submits them; readers of their results wait for the device."""
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """A launch's commands, and the objects that they refer to."""
+
+    pipeline: Pipeline
+    push: bytes
+    groups: tuple[int, int, int]
+    reads: Sequence[Range]
+    writes: Sequence[Range]
+    memories: Sequence[Memory]
+
+
+class _Binder:
+    """Binds launches to memory. `launches` no longer refer to the graph or to the session."""
 
     def __init__(
         self,
@@ -184,53 +209,69 @@ class VulkanProgram:
         scratch: Memory | None,
     ) -> None:
         self._backend, self._place, self._scratch = backend, locate, scratch
-        self.recording = Recording(backend.device)
-        self.recording.begin()
-        self._keep: dict[int, Memory] = {}  # objects that the recording refers to
-        # and the range where order matters
+        # the range where order matters
         self._places: dict[Tensor, tuple[Location, Range | None]] = {}
-        for d in work:
-            self._launch(d)
-        self.recording.finish()
-        del self._place, self._places  # they refer to the graph and the session
+        self.launches = prepared(work, [self._bound(d) for d in work], backend.rates)
 
-    def _arguments(self, d: Dispatch) -> tuple[list[int], list[Range], list[Range]]:
-        """A kernel's buffer addresses, and the ranges that it reads and writes."""
-        arguments, reads, writes = [], [], []
+    def _bound(self, d: Dispatch) -> _Content:
+        addresses, memories, reads, writes = [], [], [], []
         for arg, (t, offset) in zip(KERNELS[d.kernel].args, d.buffers, strict=True):
             span: Range | None
             if t is None:
                 assert self._scratch is not None
-                at, span = (
-                    Location(self._hold(self._scratch)),
-                    (self._scratch.address, self._scratch.address + d.scratch),
-                )
+                at, span = Location(self._scratch), (self._scratch.address, self._scratch.address + d.scratch)
             else:
                 if t not in self._places:
                     self._places[t] = self._where(t, self._place(t))
                 at, span = self._places[t]
-            arguments.append(int(at.buffer.address + at.offset + offset))
+            addresses.append(int(at.buffer.address + at.offset + offset))
+            memories.append(at.buffer)
             if span is not None:
                 if arg.access != "w":
                     reads.append(span)
                 if arg.access != "r":
                     writes.append(span)
-        return arguments, reads, writes
-
-    def _launch(self, d: Dispatch) -> None:
-        addresses, reads, writes = self._arguments(d)
         push = struct.pack(f"<{len(addresses)}Q{len(d.words)}I", *addresses, *d.words)
         pipeline = self._backend.pipelines.get(KERNELS[d.kernel], d.defines)
-        self.recording.dispatch(pipeline, push, d.groups, reads, writes)
-
-    def _hold(self, memory: Memory) -> Memory:
-        self._keep[id(memory)] = memory
-        return memory
+        return _Content(pipeline, push, d.groups, reads, writes, memories)
 
     def _where(self, t: Tensor, at: Location) -> tuple[Location, Range | None]:
-        start = self._hold(at.buffer).address + at.offset
+        start = at.buffer.address + at.offset
         constant = t.op == "const" or (t.op == "variable" and t.attrs["constant"])
         return at, None if constant else (start, start + max(t.nbytes, 1))
 
+
+class VulkanProgram:
+    """Recorded launches. `run` submits them; readers of their results wait for the device."""
+
+    def __init__(self, backend: VulkanBackend, launches: Sequence[Launch]) -> None:
+        self._device = backend.device
+        self._submissions = Submissions(launches, backend.rates)
+        self.recordings = list(map(self._recorded, self._submissions.groups))
+
+    @property
+    def launches(self) -> Sequence[Launch]:
+        return self._submissions.launches
+
+    def _recorded(self, launches: Sequence[Launch]) -> Recording:
+        recording = Recording(self._device)
+        recording.begin()
+        for launch in launches:
+            c: _Content = launch.content
+            recording.dispatch(c.pipeline, c.push, c.groups, c.reads, c.writes)
+        recording.finish()
+        return recording
+
     def run(self) -> None:
-        self.recording.submit()
+        if not self.launches:
+            return
+        if not self.recordings:  # the durations have changed
+            self.recordings = list(map(self._recorded, self._submissions.groups))
+        self._device.idle()
+        self._device.stopwatch.start(self)
+        for i, recording in enumerate(self.recordings):
+            recording.submit(follows=i > 0)
+
+    def ended(self, seconds: float) -> None:
+        if self._submissions.measured(seconds):
+            self.recordings = []

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from logitless.backends.submissions import Stopwatch
 from logitless.backends.vulkan import api
 from logitless.backends.vulkan.api import Keep, binding, check
 from logitless.backends.vulkan.instance import COOPERATIVE_MATRIX, CORE_FEATURES, FEATURES, DeviceInfo, feature_chain
@@ -115,6 +116,7 @@ class Device:
         # of the last submission; the semaphore reaches it when that is done
         self._value = ffi.new("uint64_t *")
         self.ended = 0  # the last submission known to be done
+        self.stopwatch = Stopwatch()
         self._live: weakref.WeakSet[Memory] = weakref.WeakSet()
         # buffer (None of commands) and memory, or commands
         self._garbage: list[tuple[Any, Any]] = []
@@ -184,9 +186,12 @@ class Device:
     def idle(self) -> None:
         """Wait for the last submission. DeviceLost when it does not end."""
         if self.ended < self._value[0]:
-            result = binding()[1].vkWaitSemaphores(self.handle, self._wait, api.TIMEOUT_NS)
-            self.ended = self._value[0]
-            check(result, f"waiting for {self.info.name}")
+            self.stopwatch.wait(self._await)
+
+    def _await(self) -> None:
+        result = binding()[1].vkWaitSemaphores(self.handle, self._wait, api.TIMEOUT_NS)
+        self.ended = self._value[0]
+        check(result, f"waiting for {self.info.name}")
 
     def close(self) -> None:
         """Destroy the device, and the memory of all buffers."""

@@ -10,7 +10,7 @@ from typing import Any
 from logitless.backends import disk_cache
 from logitless.backends.errors import DeviceError
 from logitless.backends.vulkan import coop_matrix as matrices
-from logitless.backends.vulkan.api import API_1_2, API_1_3, QUEUE_COMPUTE, Keep, binding, check, listed
+from logitless.backends.vulkan.api import API_1_2, API_1_3, QUEUE_COMPUTE, QUEUE_GRAPHICS, Keep, binding, check, listed
 
 VALIDATION_LAYER = "VK_LAYER_KHRONOS_validation"
 SYNCHRONIZATION = 4  # VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT
@@ -155,7 +155,9 @@ class Instance:
         lib.vkGetPhysicalDeviceMemoryProperties(handle, memory)
         local = [memory.memoryHeaps[i].size for i in range(memory.memoryHeapCount) if memory.memoryHeaps[i].flags & 1]
         families = listed(lib.vkGetPhysicalDeviceQueueFamilyProperties, "VkQueueFamilyProperties", handle)
+        # a queue without graphics has longer submissions and does not hold up the desktop
         able = [i for i, f in enumerate(families) if f.queueFlags & QUEUE_COMPUTE]
+        able.sort(key=lambda i: families[i].queueFlags & QUEUE_GRAPHICS)
         if core.apiVersion < API_1_2:
             missing = f"Vulkan 1.2 (the driver has {api[0]}.{api[1]})"
         elif not able:

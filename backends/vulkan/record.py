@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from bisect import bisect
+from collections.abc import Sequence
 from typing import Any
 
 from logitless.backends.vulkan import api
@@ -22,7 +23,7 @@ class Hazards:
     def __init__(self) -> None:
         self._written, self._read = _Ranges(), _Ranges()
 
-    def meets(self, reads: list[Range], writes: list[Range]) -> bool:
+    def meets(self, reads: Sequence[Range], writes: Sequence[Range]) -> bool:
         """True if a command with these reads and writes needs a barrier first. The command is
         noted.
         """
@@ -104,13 +105,18 @@ class Recording:
         lib.vkCmdPipelineBarrier(self.handle[0], stages, stages, 0, 1, memory, 0, null, 0, null)
         self._copied = False
 
-    def _order(self, reads: list[Range], writes: list[Range], *, copies: bool = False) -> None:
+    def _order(self, reads: Sequence[Range], writes: Sequence[Range], *, copies: bool = False) -> None:
         if self._hazards.meets(reads, writes):
             self._barrier(copies=copies)
         self._copied |= copies
 
     def dispatch(
-        self, pipeline: Pipeline, push: bytes, groups: tuple[int, int, int], reads: list[Range], writes: list[Range]
+        self,
+        pipeline: Pipeline,
+        push: bytes,
+        groups: tuple[int, int, int],
+        reads: Sequence[Range],
+        writes: Sequence[Range],
     ) -> None:
         ffi, lib = self._api
         self._order(reads, writes)

@@ -677,8 +677,12 @@ class ModelRunner:
         return self.preemptible.sizes
 
     def run_in_parts(self, batch: UBatch) -> Iterator[float]:
-        """Run a prefill batch that decode steps may preempt (see PreemptiblePrefill.run)."""
-        return self.preemptible.run(batch)
+        """Run a prefill batch that decode steps may preempt (see PreemptiblePrefill.run). Errors: as of `step`."""
+        try:
+            yield from self.preemptible.run(batch)
+        except DeviceLost as error:
+            self._fall_back(error)
+            raise DeviceFailed(str(error)) from error
 
     def before_step(self, batch: UBatch) -> None:
         """Write changed block tables and do pending block copies, before the batch's plan runs."""

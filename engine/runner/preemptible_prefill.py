@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
+from logitless.backends.errors import DeviceLost
 from logitless.engine.batch import APART, StepFailed, UBatch
 from logitless.engine.runner.buckets import Shape
 from logitless.engine.runner.step_inputs import StepFeeds
@@ -114,6 +115,8 @@ class PreemptiblePrefill:
             self._longest[n] = plan.longest_part_seconds
             for larger in (m for m in self._longest if m > n):
                 self._longest[larger] *= FORGET  # a size that was too slow is tried again
+        except DeviceLost:
+            raise
         except (MemoryError, OSError) as error:
             raise StepFailed(str(error) or type(error).__name__) from error
 

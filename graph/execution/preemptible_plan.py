@@ -133,6 +133,8 @@ class PreemptiblePlan(Plan):
                 self._feed_deferred({})
             else:
                 step[1].run()
+                if step[0] >= 0 and self._backends[step[0]].preemptible:
+                    self._backends[step[0]].wait()
             last[i] = time.perf_counter() - began
             best[i] = min(best[i], last[i])
             i += 1

@@ -34,32 +34,37 @@ def program(device: OpenCLBackend) -> Any:
 
 
 def test_refused_launch_raises_device_lost(device: OpenCLBackend) -> None:
-    launches = device.launches()
-    launches.add(program(device), "f", [], (1, 1, 1), 1)  # nothing is bound
+    from logitless.backends.opencl.native_launch import Kernels, table
+
+    bound = Kernels()
+    row = bound.bind(program(device), "f", [], (1, 1, 1), 1)  # nothing is bound
     with pytest.raises(DeviceLost, match=r"opencl:0: clEnqueueNDRangeKernel failed with -52"):  # CL_INVALID_KERNEL_ARGS
-        device.queue(launches)
+        device.queue(table([row]))
 
 
 def test_missing_kernel_or_argument_of_wrong_size_raises(device: OpenCLBackend) -> None:
     import pyopencl as cl
 
+    from logitless.backends.opencl.native_launch import Kernels
+
     made = program(device)
     with pytest.raises(cl.Error, match="clCreateKernel failed with -46"):  # CL_INVALID_KERNEL_NAME
-        device.launches().add(made, "g", [], (1, 1, 1), 1)
+        Kernels().bind(made, "g", [], (1, 1, 1), 1)
     with pytest.raises(cl.Error, match="clSetKernelArg failed with -51"):  # CL_INVALID_ARG_SIZE
-        device.launches().add(made, "f", [b"", b"\0" * 3], (1, 1, 1), 1)
+        Kernels().bind(made, "f", [b"", b"\0" * 3], (1, 1, 1), 1)
 
 
 def test_bound_kernels_run_and_are_released_with_their_plan(device: OpenCLBackend) -> None:
+    from logitless.backends.opencl.native_launch import Kernels, table
+
     made, memory = program(device), device.alloc(8)
     before = made.reference_count
-    launches = device.launches()
+    bound = Kernels()
     arguments = [struct.pack("@P", memory.buffer.int_ptr), struct.pack("@Q", 1)]
-    launches.add(made, "f", arguments, (1, 1, 1), 1)
-    device.queue(launches)
+    device.queue(table([bound.bind(made, "f", arguments, (1, 1, 1), 1)]))
     assert device.download(Location(memory), 8).view("f4").tolist() == [0.0, 1.0]
     held = made.reference_count
-    del launches
+    del bound
     end = time.monotonic() + 10
     while made.reference_count > before and time.monotonic() < end:  # PoCL's thread forgets its command a moment later
         pass

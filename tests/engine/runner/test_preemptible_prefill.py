@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from logitless.backends.cpu.backend import CPUBackend
-from logitless.engine.batch import UBatch
+from logitless.backends.errors import DeviceLost
+from logitless.engine.batch import DeviceFailed, UBatch
 from logitless.engine.requests import CompletionRequest, Finished, Token, TokenProb
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.runner.preemptible_prefill import RUNS
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sequence import Sequence
+from logitless.graph.backend import Backend
 from logitless.models import tokenizer
 from logitless.models.synthetic.model import synthesize
 
@@ -24,9 +27,17 @@ STREAMS = (7, 20)  # tokens of their prompts
 GREEDY = SamplingParams(temperature=0.0, n_probs=3)
 
 
+SIZES: dict[str, Any] = {"n_ctx": 2048, "n_slots": 3, "n_ubatch": 128}
+Answer = list[tuple[int, TokenProb | None]]
+
+
 def opened(path: Path, monkeypatch: pytest.MonkeyPatch, threads: int = 1, **options: Any) -> ModelRunner:
     monkeypatch.setattr("logitless.engine.runner.model_runner.open_backends", lambda *_: [CPUBackend(threads)])
-    engine = ModelRunner(path, RunnerOptions(**{"n_ctx": 2048, "n_slots": 3, "n_ubatch": 128, **options}))
+    return loaded(path, **options)
+
+
+def loaded(path: Path, **options: Any) -> ModelRunner:
+    engine = ModelRunner(path, RunnerOptions(**{**SIZES, **options}))
     engine.load()
     return engine
 
@@ -42,16 +53,19 @@ def ids(n: int, salt: int, n_vocab: int) -> tuple[int, ...]:
     return tuple(rng.randrange(5, n_vocab) for _ in range(n))
 
 
-def answers(engine: ModelRunner, crowded: bool) -> tuple[list[list[tuple[int, TokenProb | None]]], int]:
+def answers(
+    engine: ModelRunner, crowded: bool, n_predict: int = 400
+) -> tuple[list[list[tuple[int, TokenProb | None]]], int]:
     """Of two streams and a long prompt that arrives; and the steps that ran between theirs."""
     words = tokenizer.from_metadata(engine.gguf.metadata, path=engine.gguf.path)
     ticks = itertools.count()
     clock = lambda: float(next(ticks))  # noqa: E731
-    scheduler = Scheduler(engine, words, SchedulerConfig(n_slots=3, n_ctx=engine.n_ctx, n_ubatch=128), clock=clock)
+    config = SchedulerConfig(n_slots=3, n_ctx=engine.n_ctx, n_ubatch=engine.options.n_ubatch)
+    scheduler = Scheduler(engine, words, config, clock=clock)
     runs: list[UBatch] = []
     run = engine.run_in_parts
     engine.run_in_parts = lambda batch: runs.append(batch) or run(batch)  # type: ignore[method-assign, func-returns-value]
-    found: dict[Sequence, list[tuple[int, TokenProb | None]]] = {}
+    found: dict[Sequence, Answer] = {}
 
     def submit(n: int, salt: int, n_predict: int) -> None:
         prompt = ids(n, salt, engine.hparams.n_vocab)
@@ -65,7 +79,7 @@ def answers(engine: ModelRunner, crowded: bool) -> tuple[list[list[tuple[int, To
             assert isinstance(event, Token | Finished), event
 
     for salt, n in enumerate(STREAMS):
-        submit(n, salt, 400)
+        submit(n, salt, n_predict)
     for _ in range(5):
         step()
     submit(333, 9, 12)
@@ -107,6 +121,46 @@ def test_prompts_between_streams_have_the_same_bits(
     assert n_runs >= 3  # of 64 tokens each, while the streams last
     assert between == plain
     assert [len(tokens) for tokens in plain] == [400, 400, 12]
+    engine.close()
+
+
+@pytest.mark.parametrize("device", ["vulkan:0", "opencl:0"])
+def test_prompts_between_streams_of_a_gpu_have_the_same_bits(
+    device: str, tmp_path: Path, open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decode steps overtake a prompt between two submissions."""
+    open_device(device)
+    monkeypatch.setattr("logitless.backends.self_test.self_test_session", lambda *_: ({}, []))
+    synthesize(tmp_path / "m.gguf", "tiny", "Q8_0")
+    engine = prepared(loaded(tmp_path / "m.gguf", devices=(device,), n_ctx=1024, n_ubatch=16))
+    plain, none = answers(engine, False, 60)
+    between, n_runs = answers(engine, True, 60)
+    assert (none, n_runs >= 3) == (0, True)
+    assert between == plain
+    assert [len(tokens) for tokens in plain] == [60, 60, 12]
+    engine.close()
+
+
+def test_device_lost_in_a_part_of_a_prompt_fails_over(
+    tiny: Path, open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_device("vulkan:0")
+    monkeypatch.setattr("logitless.backends.self_test.self_test_session", lambda *_: ({}, []))
+    engine = prepared(loaded(tiny, devices=("vulkan:0",), n_ctx=512, n_ubatch=16))
+    run(engine, 12)
+    vulkan: Any = engine.session.backends[0]
+
+    def lost(*_: object, **__: object) -> int:
+        raise DeviceLost("Vulkan: the device was lost (a submission)")
+
+    parts = engine.run_in_parts(UBatch([5] * 12, list(range(12)), [0] * 12, list(range(12)), tables={0: [0]}))
+    next(parts)
+    next(parts)
+    monkeypatch.setattr(vulkan.device, "submit", lost)
+    with pytest.raises(DeviceFailed, match=r"^Vulkan: the device was lost \(a submission\)$"):
+        list(parts)
+    assert [backend.name for backend in engine.session.backends] == ["cpu"]
+    engine.run_alone()
     engine.close()
 
 

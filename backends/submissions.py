@@ -1,0 +1,198 @@
+"""Submissions of GPU programs: launches in groups of bounded duration.
+
+Windows ends a submission after 2 s and Linux' amdgpu after 10 s, so a program's launches are cut
+into submissions of at most `MAX_SECONDS`, which the device runs one after the other. The duration
+of a new program is estimated by rates of the device, that of an older one was measured.
+Preemptible plans cut finer (graph/execution/preemptible_plan.py), by the same function.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+from logitless.backends.gpu.language.dialect import KERNELS
+from logitless.backends.gpu.lowering import Dispatch
+from logitless.graph.execution.cost import cost_without_feeds
+from logitless.graph.tensor import Tensor
+
+MAX_SECONDS = 0.1  # of a submission
+LAUNCH_SECONDS = 5e-6  # of a launch beside its work
+TOLERANCE = 1.5  # of MAX_SECONDS, before a program is cut anew
+LEAST_SECONDS = 0.005  # of a run from which rates are learnt
+MAX_STEP = 16.0  # factor by which one run changes a rate
+BLOCKED = 0.1  # fraction of a run that the host waited for its end: the end was seen
+
+
+class Work(NamedTuple):
+    """Bytes that launches move, their multiply-adds, and their number."""
+
+    nbytes: float = 0
+    macs: float = 0
+    n: int = 0
+
+
+@dataclass
+class Rates:
+    """Seconds of a device for a byte and for a multiply-add: at first those of a slow GPU."""
+
+    byte: float = 1 / 5e9
+    mac: float = 1 / 2e11
+
+    def seconds(self, work: Work) -> float:
+        return work.nbytes * self.byte + work.macs * self.mac + work.n * LAUNCH_SECONDS
+
+    def learn(self, work: Work, seconds: float) -> None:
+        """Change both rates toward the duration of a run, each by its part of the estimate."""
+        moving, computing = work.nbytes * self.byte, work.macs * self.mac
+        estimate = moving + computing
+        if not estimate or max(self.seconds(work), seconds) < LEAST_SECONDS:
+            return
+        ratio = max(seconds - work.n * LAUNCH_SECONDS, 0) / estimate
+        ratio = min(max(ratio, 1 / MAX_STEP), MAX_STEP)
+        self.byte *= ratio ** (moving / estimate)
+        self.mac *= ratio ** (computing / estimate)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch that is ready for a device, whose backend knows `content`.
+
+    `seconds`: its expected duration. `separable`: other programs may run before it, since neither
+    it nor a later launch reads what an earlier one left in the scratch memory.
+    """
+
+    content: Any
+    work: Work
+    seconds: float
+    separable: bool
+
+
+class Submitted(Protocol):
+    """A program that a device runs."""
+
+    def ended(self, seconds: float) -> None:
+        """Called after a run, with its duration."""
+
+
+class Stopwatch:
+    """Measures a device's runs, where one program at a time runs on it."""
+
+    def __init__(self) -> None:
+        self._program: Submitted | None = None
+        self._n, self._began = 0, 0.0
+
+    def start(self, program: Submitted) -> None:
+        """Note that a program has been submitted."""
+        self._program, self._n = program, self._n + 1
+        if self._n == 1:
+            self._began = time.perf_counter()
+
+    def wait(self, wait: Callable[[], Any]) -> Any:
+        """Call a function that waits for all that was submitted. Its result."""
+        program, self._program, n, self._n = self._program, None, self._n, 0
+        if program is None:
+            return wait()
+        before = time.perf_counter()
+        result = wait()
+        now = time.perf_counter()
+        if n == 1 and now - before > BLOCKED * (now - self._began):
+            program.ended(now - self._began)
+        return result
+
+
+def prepared(dispatches: Sequence[Dispatch], contents: Sequence[Any], rates: Rates) -> list[Launch]:
+    """Launches with their expected durations. `contents`: of each, see `Launch`."""
+    separable = _separable(dispatches)
+    works = _works(dispatches)
+    return [
+        Launch(content, work, rates.seconds(work), alone)
+        for content, work, alone in zip(contents, works, separable, strict=True)
+    ]
+
+
+def _works(dispatches: Sequence[Dispatch]) -> list[Work]:
+    """The work of a node counts for the first launch that writes its result."""
+    counted: set[Tensor] = set()
+    works = []
+    for d in dispatches:
+        work = Work(n=1)
+        for arg, (t, _) in zip(KERNELS[d.kernel].args, d.buffers, strict=True):
+            if arg.access != "r" and t is not None and t not in counted and not t.is_leaf:
+                counted.add(t)
+                cost = cost_without_feeds(t)
+                macs = cost.int8_macs + cost.f32_macs + cost.bf16_macs
+                work = Work(work.nbytes + cost.nbytes, work.macs + macs, 1)
+        works.append(work)
+    return works
+
+
+def _separable(dispatches: Sequence[Dispatch]) -> list[bool]:
+    """For each launch: no place of the scratch memory is read from here on before it is written."""
+    live: set[int] = set()
+    result = []
+    for d in reversed(dispatches):
+        scratch = [(arg, at) for arg, (t, at) in zip(KERNELS[d.kernel].args, d.buffers, strict=True) if t is None]
+        live.difference_update(at for arg, at in scratch if arg.access == "w")
+        live.update(at for arg, at in scratch if arg.access != "w")
+        result.append(not live)
+    return result[::-1]
+
+
+def cut(launches: Sequence[Launch], most: float = MAX_SECONDS) -> list[list[Launch]]:
+    """Launches in groups that take at most so many seconds, where a single one does not take longer."""
+    groups: list[list[Launch]] = []
+    total = 0.0
+    start = 0  # of the launches since the last place for a cut
+    for i in range(1, len(launches) + 1):
+        if i < len(launches) and not launches[i].separable:
+            continue
+        piece = list(launches[start:i])
+        seconds = sum(launch.seconds for launch in piece)
+        if not groups or total + seconds > most:
+            groups.append([])
+            total = 0.0
+        groups[-1] += piece
+        total += seconds
+        start = i
+    return groups
+
+
+def scaled(launches: Sequence[Launch], seconds: float) -> list[Launch]:
+    """The same launches, which together took so many seconds."""
+    factor = seconds / (sum(launch.seconds for launch in launches) or 1.0)
+    return [replace(launch, seconds=launch.seconds * factor) for launch in launches]
+
+
+def split(programs: Sequence[Sequence[Launch]], seconds: Sequence[float], most: float) -> list[list[Launch]]:
+    """The launches of programs that took so many seconds each, in groups of at most `most`."""
+    pairs = zip(programs, seconds, strict=True)
+    return cut([launch for launches, took in pairs for launch in scaled(launches, took)], most)
+
+
+class Submissions:
+    """The launches of a program in submissions, cut anew where their durations turn out otherwise."""
+
+    def __init__(self, launches: Sequence[Launch], rates: Rates) -> None:
+        self.launches, self._rates = list(launches), rates
+        self.work = Work(*map(sum, zip(*(launch.work for launch in launches), strict=True))) if launches else Work()
+        self.groups = cut(self.launches)
+
+    def measured(self, seconds: float) -> bool:
+        """Note the duration of a run. True if `groups` have changed."""
+        self._rates.learn(self.work, seconds)
+        expected = sum(map(_seconds, self.groups))
+        longest = max(map(_seconds, self.groups), default=0.0) * seconds / (expected or 1.0)
+        too_many = len(self.groups) > 2 * seconds / MAX_SECONDS + 1
+        if longest <= TOLERANCE * MAX_SECONDS and not too_many:
+            return False
+        before = [len(group) for group in self.groups]
+        self.launches = scaled(self.launches, seconds)
+        self.groups = cut(self.launches)
+        return [len(group) for group in self.groups] != before
+
+
+def _seconds(launches: Sequence[Launch]) -> float:
+    return sum(launch.seconds for launch in launches)
