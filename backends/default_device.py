@@ -140,7 +140,14 @@ def _opencl() -> list[Candidate]:
 
     gpus = [d for d in find() if d.kind == "gpu"]
     return [
-        Candidate(d.name, d.description, "discrete", d.memory_bytes, f"{d.description} {d.driver}".encode())
+        Candidate(
+            d.name,
+            d.description,
+            "integrated" if d.integrated else "discrete",
+            d.memory_bytes,
+            f"{d.description} {d.driver}".encode(),
+            d.card,
+        )
         for d in gpus
     ]
 

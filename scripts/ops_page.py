@@ -68,7 +68,7 @@ def _references(problem: Problem, backend: Backend) -> set[str]:
 
 def _runs(problem: Problem, shape: Shape) -> bool:
     """True if a device of a class has kernels for all of a case."""
-    return all(device.supports(t, shape) for t in toposort(problem.roots) if not t.is_leaf)
+    return all(device.supports(t, shape, "") for t in toposort(problem.roots) if not t.is_leaf)
 
 
 def _how(name: str, native: int, total: int, otherwise: str) -> str:

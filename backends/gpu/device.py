@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections import deque
 from collections.abc import Sequence
 
@@ -24,7 +26,7 @@ from logitless.backends.gpu.attention import (  # noqa: F401
     paged_attention_backward,
 )
 from logitless.backends.gpu.fuse import fuse
-from logitless.backends.gpu.language.dialect import Shape
+from logitless.backends.gpu.language.dialect import Shape, TooLarge
 from logitless.backends.gpu.lowering import LOWERINGS, REWRITES, Dispatch, is_packed
 from logitless.backends.gpu.matmul import gemm, layout, linear, moe_linear  # noqa: F401
 from logitless.backends.gpu.quantize import joined
@@ -35,6 +37,7 @@ from logitless.graph.tensor import ALIASES, Tensor
 
 __all__ = ["constant_nbytes", "dispatches", "fuse", "lower_all", "pack", "rewrite", "supports"]
 
+log = logging.getLogger("logitless.devices")
 READS_PACKED = {  # sources that may be a constant matrix
     "linear": (1,),
     "linear_add": (1,),
@@ -49,9 +52,18 @@ READS_PACKED = {  # sources that may be a constant matrix
 }
 
 
-def supports(t: Tensor, shape: Shape) -> bool:
-    """True if a node of the user's graph can run on a device of this class."""
-    return t.op in ALIASES or dispatches(t, shape) is not None
+def supports(t: Tensor, shape: Shape, device: str) -> bool:
+    """True if a node of the user's graph can run on a device. Its limits are named in the log, once."""
+    try:
+        return t.op in ALIASES or dispatches(t, shape) is not None
+    except TooLarge as error:
+        _log_limit(device, t.op, str(error))
+        return False
+
+
+@functools.cache
+def _log_limit(device: str, op: str, reason: str) -> None:
+    log.warning("%s: %s runs on the next device: kernel %s", device, op, reason)
 
 
 def rewrite(t: Tensor) -> Tensor:
@@ -61,7 +73,7 @@ def rewrite(t: Tensor) -> Tensor:
 
 
 def dispatches(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    """The launches of a node, in order; None when there is no kernel for it."""
+    """The launches of a node, in order; None when there is no kernel for it. Raises TooLarge."""
     rule = LOWERINGS.get(t.op)
     readable = READS_PACKED.get(t.op, ())
     if rule is None or any(is_packed(s) and not (i in readable and layout.packs(s)) for i, s in enumerate(t.src)):

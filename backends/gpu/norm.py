@@ -6,9 +6,9 @@ from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import MAX_GROUPS, Dispatch, bits, dispatch, lower, n_elements, rows_of
 from logitless.graph.tensor import Tensor
 
-# Partial sums of a row: 256, then 16; one thread alone has 64, lavapipe's have 16. The last are
-# added one by one.
-WG = 256
+# Partial sums of a row: 256, then 16; one thread alone has 64; lavapipe and devices with small groups
+# have 16. The last are added one by one.
+WG, SMALL_WG = 256, 16
 # Code that declares `k`: 1 / the root of a row's mean square.
 SCALE = """
 #if WG == 1
@@ -56,8 +56,9 @@ Kernel(
     }}
     BARRIER();
   }}""",
-    wg=WG,
-    soft=[{"WG": 16}],
+    simt=[{"WG": WG}, {"WG": SMALL_WG}],
+    cpu=[{"WG": 1}],
+    soft=[{"WG": SMALL_WG}],
     local=SUMS,
     functions=FUNCTIONS,
 )

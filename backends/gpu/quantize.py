@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from logitless.backends.gpu import norm
 from logitless.backends.gpu.attention import paged_attention
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import KERNELS, Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for
 from logitless.graph.tensor import ALIASES, Tensor
 
@@ -126,7 +126,8 @@ def joined(work: Iterable[Dispatch], shape: Shape) -> list[Dispatch]:
     launches: list[Dispatch] = []
     offset = 0  # in the scratch, of what was rounded last, where its product does not know yet
     for d in work:
-        last = launches[-1] if launches and launches[-1].kernel in MAKERS else None
+        maker = MAKERS.get(launches[-1].kernel) if launches else None
+        last = launches[-1] if maker and KERNELS[maker].fits(shape) else None
         if last and d.kernel == "round_rows" and last.buffers[2][0] is _whole(d.buffers[0][0]):
             offset = -(-last.scratch // ALIGNMENT) * ALIGNMENT
             gx, gy, _ = last.groups if last.kernel == "rms_norm" else d.groups

@@ -63,7 +63,7 @@ class OpenCLBackend(Backend):
         self.refused: set[str] = set()  # ops that a self-test found wrong
 
     def supports(self, t: Tensor) -> bool:
-        return t.op not in self.refused and kernels.supports(t, self.shape)
+        return t.op not in self.refused and kernels.supports(t, self.shape, self.name)
 
     def refuse(self, ops: Iterable[str]) -> None:
         self.refused.update(ops)
@@ -208,8 +208,8 @@ class OpenCLBackend(Backend):
 
 def _shape(info: DeviceInfo) -> Shape:
     if info.kind == "cpu":
-        return Shape("cpu", max(CPU.units, 4 * info.units))
-    return Shape("simt", 8 * info.units, threads=info.threads)
+        return Shape("cpu", max(CPU.units, 4 * info.units), threads=info.threads, local_bytes=info.local_bytes)
+    return Shape("simt", 8 * info.units, threads=info.threads, local_bytes=info.local_bytes)
 
 
 @dataclass(frozen=True, slots=True)

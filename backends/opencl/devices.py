@@ -7,6 +7,8 @@ from typing import Any
 
 from logitless.backends.errors import DeviceError
 
+UUID, LUID_VALID, LUID = 0x106A, 0x106C, 0x106D  # CL_DEVICE_UUID_KHR and others
+
 
 @dataclass(frozen=True)
 class DeviceInfo:
@@ -19,7 +21,10 @@ class DeviceInfo:
     memory_bytes: int
     units: int
     threads: int  # of a group, at most
+    local_bytes: int  # of a group's memory, at most
     features: tuple[str, ...]
+    card: bytes  # the same for one card under two drivers; empty where that is unknown
+    integrated: bool  # a GPU in the host's memory
     device: Any
 
 
@@ -60,7 +65,27 @@ def _describe(name: str, platform: Any, d: Any) -> DeviceInfo:
     description = f"{d.name.strip()} ({platform.name.strip()})"
     driver = f"{platform.version.strip()} / {d.driver_version.strip()}"
     threads = min(d.max_work_group_size, d.max_work_item_sizes[0])
-    return DeviceInfo(name, description, driver, kind, d.global_mem_size, d.max_compute_units, threads, features, d)
+    return DeviceInfo(
+        name=name,
+        description=description,
+        driver=driver,
+        kind=kind,
+        memory_bytes=d.global_mem_size,
+        units=d.max_compute_units,
+        threads=threads,
+        local_bytes=d.local_mem_size,
+        features=features,
+        card=_card(d) if "cl_khr_device_uuid" in extensions else b"",
+        integrated=bool(d.host_unified_memory),
+        device=d,
+    )
+
+
+def _card(d: Any) -> bytes:
+    from logitless.backends.opencl.native_launch import device_info
+
+    has_luid = any(device_info(d, LUID_VALID, 4))
+    return device_info(d, LUID, 8) if has_luid else device_info(d, UUID, 16)
 
 
 def device_named(name: str) -> DeviceInfo:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,7 +29,13 @@ ARGUMENTS: dict[str, list[Any]] = {
     "clSetKernelArg": [POINTER, UINT, ctypes.c_size_t, POINTER],
     "clReleaseKernel": [POINTER],
     "clEnqueueNDRangeKernel": [],
+    "clGetDeviceInfo": [POINTER, UINT, ctypes.c_size_t, POINTER, POINTER],
 }
+LOADERS = {  # by sys.platform
+    "win32": ("OpenCL.dll",),
+    "darwin": ("/System/Library/Frameworks/OpenCL.framework/OpenCL",),
+}
+OTHER_LOADERS = ("libOpenCL.so.1", "libOpenCL.so")  # of Linux and the BSDs
 ROW = 7  # words of a launch: the kernel, threads in all (x, y, z), threads a group (x, y, z)
 LAUNCH_ALL = f"""
 define i32 @launch_all(ptr %enqueue, ptr %queue, ptr %rows, i64 %n) {{
@@ -72,7 +79,7 @@ class CallFailed(cl.Error):
 def _functions() -> dict[str, Any]:
     """The loader's functions by name. DeviceError where the loader cannot be reached."""
     # Windows does not find functions in the libraries that a library is linked with
-    for library in (cl._cl.__file__, "OpenCL.dll"):
+    for library in (cl._cl.__file__, *LOADERS.get(sys.platform, OTHER_LOADERS)):
         try:
             loader = ctypes.PyDLL(library)
             functions = {name: getattr(loader, name) for name in ARGUMENTS}
@@ -139,6 +146,13 @@ def queue_all(queue: Any, launches: Table) -> None:
     status = _launch_all()[0](enqueue, queue.int_ptr, launches.ctypes.data, len(launches))
     if status:
         raise CallFailed("clEnqueueNDRangeKernel", status)
+
+
+def device_info(device: Any, parameter: int, nbytes: int) -> bytes:
+    """A value of a device that pyopencl does not know; empty where the driver does not."""
+    out = ctypes.create_string_buffer(nbytes)
+    status = _functions()["clGetDeviceInfo"](device.int_ptr, parameter, nbytes, ctypes.addressof(out), None)
+    return b"" if status else out.raw
 
 
 def _each(function: Any, values: list[int]) -> None:

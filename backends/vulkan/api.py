@@ -8,6 +8,10 @@ structs. All of them release the GIL.
 from __future__ import annotations
 
 import functools
+import importlib.util
+import runpy
+import sys
+from pathlib import Path
 from typing import Any
 
 from logitless.backends.errors import DeviceError, DeviceLost
@@ -78,16 +82,36 @@ TYPES = {  # VkStructureType
 }
 
 
+HOMEBREW = ("/opt/homebrew", "/usr/local")
+LOADERS = {  # by sys.platform
+    "win32": ("vulkan-1.dll",),
+    "darwin": (
+        "libvulkan.1.dylib",
+        "libMoltenVK.dylib",
+        *(f"{folder}/lib/{name}.dylib" for folder in HOMEBREW for name in ("libvulkan.1", "libMoltenVK")),
+    ),
+}
+OTHER_LOADERS = ("libvulkan.so.1", "libvulkan.so")  # of Linux and the BSDs
+
+
 @functools.cache
 def binding() -> tuple[Any, Any]:
-    """The binding's `ffi` and `lib`. DeviceError without the binding or the loader."""
-    try:
-        import vulkan
-    except ImportError as error:
-        raise DeviceError(f"Vulkan: the Python package vulkan is missing ({error})") from error
-    except OSError as error:
-        raise DeviceError("Vulkan: no loader (libvulkan.so.1): install a GPU driver with Vulkan") from error
-    return vulkan.ffi, vulkan.lib
+    """The binding's `ffi`, and the loader that is opened with it. DeviceError without one of them.
+
+    The package's own module knows fewer names of the loader, and takes longer to import.
+    """
+    package = importlib.util.find_spec("vulkan")
+    if package is None or not package.submodule_search_locations:
+        raise DeviceError("Vulkan: the Python package vulkan is missing")
+    path = Path(package.submodule_search_locations[0]) / "_vulkancache.py"
+    declarations = runpy.run_path(str(path))
+    names = LOADERS.get(sys.platform, OTHER_LOADERS)
+    for name in names:
+        try:
+            return declarations["ffi"], declarations["ffi"].dlopen(name)
+        except OSError:
+            continue
+    raise DeviceError(f"Vulkan: no loader ({names[0]}): install a GPU driver with Vulkan")
 
 
 def check(result: int, what: str) -> None:

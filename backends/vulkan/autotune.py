@@ -21,7 +21,7 @@ import numpy as np
 
 from logitless.backends import disk_cache
 from logitless.backends.errors import DeviceLost
-from logitless.backends.gpu.language.dialect import SIMT, SOFT, Shape
+from logitless.backends.gpu.language.dialect import SIMT, Shape
 from logitless.backends.gpu.matmul.linear_coop_matrix import LEAST_ROWS
 from logitless.backends.vulkan.device import Device
 from logitless.backends.vulkan.instance import DeviceInfo
@@ -64,11 +64,11 @@ class Tunable(Backend, Protocol):
 
 def class_of(info: DeviceInfo) -> Shape:
     """The class of a device, not yet with cooperative matrices."""
-    wish, gpu = os.environ.get(DOTS, ""), replace(SIMT, threads=info.max_invocations)
+    wish, gpu = os.environ.get(DOTS, ""), replace(SIMT, threads=info.max_invocations, local_bytes=info.local_bytes)
     if "shaderIntegerDotProduct" in info.features and wish != "0" and (info.fast_dots or wish == "1"):
         return replace(gpu, dot=True)
     soft = info.kind == "cpu" and info.broadcasts and "shaderInt64" in info.features
-    return SOFT if soft else gpu
+    return replace(gpu, name="soft") if soft else gpu
 
 
 def known(info: DeviceInfo) -> Choice | None:

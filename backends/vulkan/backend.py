@@ -61,11 +61,7 @@ class VulkanBackend(Backend):
         self.refused: set[str] = set()  # ops that a self-test found wrong
 
     def supports(self, t: Tensor) -> bool:
-        if t.op in self.refused:
-            return False
-        limit = self.device.info.max_invocations
-        launches = shared.dispatches(t, self.shape)
-        return launches is not None and all(KERNELS[d.kernel].threads(d.defines) <= limit for d in launches)
+        return t.op not in self.refused and shared.supports(t, self.shape, self.name)
 
     def refuse(self, ops: Iterable[str]) -> None:
         self.refused.update(ops)

@@ -10,7 +10,14 @@ import numpy as np
 from logitless.backends.submissions import Stopwatch
 from logitless.backends.vulkan import api
 from logitless.backends.vulkan.api import Keep, binding, check
-from logitless.backends.vulkan.instance import COOPERATIVE_MATRIX, CORE_FEATURES, FEATURES, DeviceInfo, feature_chain
+from logitless.backends.vulkan.instance import (
+    COOPERATIVE_MATRIX,
+    CORE_FEATURES,
+    FEATURES,
+    PORTABILITY_SUBSET,
+    DeviceInfo,
+    feature_chain,
+)
 from logitless.graph.backend import Bytes
 
 ANY = 0xFFFFFFFF  # every memory type
@@ -82,8 +89,8 @@ class Device:
         queue = keep.struct("DeviceQueueCreateInfo", queueFamilyIndex=info.queue_family, queueCount=1)
         queue.pQueuePriorities = keep.new("float[]", [1.0])
         create_info = keep.struct("DeviceCreateInfo", pNext=chain, queueCreateInfoCount=1, pQueueCreateInfos=queue)
-        if COOPERATIVE_MATRIX in info.extensions:
-            create_info.enabledExtensionCount, create_info.ppEnabledExtensionNames = 1, keep.names([COOPERATIVE_MATRIX])
+        extensions = sorted(info.extensions & {COOPERATIVE_MATRIX, PORTABILITY_SUBSET})
+        create_info.enabledExtensionCount, create_info.ppEnabledExtensionNames = len(extensions), keep.names(extensions)
         device = ffi.new("VkDevice *")
         check(lib.vkCreateDevice(info.handle, create_info, ffi.NULL, device), f"opening {info.name}")
         self.handle, self.open = device[0], True

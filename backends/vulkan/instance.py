@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from logitless.backends import disk_cache
@@ -17,6 +17,7 @@ SYNCHRONIZATION = 4  # VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_E
 WARNING_AND_ERROR, ALL_TYPES = 0x1100, 7
 CPU = 4  # VK_PHYSICAL_DEVICE_TYPE_CPU
 KINDS = {0: "other", 1: "integrated", 2: "discrete", 3: "virtual", 4: "cpu"}
+ORDER = {kind: i for i, kind in enumerate(("discrete", "integrated", "virtual", "other", "cpu"))}
 FEATURES = {  # a device's features by struct; all that it has of these are enabled
     "PhysicalDeviceVulkan11Features": ("storageBuffer16BitAccess",),
     "PhysicalDeviceVulkan12Features": (
@@ -46,6 +47,10 @@ REQUIRED = (
 )
 BALLOT = 8  # VK_SUBGROUP_FEATURE_BALLOT_BIT
 COOPERATIVE_MATRIX = "VK_KHR_cooperative_matrix"
+# Of drivers on another API, such as MoltenVK on Metal: the loader hides them from programs that do not
+# enable the first, and a device that has the second wants it enabled.
+PORTABILITY_ENUMERATION, PORTABILITY_SUBSET = "VK_KHR_portability_enumeration", "VK_KHR_portability_subset"
+ENUMERATE_PORTABILITY = 1  # VK_INSTANCE_CREATE_ENUMERATE_PORTABILITY_BIT_KHR
 MEMORY_BUDGET = "VK_EXT_memory_budget"
 
 
@@ -67,6 +72,7 @@ class DeviceInfo:
     matrices: matrices.Matrices | None
     broadcasts: bool  # subgroups of eight lanes at least can tell each other values
     max_invocations: int
+    local_bytes: int  # most memory of a work group
     identity: bytes  # of device and driver version: caches are kept under it
     card: bytes  # the same for one card under two drivers
     missing: str
@@ -87,14 +93,18 @@ class Instance:
         self.messages: list[str] = []
         app = keep.struct("ApplicationInfo", apiVersion=API_1_3)
         info = keep.struct("InstanceCreateInfo", pApplicationInfo=app)
+        extensions = []
+        if PORTABILITY_ENUMERATION in _extensions(self.lib.vkEnumerateInstanceExtensionProperties, ffi.NULL):
+            extensions.append(PORTABILITY_ENUMERATION)
+            info.flags = ENUMERATE_PORTABILITY
         if validation:
             info.enabledLayerCount, info.ppEnabledLayerNames = 1, keep.names([VALIDATION_LAYER])
-            extensions = ["VK_EXT_debug_utils", "VK_EXT_validation_features"]
-            info.enabledExtensionCount, info.ppEnabledExtensionNames = 2, keep.names(extensions)
+            extensions += ["VK_EXT_debug_utils", "VK_EXT_validation_features"]
             enabled = keep.new("VkValidationFeatureEnableEXT[]", [SYNCHRONIZATION])
             info.pNext = keep.struct(
                 "ValidationFeaturesEXT", enabledValidationFeatureCount=1, pEnabledValidationFeatures=enabled
             )
+        info.enabledExtensionCount, info.ppEnabledExtensionNames = len(extensions), keep.names(extensions)
         out = ffi.new("VkInstance *")
         result = self.lib.vkCreateInstance(info, ffi.NULL, out)
         if result == -9:
@@ -123,9 +133,10 @@ class Instance:
         )
 
     def devices(self) -> list[DeviceInfo]:
-        """Physical devices in the loader's order: `vulkan:0` is the first."""
+        """Physical devices: discrete GPUs before integrated ones, then as the loader orders them."""
         handles = listed(self.lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", self.handle)
-        return [self._describe(i, handle) for i, handle in enumerate(handles)]
+        found = sorted((self._describe(i, handle) for i, handle in enumerate(handles)), key=lambda d: ORDER[d.kind])
+        return [replace(d, index=i) for i, d in enumerate(found)]
 
     def _describe(self, index: int, handle: Any) -> DeviceInfo:
         ffi, lib = binding()
@@ -137,10 +148,7 @@ class Instance:
         lib.vkGetPhysicalDeviceProperties(handle, ffi.addressof(properties.properties))
         core = properties.properties
         api = (core.apiVersion >> 22, core.apiVersion >> 12 & 0x3FF, core.apiVersion & 0xFFF)
-        extensions = frozenset(
-            ffi.string(e.extensionName).decode()
-            for e in listed(lib.vkEnumerateDeviceExtensionProperties, "VkExtensionProperties", handle, ffi.NULL)
-        )
+        extensions = _extensions(lib.vkEnumerateDeviceExtensionProperties, handle, ffi.NULL)
         features: set[str] = set()
         if core.apiVersion >= API_1_2:
             properties.pNext = p12
@@ -172,12 +180,13 @@ class Instance:
             api=api,
             memory_bytes=max(local, default=0),
             features=frozenset(features),
-            extensions=extensions & {COOPERATIVE_MATRIX, MEMORY_BUDGET},
+            extensions=extensions & {COOPERATIVE_MATRIX, MEMORY_BUDGET, PORTABILITY_SUBSET},
             queue_family=able[0] if able else 0,
             fast_dots=bool(p13.integerDotProduct4x8BitPackedSignedAccelerated),
             matrices=matrices.find(self.handle, handle, features, core, p11.subgroupSize, p13),
             broadcasts=p11.subgroupSize >= 8 and bool(p11.subgroupSupportedOperations & BALLOT),
             max_invocations=min(core.limits.maxComputeWorkGroupInvocations, core.limits.maxComputeWorkGroupSize[0]),
+            local_bytes=core.limits.maxComputeSharedMemorySize,
             identity=bytes(core.pipelineCacheUUID)
             + b"".join(n.to_bytes(4, "little") for n in (core.vendorID, core.deviceID, core.driverVersion)),
             card=bytes(p11.deviceLUID) if p11.deviceLUIDValid else bytes(p11.deviceUUID),
@@ -185,6 +194,12 @@ class Instance:
             handle=handle,
             instance=self,
         )
+
+
+def _extensions(call: Any, *before: Any) -> frozenset[str]:
+    """Names of the extensions that a Vulkan function lists."""
+    ffi, _ = binding()
+    return frozenset(ffi.string(e.extensionName).decode() for e in listed(call, "VkExtensionProperties", *before))
 
 
 def free_bytes(info: DeviceInfo) -> int:

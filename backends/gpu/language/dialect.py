@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -18,15 +20,21 @@ GL_TYPES = {"u64": "uint64_t", "f32": "float", "u32": "uint", "i32": "int", "u16
 GL_SIZES = {"u64": 8, "f32": 4, "u32": 4, "i32": 4, "u16": 2, "u8": 1}
 NO_CONSTANTS: Mapping[str, int] = MappingProxyType({})
 KERNELS: dict[str, Kernel] = {}
+CONDITION = re.compile(r"\(([^()?:]+)\?([^()?:]+):([^()?:]+)\)")
+
+
+class TooLarge(ValueError):
+    """A kernel needs more threads or memory of a group than the device has."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A device class. `units`: how many groups keep it busy; no result depends on it.
+    """A device class, and the limits of a device. `units`: how many groups keep it busy; no result
+    depends on it.
 
     `dot`: Vulkan GPUs that use integer dot products (matmul/linear_int_dot.py). `coop`: the number
     of rows from which they use cooperative matrices (matmul/linear_coop_matrix.py); 0: never.
-    `threads`: threads of the largest group, at least 256.
+    `threads` and `local_bytes`: most threads of a group, and most bytes of its memory.
     """
 
     name: Literal["simt", "cpu", "soft"]
@@ -34,10 +42,11 @@ class Shape:
     dot: bool = False
     coop: int = 0
     threads: int = 256
+    local_bytes: int = 32 << 10
 
 
 SIMT = Shape("simt")
-CPU = Shape("cpu", 8)
+CPU = Shape("cpu", 8, local_bytes=64 << 10)
 SOFT = Shape("soft")
 
 
@@ -107,14 +116,49 @@ class Kernel:
         return self._variants[shape.name]
 
     def variant(self, shape: Shape, **constants: int) -> Defines:
-        """The variant of a class that has these constants; KeyError when there is none."""
+        """The first variant of a class that has these constants and fits the device. TooLarge where
+        none fits; KeyError when there is none.
+        """
+        excess = ""
         for defines in self.variants(shape):
             if constants.items() <= dict(defines).items():
-                return defines
+                excess = self.excess(defines, shape)
+                if not excess:
+                    return defines
+        if excess:
+            raise TooLarge(f"{self.name} needs {excess}")
         raise KeyError(f"kernel {self.name} has no variant {constants} for {shape.name}")
+
+    def fits(self, shape: Shape, **constants: int) -> bool:
+        """True if a variant with these constants fits the device."""
+        variants = [v for v in self.variants(shape) if constants.items() <= dict(v).items()]
+        return any(not self.excess(v, shape) for v in variants)
+
+    def excess(self, defines: Defines, shape: Shape) -> str:
+        """What a variant needs and a device lacks; empty when it fits."""
+        threads, local_bytes = self.threads(defines), self.local_bytes(defines)
+        if threads > shape.threads:
+            return f"groups of {threads} threads, the device has {shape.threads}"
+        if local_bytes > shape.local_bytes:
+            return f"{local_bytes} bytes of a group's memory, the device has {shape.local_bytes}"
+        return ""
 
     def threads(self, defines: Defines) -> int:
         return dict(defines)["WG"]
+
+    @functools.cache  # noqa: B019  (kernels live as long as the process)
+    def local_bytes(self, defines: Defines) -> int:
+        """Bytes of a group's memory. Elements have 4 bytes each."""
+        names = {**self.special, **dict(defines)}
+        return sum(4 * _value(size, names) for _, _, size in self.local)
+
+
+def _value(size: str, names: Mapping[str, int]) -> int:
+    """The value of a C expression of integers."""
+    before = ""
+    while size != before:
+        before, size = size, CONDITION.sub(r"((\2) if (\1) else (\3))", size)
+    return int(eval(size, {"__builtins__": {}}, dict(names)))
 
 
 def _numbered(a: Arg) -> list[Arg]:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from logitless.backends.gpu.language.dialect import LANES, Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, is_packed, lower
 from logitless.backends.gpu.matmul import launch, layout, unpack
 from logitless.backends.gpu.matmul.gemm import rows_product
 from logitless.backends.gpu.matmul.linear_coop_matrix import coop_product
 from logitless.backends.gpu.matmul.linear_int_dot import dot_product
 from logitless.backends.gpu.matmul.linear_software import soft_product
-from logitless.backends.gpu.matmul.split_k import SIMT_TILES, SUMS, UNIT, frame, split_for
+from logitless.backends.gpu.matmul.split_k import SIMT_TILES, SUMS, UNIT, frame, tile_for
 from logitless.graph.tensor import Tensor
 
 CPU_TILES = [{"WG": 1, "MT": mt, "SPLIT": 1, "CHUNKS": 1} for mt in (1, 4)]
@@ -85,6 +85,8 @@ def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]
         return coop_product(t, shape, parts) if many else dot_product(t, shape, parts)
     m = t.src[0].shape[0]
     mt = 1 if m == 1 else 4 if m <= 4 or shape.name == "cpu" else 8
-    split = 1 if shape.name == "cpu" else split_for(m, mt, parts, shape)
-    tile = launch.Tile(mt, 1, 1 if shape.name == "cpu" or split > 1 else 64 // LANES)
-    return [launch.launch(t, parts, shape, f"linear_{dtype}", tile, SPLIT=split)]
+    kernel = f"linear_{dtype}"
+    if shape.name == "cpu":
+        return [launch.launch(t, parts, shape, kernel, launch.Tile(mt, 1, 1), SPLIT=1)]
+    tile, split = tile_for(m, mt, parts, shape, kernel)
+    return [launch.launch(t, parts, shape, kernel, tile, SPLIT=split)]

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from logitless.backends.gpu.language.dialect import LANES, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.gpu.matmul import launch, unpack
-from logitless.backends.gpu.matmul.split_k import SIMT_TILES, SUMS, UNIT, frame, split_for
+from logitless.backends.gpu.matmul.split_k import SIMT_TILES, SUMS, UNIT, frame, tile_for
 from logitless.backends.gpu.quantize import WORDS, rounding
 from logitless.graph.tensor import Tensor
 
@@ -68,8 +68,7 @@ def of_rounded(product: Dispatch, first: Dispatch) -> list[Dispatch]:
 def dot_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]:
     """Launches: quantisation of t's activations, and the product."""
     m = t.src[0].shape[0]
-    mt = 1 if m == 1 else 8
-    split = split_for(m, mt, parts, shape)
-    tile = launch.Tile(mt, 1, 1 if split > 1 else 64 // LANES)
-    product = launch.launch(t, parts, shape, f"linear_dot_{parts[0].dtype}", tile, SPLIT=split)
+    kernel = f"linear_dot_{parts[0].dtype}"
+    tile, split = tile_for(m, 1 if m == 1 else 8, parts, shape, kernel)
+    product = launch.launch(t, parts, shape, kernel, tile, SPLIT=split)
     return of_rounded(product, rounding(t.src[0], shape))

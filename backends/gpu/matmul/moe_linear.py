@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from logitless.backends.gpu.language.dialect import LANES, Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import KERNELS, LANES, Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import At, Buffers, Dispatch, dispatch, groups_for, is_packed, lower, n_elements
 from logitless.backends.gpu.matmul import launch, layout, linear, linear_int_dot, linear_software, split_k, unpack
 from logitless.backends.gpu.quantize import rounding
@@ -191,7 +191,7 @@ def _product(
     name = "expert_linear_dot" if dots else "expert_linear"
     if shape.name == "soft":
         name, mt, per_unit, units = "expert_linear_soft", SOFT_TILE["MT"], SOFT_TILE["R"], SOFT_TILE["WG"] // 8
-    elif rows >= MANY * n:
+    elif rows >= MANY * n or not KERNELS[f"{name}_{dtype}"].fits(shape, MT=1):
         mt, units = 4, 1 if shape.name == "cpu" else WG // LANES
     sizes = [w.shape[0] // n for w in parts] + [0] * (PARTS - len(parts))
     groups = (-(-rows // mt), -(-sum(-(-size // (LANES * per_unit)) for size in sizes) // units))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from logitless.backends.gpu.language.dialect import LANES, Shape
+from logitless.backends.gpu.language.dialect import KERNELS, LANES, Shape
 from logitless.backends.gpu.matmul import launch
 from logitless.graph.tensor import Tensor
 
@@ -22,13 +22,19 @@ SIMT_TILES = [{"WG": LANES * n, "MT": mt, "SPLIT": n, "CHUNKS": CHUNKS} for mt i
 SIMT_TILES.append({"WG": 64, "MT": 8, "SPLIT": 1, "CHUNKS": CHUNKS})
 
 
-def split_for(m: int, mt: int, parts: Sequence[Tensor], shape: Shape) -> int:
-    """Number of teams for a product of m rows, mt of them a group."""
+def tile_for(m: int, mt: int, parts: Sequence[Tensor], shape: Shape, kernel: str) -> tuple[launch.Tile, int]:
+    """The tile of a product of m rows, and its number of teams. `mt`: rows a group where they fit."""
     tiles, units = -(-m // mt), sum(-(-w.shape[0] // LANES) for w in parts)
     if m > 16 and tiles * -(-units * LANES // 64) >= FULL:
-        return 1
-    many = tiles * units <= FEW_GROUPS and shape.threads >= LANES * SPLITS[-1]
-    return SPLITS[-1] if many else SPLITS[0]
+        choices = []
+    else:
+        few, many = SPLITS
+        choices = [(mt, many), (mt, few)] if tiles * units <= FEW_GROUPS else [(mt, few)]
+        choices += [(rows, few) for rows in (4, 1) if rows < mt]  # for devices with little memory of a group
+    for rows, split in choices:
+        if KERNELS[kernel].fits(shape, MT=rows, SPLIT=split):
+            return launch.Tile(rows, 1, 1), split
+    return launch.Tile(8, 1, 64 // LANES), 1
 
 
 UNIT = "GY * (WG < 16 ? 1u : UINT(WG / 16 / SPLIT)) + SUB / SPLIT"

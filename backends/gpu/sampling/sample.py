@@ -404,7 +404,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
 def threads(kernel: str, shape: Shape) -> dict[str, int]:
     """Threads of the largest group that the device allows a row."""
     sizes = [KERNELS[kernel].threads(variant) for variant in KERNELS[kernel].variants(shape)]
-    return {"WG": max(size for size in sizes if size <= shape.threads)}
+    return {"WG": max((size for size in sizes if size <= shape.threads), default=min(sizes))}
 
 
 def row_groups(rows: int, shape: Shape) -> int:
