@@ -26,11 +26,20 @@ def open_backends(names: Sequence[str], threads: int = 0) -> list[Backend]:
         named = [n for name in names for n in (default_device(threads).names if name == AUTO else (name,))]
         for name in dict.fromkeys((*named, "cpu")):
             opened.append(_open_backend(name, threads))
+            _check_cards(opened)
     except Exception:
         for backend in opened:
             backend.close()
         raise
     return opened
+
+
+def _check_cards(backends: Sequence[Backend]) -> None:
+    """DeviceError where the last device is the card of another: its memory would count twice."""
+    *others, last = backends
+    for other in others:
+        if last.card and last.card == other.card:
+            raise DeviceError(f"devices {other.name} and {last.name} are one card under two drivers: name one")
 
 
 def default_device(threads: int = 0) -> DefaultDevice:

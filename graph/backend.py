@@ -73,6 +73,7 @@ class Backend(Protocol):
     self_tested: bool = False
     # device and driver: equal ones give equal bits, and share cached self-test results; "": unknown
     identity: str = ""
+    card: bytes = b""  # of the hardware: equal under two drivers; empty: unknown
     closed: bool = False  # true after `close`: nothing may run
 
     # --- graph and programs -----------------------------------------------------------------------

@@ -46,6 +46,7 @@ class VulkanBackend(Backend):
                 raise DeviceError(f"{devices[index].name} lacks {devices[index].missing}")
         except DeviceError as error:
             raise DeviceError(f"device {self.name!r} is not available: {error}") from None
+        self.card = devices[index].card
         self.device, self.memory_bytes = Device(devices[index], mapped=mapped), devices[index].memory_bytes
         self.pipelines = Pipelines(self.device)
         self.shape = autotune.class_of(devices[index])

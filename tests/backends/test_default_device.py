@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from logitless.backends import default_device, registry
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.backends.default_device import Candidate, DefaultDevice, Verdict, has_gpu, judge
-from logitless.backends.errors import DeviceLost
+from logitless.backends.errors import DeviceError, DeviceLost
 from logitless.graph.backend import Backend
 
 BIG = Candidate("vulkan:1", "Big", "discrete", 24 << 30, b"big", b"card 1")
@@ -66,6 +67,21 @@ def test_default_device_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     why = "vulkan:3 (Small): computes a product wrongly; vulkan:0 (Shared) has 0.50 times the CPU's speed"
     default_device._path(SMALL).unlink(missing_ok=True)
     assert default(monkeypatch, gpus, verdicts) == DefaultDevice(("cpu",), why)
+
+
+def test_one_card_under_two_drivers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = {"vulkan:0": b"a", "vulkan:1": b"b", "opencl:0": b"a", "opencl:1": b"", "opencl:2": b"", "cpu": b""}
+
+    def open_(name: str, threads: int) -> Any:
+        return SimpleNamespace(name=name, card=cards[name], close=lambda: closed.append(name))
+
+    closed: list[str] = []
+    monkeypatch.setattr(registry, "_open_backend", open_)
+    names = ["vulkan:0", "vulkan:1", "opencl:1", "opencl:2"]
+    assert [b.name for b in registry.open_backends(names)] == [*names, "cpu"]
+    with pytest.raises(DeviceError, match=r"^devices vulkan:0 and opencl:0 are one card under two drivers: name one$"):
+        registry.open_backends(["vulkan:1", "vulkan:0", "opencl:0"])
+    assert closed == ["vulkan:1", "vulkan:0", "opencl:0"]
 
 
 def test_default_device_without_files_of_a_gpu_opens_no_loader(monkeypatch: pytest.MonkeyPatch) -> None:

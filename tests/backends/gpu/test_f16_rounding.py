@@ -50,3 +50,17 @@ def test_stored_rows_are_rounded_to_nearest_even(
     with np.errstate(over="ignore"):
         expected = rows.astype(np.float16).view(np.uint16)
     np.testing.assert_array_equal(got.reshape(-1, N)[:n], expected[:, 0])
+
+
+def test_no_shader_leaves_f16_rounding_to_the_driver() -> None:
+    """`packHalf2x16` and conversions to f16 round as the driver likes."""
+    from logitless.backends.vulkan.pipelines import SHADERS
+
+    pack_half, extended, convert, float_type = 58, 0x6000C, 0x40073, 0x30016
+    for path in sorted(SHADERS.glob("*.spv")):
+        w = np.frombuffer(path.read_bytes(), np.uint32)
+        calls = np.flatnonzero(w[:-5] == extended)
+        assert pack_half not in w[calls + 4], path.name
+        halves = [w[i + 1] for i in np.flatnonzero(w[:-2] == float_type) if w[i + 2] == 16]
+        converted = np.flatnonzero(w[:-3] == convert)
+        assert not set(w[converted + 1].tolist()) & {int(half) for half in halves}, path.name

@@ -63,6 +63,7 @@ INFO = DeviceInfo(
     matrices=Matrices(16, 16, 32, 32),
     broadcasts=True,
     max_invocations=1024,
+    local_bytes=32 << 10,
     identity=b"device and driver",
     card=b"",
     missing="",
