@@ -422,12 +422,9 @@ class ModelRunner:
         from logitless.backends import self_test
 
         test, before = self._self_tests[0], set(self._self_tests[0].failures)
-        try:
+        with self._failures():
             if test.run(0.0):
                 self._self_tests.pop(0)
-        except DeviceLost as error:
-            self._fall_back(error)
-            raise DeviceFailed(str(error)) from error
         found = {op: reason for op, reason in test.failures.items() if op not in before}
         if not found:
             return
@@ -649,9 +646,15 @@ class ModelRunner:
             self.devices = self._target.devices
             self.wake()
             raise DeviceFailed("the devices have been replaced")
-        try:
+        with self._failures():
             self.before_step(batch)
             return self._run(shape, batch)
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Raise errors of devices as StepFailed or DeviceFailed; a lost device is replaced."""
+        try:
+            yield
         except DeviceLost as error:
             if self._target is not None:  # the other model runner replaces the devices
                 raise StepFailed(str(error)) from error
@@ -663,13 +666,8 @@ class ModelRunner:
     def encode_media(self, tiles: Sequence[Tile]) -> Iterator[float]:
         """Encode tiles of one size (see MediaEncoder.encode). Errors: as of `step`."""
         assert self.media is not None
-        try:
+        with self._failures():
             yield from self.media.encode(tiles)
-        except DeviceLost as error:
-            self._fall_back(error)
-            raise DeviceFailed(str(error)) from error
-        except (MemoryError, OSError) as error:
-            raise StepFailed(str(error) or type(error).__name__) from error
 
     @property
     def part_sizes(self) -> Mapping[int, float]:
@@ -678,11 +676,8 @@ class ModelRunner:
 
     def run_in_parts(self, batch: UBatch) -> Iterator[float]:
         """Run a prefill batch that decode steps may preempt (see PreemptiblePrefill.run). Errors: as of `step`."""
-        try:
+        with self._failures():
             yield from self.preemptible.run(batch)
-        except DeviceLost as error:
-            self._fall_back(error)
-            raise DeviceFailed(str(error)) from error
 
     def before_step(self, batch: UBatch) -> None:
         """Write changed block tables and do pending block copies, before the batch's plan runs."""

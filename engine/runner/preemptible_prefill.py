@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
-from logitless.backends.errors import DeviceLost
-from logitless.engine.batch import APART, StepFailed, UBatch
+from logitless.engine.batch import APART, UBatch
 from logitless.engine.runner.buckets import Shape
 from logitless.engine.runner.step_inputs import StepFeeds
 from logitless.graph.execution.plan import Plan
@@ -103,22 +102,16 @@ class PreemptiblePrefill:
     def run(self, batch: UBatch) -> Iterator[float]:
         """Run a prefill batch without logits.
 
-        Yields before each part: its expected seconds, 0 if unknown. Raises StepFailed if the device
-        cannot.
+        Yields before each part: its expected seconds, 0 if unknown.
         """
         n = min(n for n in self._plans if n >= len(batch.tokens))
         plan = self._plans[n]
-        try:
-            self._engine.before_step(batch)
-            self._engine.feeds_of(plan).write(batch)
-            yield from plan.parts(None)
-            self._longest[n] = plan.longest_part_seconds
-            for larger in (m for m in self._longest if m > n):
-                self._longest[larger] *= FORGET  # a size that was too slow is tried again
-        except DeviceLost:
-            raise
-        except (MemoryError, OSError) as error:
-            raise StepFailed(str(error) or type(error).__name__) from error
+        self._engine.before_step(batch)
+        self._engine.feeds_of(plan).write(batch)
+        yield from plan.parts(None)
+        self._longest[n] = plan.longest_part_seconds
+        for larger in (m for m in self._longest if m > n):
+            self._longest[larger] *= FORGET  # a size that was too slow is tried again
 
     def _made(self, n: int, alone: float) -> PreemptiblePlan:
         """Plan for `n` tokens, with an empty batch after a long context.

@@ -135,7 +135,7 @@ class Kernel:
         return any(not self.excess(v, shape) for v in variants)
 
     def excess(self, defines: Defines, shape: Shape) -> str:
-        """What a variant needs and a device lacks; empty when it fits."""
+        """The limit of the device that a variant exceeds; empty when it fits."""
         threads, local_bytes = self.threads(defines), self.local_bytes(defines)
         if threads > shape.threads:
             return f"groups of {threads} threads, the device has {shape.threads}"
