@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
+import logging
 import os
 import re
 import signal
@@ -24,7 +26,111 @@ ServerFactory = Callable[..., "Server"]
 ClientFactory = Callable[..., "OpenAI"]
 
 
-class Server:
+class Address:
+    """A server's address, with requests to it."""
+
+    url: str
+
+    def wait_until_loaded(self) -> None:
+        """/health answers 503 while the model loads; each look takes as long as the server holds it."""
+        while True:
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=60):
+                    return
+            except urllib.error.HTTPError as error:
+                error.read()
+                if error.code != 503:
+                    raise
+                self.check(error)
+            except OSError as error:  # nobody listens
+                self.check(error)
+                raise
+
+    def check(self, error: OSError) -> None:
+        """RuntimeError: the server has ended."""
+
+    def post(self, path: str, body: dict[str, Any], key: str = "none") -> Any:
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        with urllib.request.urlopen(request, timeout=120) as response:
+            return json.load(response)
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url + path, timeout=60) as response:
+            text = response.read().decode()
+        return json.loads(text) if text.startswith(("{", "[")) else text
+
+
+class LocalServer(Address):
+    """`logitless serve` on a thread of this process: it neither imports nor compiles anything twice.
+
+    Its command line is that of the command; without its log, its signals and its exit code.
+    """
+
+    def __init__(self, model: Path | None, *flags: str) -> None:
+        from logitless.cli.command_table import COMMANDS
+        from logitless.cli.flags.flags import parse
+
+        words = ["--port", "0", *flags, *([] if model is None else ["-m", str(model)])]
+        words += [] if "-t" in flags else ["-t", "1"]
+        command = next(c for c in COMMANDS if c.name == "serve")
+        self._options = parse([f for g in command.groups for f in g.flags], words, os.environ, command.words)
+        self._listens, self._error = threading.Event(), None
+        self._thread = threading.Thread(target=self._run, name="server", daemon=True)
+        self._thread.start()
+        self._listens.wait(60)
+        self.check(OSError("no address"))
+        self.wait_until_loaded()
+
+    def _run(self) -> None:
+        here, server, log = threading.get_ident(), self, logging.getLogger("logitless.http")
+
+        class Lines(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                match = re.search(r"listening on (http://\S+)", record.getMessage())
+                if match and threading.get_ident() == here:
+                    server.url = match.group(1)
+                    server._listens.set()
+
+        handler, level, interval = Lines(), log.level, sys.getswitchinterval()
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        try:
+            asyncio.run(self._serve())
+        except asyncio.CancelledError:
+            pass
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._listens.set()
+            log.removeHandler(handler)
+            log.setLevel(level)
+            sys.setswitchinterval(interval)
+
+    async def _serve(self) -> None:
+        from logitless.cli.commands import serve
+        from logitless.cli.setup.model import find_draft_model, find_projector, named_model
+        from logitless.engine.loading.open_model import demo_model
+
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        path = named_model(self._options) or demo_model()
+        find_draft_model(self._options, path)
+        find_projector(self._options, path)
+        await serve._serve(self._options, path)
+
+    def check(self, error: OSError) -> None:
+        if not self._thread.is_alive() or self._error is not None:
+            raise RuntimeError(f"the server ended: {self._error}") from error
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._task.cancel)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+        assert self._error is None, self._error
+
+
+class Server(Address):
     """`logitless serve` as a child process; `url` is its address once the model is loaded.
 
     With one thread unless `flags` say otherwise: other tests run beside this one, and threads wait for each other.
@@ -72,32 +178,12 @@ class Server:
         self._reading.join(20)
         return "".join(self.log)
 
-    def wait_until_loaded(self) -> None:
-        """/health answers 503 while the model loads; each look takes as long as the server holds it."""
-        while True:
-            try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=60):
-                    return
-            except urllib.error.HTTPError as error:
-                error.read()
-                if error.code != 503:
-                    raise
-                if self.process.poll() is not None:
-                    raise RuntimeError(f"the server ended: {''.join(self.log)}") from error
-            except OSError as error:  # nobody listens
-                self.process.kill()
-                raise RuntimeError(f"{error}: {self.ended()}, ended by {self.process.returncode}") from error
-
-    def post(self, path: str, body: dict[str, Any], key: str = "none") -> Any:
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
-        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=120) as response:
-            return json.load(response)
-
-    def get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=60) as response:
-            text = response.read().decode()
-        return json.loads(text) if text.startswith(("{", "[")) else text
+    def check(self, error: OSError) -> None:
+        if not isinstance(error, urllib.error.HTTPError):
+            self.process.kill()
+        elif self.process.poll() is None:
+            return
+        raise RuntimeError(f"{error}: {self.ended()}, ended by {self.process.returncode}") from error
 
     def stop(self) -> int:
         self.process.terminate()
@@ -126,6 +212,19 @@ def servers() -> Iterator[ServerFactory]:
             print(f"a server ended by itself with {server.process.returncode}: {told}")
 
 
+@contextlib.contextmanager
+def local_servers() -> Iterator[Callable[..., LocalServer]]:
+    """The same on threads of this process."""
+    with contextlib.ExitStack() as started:
+
+        def start(model: Path | None, *flags: str) -> LocalServer:
+            server = LocalServer(model, *flags)
+            started.callback(server.stop)
+            return server
+
+        yield start
+
+
 @pytest.fixture
 def connect() -> Iterator[ClientFactory]:
     """OpenAI's client of a server's address and key; its connections end with the test."""
@@ -150,4 +249,18 @@ def serve() -> Iterator[ServerFactory]:
 def serve_module() -> Iterator[ServerFactory]:
     """The same, for servers that the tests of a file share."""
     with servers() as start:
+        yield start
+
+
+@pytest.fixture
+def serve_here() -> Iterator[Callable[..., LocalServer]]:
+    """Start servers in this process; they end with the test."""
+    with local_servers() as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def serve_here_module() -> Iterator[Callable[..., LocalServer]]:
+    """The same, for servers that the tests of a file share."""
+    with local_servers() as start:
         yield start

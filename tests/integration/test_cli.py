@@ -1,4 +1,4 @@
-"""Command line: each command in a process of its own; refusals within this process."""
+"""Command line: output, exit codes and refusals; in a process of its own what a process is needed for."""
 
 from __future__ import annotations
 
@@ -13,21 +13,18 @@ from pathlib import Path
 import pytest
 
 from logitless.cli.main import main
+from tests.helpers.commands import command as run
 from tests.helpers.paths import ROOT
 
 Refused = Callable[..., str]
 
 
-def run(*args: str, stdin: bytes = b"", **environ: str) -> subprocess.CompletedProcess[bytes]:
+def process(*args: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
+    """`run` in a process of its own."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMA_", "PYTHONWARNINGS"))}
     path = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "logitless", *args],
-        input=stdin,
-        capture_output=True,
-        timeout=120,
-        env=env | {"PYTHONPATH": path} | environ,
-    )
+    words = [sys.executable, "-W", "error", "-m", "logitless", *args]
+    return subprocess.run(words, capture_output=True, timeout=120, env=env | {"PYTHONPATH": path} | environ)
 
 
 def one_line_error(*args: str, code: int, **environ: str) -> str:
@@ -66,7 +63,7 @@ def test_help_and_version() -> None:
     for command in ("serve", "generate", "bench", "plan", "devices", "selftest", "tokenize", "synth"):
         assert f"  {command} " in got.stdout.decode()
         assert run(command, "--help").stdout.startswith(b"usage: logitless " + command.encode())
-    assert run("--version").stdout.startswith(b"logitless ")
+    assert process("--version").stdout.startswith(b"logitless ")
     assert run("serve", "--version").stdout.startswith(b"logitless ")
     assert run().returncode == 2
 
@@ -228,7 +225,7 @@ def test_a_closed_pipe_is_silent(tiny_model: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["ascii", "ascii:surrogateescape"])  # the latter is what LC_ALL=C is
 def test_character_unknown_to_terminal_is_replaced(tiny_model: Path, encoding: str) -> None:
-    got = run("plan", "-m", str(tiny_model), "-t", "1", PYTHONIOENCODING=encoding)
+    got = process("plan", "-m", str(tiny_model), "-t", "1", PYTHONIOENCODING=encoding)
     assert got.returncode == 0, got.stderr
     assert b"cpu runs " in got.stdout
     assert b" ? 2" in got.stdout  # attention × 2
@@ -251,7 +248,7 @@ def test_a_plan_lists_where_each_result_lies(tiny_model: Path) -> None:
 
 
 def test_error_handler_of_the_user_replaces_characters(tiny_model: Path) -> None:
-    got = run("plan", "-m", str(tiny_model), "-t", "1", PYTHONIOENCODING="ascii:backslashreplace")
+    got = process("plan", "-m", str(tiny_model), "-t", "1", PYTHONIOENCODING="ascii:backslashreplace")
     assert got.returncode == 0, got.stderr
     assert rb" \xd7 2" in got.stdout
 

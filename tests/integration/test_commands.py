@@ -1,11 +1,8 @@
-"""Commands that run a model, each in a process of its own."""
+"""Commands that run a model."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,16 +19,8 @@ from logitless.graph.testing.conformance import OK, UNSUPPORTED, WRONG, Outcome,
 from logitless.models.adapters.lora import write_adapter
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
-from tests.helpers.paths import ROOT
+from tests.helpers.commands import command as run
 from tests.models.adapters.test_lora import random_adapter
-
-
-def run(*args: str) -> subprocess.CompletedProcess[bytes]:
-    env = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_")}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
-    return subprocess.run(
-        [sys.executable, "-m", "logitless", *args], capture_output=True, timeout=300, env=env, check=False
-    )
 
 
 def json_of(*args: str, code: int = 0) -> Any:

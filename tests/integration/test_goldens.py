@@ -22,11 +22,11 @@ def recorded(pattern: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("file", recorded("*.gguf.json"))
-def test_answers_are_those_of_llama_cpp(serve: Any, file: Path) -> None:
+def test_answers_are_those_of_llama_cpp(serve_here: Any, file: Path) -> None:
     """On the CPU; test_devices.py has the others."""
     expected = json.loads(file.read_text())
     name = expected["file"]
-    server = serve(DATA / "models" / name, "-c", "512", "-ctk", "f32", "-ctv", "f32")
+    server = serve_here(DATA / "models" / name, "-c", "512", "-ctk", "f32", "-ctv", "f32")
     agrees_on_text_and_likelihood(server, expected)
     sampled = file.with_name(f"sampling-{name.removesuffix('.gguf')}.json")
     if sampled.exists():
@@ -118,9 +118,9 @@ def without_parts(entries: list[Any]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("file", recorded("arch-*.json"))
-def test_every_architecture_agrees_with_llama_cpp(serve: Any, file: Path) -> None:
+def test_every_architecture_agrees_with_llama_cpp(serve_here: Any, file: Path) -> None:
     expected = json.loads(file.read_text())
-    server = serve(DATA / "models" / expected["model"], "-c", "1024", "-ctk", "f32", "-ctv", "f32")
+    server = serve_here(DATA / "models" / expected["model"], "-c", "1024", "-ctk", "f32", "-ctv", "f32")
     errors = []
     for case in expected["cases"]:
         answer = server.post("/completion", case["request"])

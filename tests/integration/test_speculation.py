@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 
 from tests.helpers import speculation_seeds
+from tests.helpers.commands import command
 from tests.helpers.paths import MODELS
 
 MODEL, DRAFT = MODELS / "stories260K.gguf", MODELS / "stories260K-conv-Q8_0.gguf"
@@ -30,11 +30,11 @@ SAMPLERS: list[dict[str, Any]] = [
 
 
 @pytest.fixture(scope="module")
-def server(serve_module: Any) -> Any:
+def server(serve_here_module: Any) -> Any:
     if not (MODEL.exists() and DRAFT.exists()):
         pytest.skip(f"no {MODEL.name} beside the checkout")
     flags = ("-c", "2048", "-md", str(DRAFT), "--draft-max", "5", "--no-spec-draft-adapt", "--metrics")
-    return serve_module(MODEL, *flags, *SIZES)
+    return serve_here_module(MODEL, *flags, *SIZES)
 
 
 def ask(server: Any, **fields: Any) -> dict[str, Any]:
@@ -189,12 +189,12 @@ def test_a_client_that_speculates_itself(server: Any) -> None:
 def test_file_that_cannot_draft_is_refused(flags: list[str], code: int, words: list[str]) -> None:
     if not MODEL.exists():
         pytest.skip(f"no {MODEL.name} beside the checkout")
-    command = [sys.executable, "-m", "logitless", "serve", "-m", str(MODEL), "--port", "0", *flags]
-    got = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert got.returncode == code, got.stderr
-    assert got.stderr.startswith("logitless: ")
-    assert got.stderr.count("\n") == 1
-    assert all(word in got.stderr for word in words), got.stderr
+    got = command("serve", "-m", str(MODEL), "--port", "0", *flags)
+    told = got.stderr.decode()
+    assert got.returncode == code, told
+    assert told.startswith("logitless: ")
+    assert told.count("\n") == 1
+    assert all(word in told for word in words), told
 
 
 def test_many_seeds_give_the_same_texts_with_every_kind() -> None:
@@ -228,9 +228,8 @@ def test_the_chosen_token_is_among_the_likeliest_that_a_chat_shows(
             assert (entry.token, entry.logprob) in [(each.token, each.logprob) for each in entry.top_logprobs]
 
 
-def plan(*flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "logitless", "plan", "-m", str(MODEL), "-c", "512", *flags]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+def plan(*flags: str) -> CompletedProcess[bytes]:
+    return command("plan", "-m", str(MODEL), "-c", "512", *flags)
 
 
 @pytest.mark.skipif(not (MODEL.exists() and DRAFT.exists()), reason="no models beside the checkout")
@@ -241,7 +240,7 @@ def test_a_plan_counts_the_model_that_drafts() -> None:
     assert drafts["weights"] < cpu["weights"]  # of 8 bits, not 32
     assert 1.4 * cpu["kv"] < drafts["kv"] < 1.6 * cpu["kv"]  # keys of 32 bits, and values as they were
     assert report["total"] == report["process"] + cpu["total"] + drafts["total"]
-    said = plan("-md", str(DRAFT)).stdout
+    said = plan("-md", str(DRAFT)).stdout.decode()
     assert f"{DRAFT}, which drafts:" in said
     assert json.loads(plan("--json").stdout)["draft"] is None
 
@@ -250,5 +249,5 @@ def test_a_plan_counts_the_model_that_drafts() -> None:
 def test_a_plan_refuses_what_cannot_draft_for_the_model() -> None:
     other = MODELS / "prometheus-shakespeare-2.3M-F32.gguf"
     said = plan("-md", str(other))
-    assert (said.returncode, said.stderr.count("\n")) == (1, 1)
-    assert said.stderr.startswith(f"logitless: --model-draft {other}: its vocabulary")
+    assert (said.returncode, said.stderr.count(b"\n")) == (1, 1)
+    assert said.stderr.decode().startswith(f"logitless: --model-draft {other}: its vocabulary")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import struct
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,7 @@ from logitless.models.synthetic.model import synthesize
 from logitless.models.tokenizer import from_metadata
 from logitless.training.finetune import FineTuning
 from logitless.training.trainer import Settings
-from tests.helpers.paths import ROOT
+from tests.helpers.commands import command as run
 
 Rewrite = Callable[..., Path]
 GONE = object()
@@ -294,14 +291,7 @@ def test_unsupported_types(good: Path, tmp_path: Path, number: int) -> None:
 def test_each_command_refuses_in_one_line(rewrite: Rewrite, command: str) -> None:
     path = rewrite(tensors={"blk.1.ffn_down.weight": GONE})
     more = {"serve": ["--port", "0"], "generate": ["-p", "x"]}.get(command, [])
-    env = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_")} | {"PYTHONPATH": str(ROOT)}
-    got = subprocess.run(
-        [sys.executable, "-m", "logitless", command, "-m", str(path), *more],
-        capture_output=True,
-        env=env,
-        timeout=60,
-        check=False,
-    )
+    got = run(command, "-m", str(path), *more)
     assert got.returncode == 1
     assert got.stdout == b""
     assert re.fullmatch(r"logitless: \S+: tensor 'blk\.1\.ffn_down\.weight' is missing\n", got.stderr.decode())
