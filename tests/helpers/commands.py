@@ -1,14 +1,17 @@
-"""Commands of `logitless` in this process, which has imported and compiled what a new one would have to."""
+"""Commands and programs of the documents, run in this process instead of one of their own."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import logging
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from subprocess import CompletedProcess
 from unittest.mock import patch
 
@@ -29,6 +32,17 @@ def command(*words: str, stdin: bytes = b"", **environ: str) -> CompletedProcess
     ):
         code = main(words)
     return CompletedProcess(["logitless", *words], code, out.getvalue(), err.getvalue())
+
+
+def script(code: str, folder: Path) -> str:
+    """What a program prints that runs in a folder. What it leaves open is closed, as at the end of its process."""
+    out = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out):
+        exec(compile(code, "example.py", "exec"), {"__name__": "__main__"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+    return out.getvalue()
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import http.client
 import json
 import random
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ import pytest
 from openai import BadRequestError
 
 from tests.helpers.audio_files import AUDIO_SPECS, N_CTX, sound, write_audio_projector, write_audio_text_model
+from tests.helpers.commands import script
 from tests.helpers.fuzz import examples, mutated
 from tests.helpers.paths import MODELS, ROOT
 from tests.helpers.sounds import packed, wav
@@ -49,9 +49,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(serve_module: Any, files: Path) -> Any:
+def server(serve_here_module: Any, files: Path) -> Any:
     flags = ("-c", str(2 * N_CTX), "-np", "2", "-t", "1", "--temp", "0", "--data-dir", str(files / "data"))
-    return serve_module(files / "m.gguf", *flags)
+    return serve_here_module(files / "m.gguf", *flags)
 
 
 def part(data: str, form: str = "wav") -> Any:
@@ -198,7 +198,4 @@ def test_the_guides_requests(server: Any, files: Path, code: str) -> None:
 
 @pytest.mark.parametrize("code", blocks(GUIDE, "python"))
 def test_the_guides_clients(server: Any, files: Path, code: str) -> None:
-    words = [sys.executable, "-W", "error", "-c", code.replace(ADDRESS, server.url)]
-    done = subprocess.run(words, cwd=files, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+    assert script(code.replace(ADDRESS, server.url), files)

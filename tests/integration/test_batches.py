@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from logitless.engine.finetuning.store import Store
 from logitless.engine.loading.open_model import demo_model
+from tests.helpers.commands import command
 from tests.integration.conftest import ClientFactory, ServerFactory
 
 FLAGS = ("--demo", "-np", "4", "--alias", "demo")
@@ -75,9 +74,8 @@ def test_the_command_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     lines.write_text("".join(json.dumps(line) + "\n" for line in [*LINES[:6], {**LINES[6], "body": {"prompt": 1.5}}]))
 
     def run(*words: str) -> tuple[int, str]:
-        command = [sys.executable, "-m", "logitless", "batch", *words, "-m", str(demo_model()), "-t", "1"]
-        got = subprocess.run(command, capture_output=True, text=True, timeout=120)
-        return got.returncode, got.stderr.splitlines()[-1]
+        got = command("batch", *words, "-m", str(demo_model()), "-t", "1")
+        return got.returncode, got.stderr.decode().splitlines()[-1]
 
     assert run(str(lines), "-o", str(out)) == (1, f"{out}: 6 of 7 requests answered, 1 failed")
     rows = out.read_text().splitlines(keepends=True)

@@ -17,11 +17,11 @@ def ask(server: Any, prompt: list[int], **fields: Any) -> Any:
     return server.post("/completion", {"prompt": prompt, **LOGPROBS, **fields})
 
 
-def test_a_shorter_prompt_is_moved_and_others_stay_exact(serve: Any) -> None:
+def test_a_shorter_prompt_is_moved_and_others_stay_exact(serve_here: Any) -> None:
     if not MODEL.exists():
         pytest.skip("no stories260K.gguf beside the checkout")
-    server = serve(MODEL, "-c", "512", "-np", "2", "-kvu", "--cache-reuse", "16")
-    plain = serve(MODEL, "-c", "512", "-np", "2", "-kvu")
+    server = serve_here(MODEL, "-c", "512", "-np", "2", "-kvu", "--cache-reuse", "16")
+    plain = serve_here(MODEL, "-c", "512", "-np", "2", "-kvu")
     old = server.post("/tokenize", {"content": STORY * 2, "add_special": True})["tokens"]
     new = [*old[:9], *old[40:]]
     exact = ask(plain, new)

@@ -107,8 +107,8 @@ metric_list: [{metric: acc}]
 
 
 @pytest.fixture(scope="module")
-def server(serve_module: ServerFactory) -> Server:
-    return serve_module(MODEL, "-c", "512", "--embedding", "--chat-template", "chatml")
+def server(serve_here_module: ServerFactory) -> Server:
+    return serve_here_module(MODEL, "-c", "512", "--embedding", "--chat-template", "chatml")
 
 
 def run(request: pytest.FixtureRequest, module: str, *words: str) -> str:

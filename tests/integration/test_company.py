@@ -68,7 +68,7 @@ async def leave_early(session: aiohttp.ClientSession, url: str, n_chunks: int) -
 
 
 @pytest.mark.parametrize("name", [*FILES, "tiny-moe"])
-async def test_sixteen_at_once_equal_each_alone(serve: Any, name: str, tmp_path: Path) -> None:
+async def test_sixteen_at_once_equal_each_alone(serve_here: Any, name: str, tmp_path: Path) -> None:
     """Also with more threads."""
     model: Path = MODELS / name
     if name == "tiny-moe":  # how many rows an expert has depends on who else is there
@@ -76,11 +76,11 @@ async def test_sixteen_at_once_equal_each_alone(serve: Any, name: str, tmp_path:
     elif not model.exists():
         pytest.skip(f"no {name} beside the checkout")
     bodies = requests()
-    alone = serve(model, "-c", "512", "-np", "1")
+    alone = serve_here(model, "-c", "512", "-np", "1")
     async with aiohttp.ClientSession() as session:
         expected = [await ask(session, alone.url, {**b, "cache_prompt": False}) for b in bodies]
         for n_ubatch in ("32", "512"):
-            crowd = serve(model, "-c", "4096", "-np", "6", "-kvu", "-ub", n_ubatch, "-t", "2", "--metrics")
+            crowd = serve_here(model, "-c", "4096", "-np", "6", "-kvu", "-ub", n_ubatch, "-t", "2", "--metrics")
             asked = [ask(session, crowd.url, {**b, "stream": i % 2 == 0}) for i, b in enumerate(bodies)]
             leavers = [leave_early(session, crowd.url, n) for n in (3, 9, 20)]
             answers = (await asyncio.gather(*asked, *leavers))[: len(bodies)]

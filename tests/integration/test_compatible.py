@@ -19,9 +19,9 @@ BOOK = [{"role": "system", "content": "Book"}, {"role": "user", "content": "What
 
 
 @pytest.fixture(scope="module")
-def server(serve_module: Any) -> Any:
+def server(serve_here_module: Any) -> Any:
     flags = "-c 512 -np 2 -b 32 -n 64 --seed 42 --temp 0.8 --alias tinyllama-2 --metrics -t 1"
-    return serve_module(MODEL, *flags.split())
+    return serve_here_module(MODEL, *flags.split())
 
 
 def test_a_completion(server: Any) -> None:

@@ -103,13 +103,13 @@ def test_a_device_that_cannot_move_cells_is_told_at_the_start(monkeypatch: pytes
     engine.close()
 
 
-async def test_texts_go_on_past_the_context(serve: Any) -> None:
+async def test_texts_go_on_past_the_context(serve_here: Any) -> None:
     """The same text alone and in company that takes its pages away."""
     path = MODELS / "stories260K.gguf"
     if not path.exists():
         pytest.skip("no stories260K.gguf beside the checkout")
-    alone = serve(path, "-c", "384", "-np", "3", "--context-shift")  # 128 for each slot
-    crowd = serve(path, "-c", "128", "-np", "4", "-kvu", "--context-shift", "--metrics")
+    alone = serve_here(path, "-c", "384", "-np", "3", "--context-shift")  # 128 for each slot
+    crowd = serve_here(path, "-c", "128", "-np", "4", "-kvu", "--context-shift", "--metrics")
     body = {"n_predict": 200, "temperature": 1.0, "ignore_eos": True, "return_tokens": True, "n_probs": 1}
     bodies = [{**body, "prompt": f"The {i}th day was", "seed": i, "n_keep": (0, 5, -1, 20)[i % 4]} for i in range(6)]
     bodies[5]["n_discard"] = 7
@@ -129,7 +129,7 @@ async def test_texts_go_on_past_the_context(serve: Any) -> None:
             assert got[key] == want[key]
     paused = next(line for line in crowd.get("/metrics").splitlines() if line.startswith("logitless:preemptions_total"))
     assert float(paused.split()[-1]) > 0
-    ended = serve(path, "-c", "256", "-np", "2").post("/completion", bodies[0])
+    ended = serve_here(path, "-c", "256", "-np", "2").post("/completion", bodies[0])
     assert ended["truncated"]
     assert len(ended["tokens"]) < 128
     assert ended["tokens"] == expected[0]["tokens"][: len(ended["tokens"])]

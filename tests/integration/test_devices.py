@@ -19,14 +19,14 @@ N_STREAMS = 8
 
 
 @pytest.fixture(scope="module", params=["opencl:0", "vulkan:0"])
-def server(request: pytest.FixtureRequest, open_device: Callable[[str], Backend], serve_module: Any) -> Any:
+def server(request: pytest.FixtureRequest, open_device: Callable[[str], Backend], serve_here_module: Any) -> Any:
     if not MODEL.exists():
         pytest.skip(f"no {MODEL.name} beside the checkout")
     open_device(request.param)
     flags = ("-c", "4096", "-np", str(N_STREAMS), "-kvu", "-ub", "64", "-ctk", "f32", "-ctv", "f32")
     if request.param == "opencl:0":  # and the same model drafts for it elsewhere, which changes nothing
         flags += ("-md", str(MODEL), "-devd", "cpu", "--spec-type", "draft-simple")
-    return serve_module(MODEL, "--device", request.param, *flags)
+    return serve_here_module(MODEL, "--device", request.param, *flags)
 
 
 def test_greedy_text_and_likelihood(server: Any) -> None:

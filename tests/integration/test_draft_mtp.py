@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.commands import command
 from tests.helpers.mtp_specs import NEXTN
 from tests.helpers.reference_model import write
 from tests.models.gguf.test_mtp_file import three_files
@@ -33,8 +32,8 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return made
 
 
-def test_texts_are_the_same_and_steps_fewer(serve: Any, connect: Any, path: Path) -> None:
-    server = serve(path, *FLAGS)
+def test_texts_are_the_same_and_steps_fewer(serve_here: Any, connect: Any, path: Path) -> None:
+    server = serve_here(path, *FLAGS)
     hot = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     repeats = {"repeat_penalty": 1.3, "dry_multiplier": 0.8, "temperature": 0.7}
     wishes = [{"temperature": 0, "n_probs": 3}, *({**hot, "seed": i} for i in range(3)), {**repeats, "seed": 4}]
@@ -56,8 +55,8 @@ def test_texts_are_the_same_and_steps_fewer(serve: Any, connect: Any, path: Path
     assert usage.completion_tokens == 20
 
 
-def test_drafts_as_long_as_pays_change_no_text(serve: Any, path: Path) -> None:
-    server = serve(path, "-c", "2048", "-np", "3", "-kvu", "--spec-type", "draft-mtp")
+def test_drafts_as_long_as_pays_change_no_text(serve_here: Any, path: Path) -> None:
+    server = serve_here(path, "-c", "2048", "-np", "3", "-kvu", "--spec-type", "draft-mtp")
     bodies = [{**BODY, "seed": seed, "n_predict": 100} for seed in range(6)]
     want = [server.post("/completion", {**body, **OFF})["tokens"] for body in bodies]
     with ThreadPoolExecutor(3) as threads:
@@ -71,9 +70,9 @@ def steps(server: Any) -> int:
     return int(float(next(line for line in lines if line.startswith("llamacpp:n_decode_total")).split()[1]))
 
 
-def test_grammars_are_guessed_for(serve: Any, path: Path) -> None:
+def test_grammars_are_guessed_for(serve_here: Any, path: Path) -> None:
     """Until a lazy one begins, and within one, where what is ruled out costs a guess."""
-    server = serve(path, *FLAGS)
+    server = serve_here(path, *FLAGS)
     lazy = {"grammar": 'root ::= "[" [0-9]+ "]"', "grammar_lazy": True}
     lazy["grammar_triggers"] = [{"type": "word", "value": "["}]
     for wish in (lazy, {"json_schema": SCHEMA, "n_predict": 40}):
@@ -85,15 +84,15 @@ def test_grammars_are_guessed_for(serve: Any, path: Path) -> None:
             assert got["timings"]["draft_n"] > 0
 
 
-def test_a_second_turn_and_a_saved_slot(serve: Any, path: Path, tmp_path: Path) -> None:
+def test_a_second_turn_and_a_saved_slot(serve_here: Any, path: Path, tmp_path: Path) -> None:
     options = (*FLAGS, "--slot-save-path", str(tmp_path))
-    server = serve(path, *options)
+    server = serve_here(path, *options)
     first = server.post("/completion", {**BODY, "temperature": 0, "id_slot": 0})
     assert server.post("/slots/0?action=save", {"filename": "slot"})["n_saved"] > 60
     prompt = server.post("/tokenize", {"content": PROMPT, "add_special": True})["tokens"]
     longer = {**BODY, "prompt": [*prompt, *first["tokens"], 5, 6], "temperature": 0, "id_slot": 0}
     want = server.post("/completion", {**longer, "cache_prompt": False, "id_slot": 1})
-    other = serve(path, *options)
+    other = serve_here(path, *options)
     assert other.post("/slots/0?action=restore", {"filename": "slot"})["n_restored"] > 60
     for got in (server.post("/completion", longer), other.post("/completion", longer)):
         assert got["tokens"] == want["tokens"]
@@ -102,8 +101,8 @@ def test_a_second_turn_and_a_saved_slot(serve: Any, path: Path, tmp_path: Path) 
         assert abs(got["timings"]["draft_n_accepted"] - want["timings"]["draft_n_accepted"]) <= 2
 
 
-def test_it_sleeps_and_wakes(serve: Any, path: Path) -> None:
-    server = serve(path, *FLAGS, "--sleep-idle-seconds", "1")
+def test_it_sleeps_and_wakes(serve_here: Any, path: Path) -> None:
+    server = serve_here(path, *FLAGS, "--sleep-idle-seconds", "1")
     want = server.post("/completion", {**BODY, "temperature": 0})
     while not server.get("/props")["is_sleeping"]:
         pass
@@ -112,11 +111,11 @@ def test_it_sleeps_and_wakes(serve: Any, path: Path) -> None:
     assert got["timings"]["draft_n_accepted"] > 10
 
 
-def test_the_block_may_have_a_file_of_its_own(serve: Any, tmp_path: Path) -> None:
+def test_the_block_may_have_a_file_of_its_own(serve_here: Any, tmp_path: Path) -> None:
     s = replace(NEXTN["glm4moe 355B"], n_vocab=512, n_ctx_train=2048, vocabulary=True, untied=True)
     both, layers, block = three_files(tmp_path, replace(s, traits=(*s.traits, "agrees", "much")))
-    want = serve(both, *FLAGS).post("/completion", {**BODY, "temperature": 0})
-    server = serve(layers, *FLAGS, "-md", str(block))
+    want = serve_here(both, *FLAGS).post("/completion", {**BODY, "temperature": 0})
+    server = serve_here(layers, *FLAGS, "-md", str(block))
     got = server.post("/completion", {**BODY, "temperature": 0})
     assert got["tokens"] == want["tokens"]
     counts = [(r["timings"]["draft_n"], r["timings"]["draft_n_accepted"]) for r in (got, want)]
@@ -124,19 +123,15 @@ def test_the_block_may_have_a_file_of_its_own(serve: Any, tmp_path: Path) -> Non
     assert counts[0][1] > 10
     with pytest.raises(Exception, match="400"):
         server.post("/completion", {**BODY, "speculative.type": "draft-simple"})
-    command = [sys.executable, "-m", "logitless", "serve", "-m", str(layers), "--port", "0", "-md", str(block)]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert (said.returncode, said.stderr.count("\n")) == (1, 1)
+    said = command("serve", "-m", str(layers), "--port", "0", "-md", str(block))
+    assert (said.returncode, said.stderr.count(b"\n")) == (1, 1)
     assert said.stderr.endswith(
-        ": has a block that predicts one token more, and no layers before it: give --spec-type draft-mtp\n"
+        b": has a block that predicts one token more, and no layers before it: give --spec-type draft-mtp\n"
     )
 
 
 def test_on_the_terminal(path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "logitless",
+    words = (
         "generate",
         "-m",
         str(path),
@@ -146,21 +141,22 @@ def test_on_the_terminal(path: Path) -> None:
         "40",
         "-c",
         "512",
-    ]
-    command += ["--seed", "3", "--ignore-eos", "-t", "1"]
-    plain, drafted = (
-        subprocess.run([*command, *flags], capture_output=True, timeout=300, check=True)
-        for flags in ((), ("--spec-type", "draft-mtp"))
+        "--seed",
+        "3",
+        "--ignore-eos",
+        "-t",
+        "1",
     )
+    plain, drafted = (command(*words, *flags) for flags in ((), ("--spec-type", "draft-mtp")))
+    assert (plain.returncode, drafted.returncode) == (0, 0)
     assert drafted.stdout == plain.stdout
     assert b"drafted" not in plain.stderr
     assert re.search(rb"of \d+ drafted \d+ came true", drafted.stderr)
 
 
 def test_its_memory_is_planned(path: Path) -> None:
-    command = [sys.executable, "-m", "logitless", "plan", "-m", str(path), "-c", "512", "--json"]
     plain, guessing = (
-        json.loads(subprocess.run([*command, *flags], capture_output=True, timeout=300, check=True).stdout)
+        json.loads(command("plan", "-m", str(path), "-c", "512", "--json", *flags).stdout)
         for flags in ((), ("--spec-type", "draft-mtp"))
     )
     for part in ("weights", "kv"):
@@ -168,24 +164,11 @@ def test_its_memory_is_planned(path: Path) -> None:
     assert len(plain["devices"][0]["parts"]) == len(guessing["devices"][0]["parts"])
 
 
-def test_a_model_without_such_a_block(path: Path, serve: Any, tmp_path: Path) -> None:
+def test_a_model_without_such_a_block(path: Path, serve_here: Any, tmp_path: Path) -> None:
     write(plain := tmp_path / "m.gguf", replace(NEXTN["glm4moe"], n_mtp=0, n_vocab=512, vocabulary=True))
-    command = [
-        sys.executable,
-        "-m",
-        "logitless",
-        "serve",
-        "-m",
-        str(plain),
-        "--port",
-        "0",
-        "--spec-type",
-        "draft-mtp",
-    ]
-    said = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert said.returncode == 1
-    assert said.stderr.count("\n") == 1
-    assert said.stderr.startswith("logitless: --spec-type draft-mtp: the model has no block that predicts")
-    server = serve(path, "-c", "512")
+    said = command("serve", "-m", str(plain), "--port", "0", "--spec-type", "draft-mtp")
+    assert (said.returncode, said.stderr.count(b"\n")) == (1, 1)
+    assert said.stderr.startswith(b"logitless: --spec-type draft-mtp: the model has no block that predicts")
+    server = serve_here(path, "-c", "512")
     with pytest.raises(Exception, match="400"):
         server.post("/completion", {**BODY, "speculative.type": "draft-mtp"})

@@ -14,9 +14,9 @@ from logitless.cli.main import main
 from tests.helpers.bert_model import TOKENS, forward, tensors, write
 
 
-def test_a_bert_is_served(serve: Any, tmp_path: Path) -> None:
+def test_a_bert_is_served(serve_here: Any, tmp_path: Path) -> None:
     flags = ("--embedding", "--ctx-size", "64", "--data-dir", str(tmp_path / "data"))
-    server = serve(write(tmp_path / "bert.gguf", tensors()), *flags)
+    server = serve_here(write(tmp_path / "bert.gguf", tensors()), *flags)
     reply = server.post("/v1/embeddings", {"input": "the cat sat"})
     ids = [2, *(TOKENS.index(f"▁{word}") for word in ("the", "cat", "sat")), 3]
     x = forward(tensors(), ids)[0]  # the file says: by its first token
@@ -35,8 +35,8 @@ def test_a_bert_is_served(serve: Any, tmp_path: Path) -> None:
     assert server.get("/props")["total_slots"] == 4
 
 
-def test_a_writing_model_makes_vectors_too(serve: Any, shared_data: Path) -> None:
-    server = serve(shared_data / "models" / "stories260K.gguf", "--pooling", "last", "--ctx-size", "512")
+def test_a_writing_model_makes_vectors_too(serve_here: Any, shared_data: Path) -> None:
+    server = serve_here(shared_data / "models" / "stories260K.gguf", "--pooling", "last", "--ctx-size", "512")
     before = server.post("/completion", {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0})
     vectors = [server.post("/v1/embeddings", {"input": text})["data"][0]["embedding"] for text in ("cat", "cat", "dog")]
     assert vectors[0] == vectors[1] != vectors[2]

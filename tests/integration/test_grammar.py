@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+
+from tests.helpers.commands import command
 
 PROMPT = "Once upon a time"
 ANSWER = {
@@ -27,8 +27,8 @@ ANSWER = {
 
 
 @pytest.fixture(scope="module")
-def server(serve_module: Any) -> Any:
-    return serve_module(None, "--demo", "-c", "2048", "-np", "8", "-kvu", "--metrics")
+def server(serve_here_module: Any) -> Any:
+    return serve_here_module(None, "--demo", "-c", "2048", "-np", "8", "-kvu", "--metrics")
 
 
 @pytest.fixture(scope="module")
@@ -201,9 +201,9 @@ def piece_of(server: Any, token: int) -> str:
     return server.post("/detokenize", {"tokens": [token]})["content"]
 
 
-def test_flags_give_a_default(serve: Any, tmp_path: Path) -> None:
+def test_flags_give_a_default(serve_here: Any, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text('{"enum": ["x", "y"]}')
-    server = serve(None, "--demo", "-c", "256", "-np", "1", "-jf", str(tmp_path / "schema.json"))
+    server = serve_here(None, "--demo", "-c", "256", "-np", "1", "-jf", str(tmp_path / "schema.json"))
     body = {"prompt": PROMPT, "n_predict": 20, "seed": 1}
     assert server.post("/completion", body)["content"] in ('"x"', '"y"')
     assert server.post("/completion", {**body, "grammar": 'root ::= "ab"'})["content"] == "ab"
@@ -219,7 +219,6 @@ def test_flags_give_a_default(serve: Any, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_flags_are_told_in_one_line(flags: list[str], message: str) -> None:
-    command = [sys.executable, "-m", "logitless", "serve", "--port", "0", *flags]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = command("serve", "--port", "0", *flags)
     assert ended.returncode == 2
-    assert message in ended.stderr.splitlines()[-1]
+    assert message in ended.stderr.decode().splitlines()[-1]

@@ -48,9 +48,9 @@ def answers(api: openai.OpenAI, model: str, parts: list[dict[str, Any]]) -> list
     return texts
 
 
-def test_a_job_learns_to_answer_by_images(serve: Any, connect: Any, projector: Path, tmp_path: Path) -> None:
+def test_a_job_learns_to_answer_by_images(serve_here: Any, connect: Any, projector: Path, tmp_path: Path) -> None:
     """Data URIs and uploaded files are the same images; each is encoded once."""
-    server = serve(MODEL, "--mmproj", str(projector), "--data-dir", str(tmp_path), "-c", "512", "-t", "1")
+    server = serve_here(MODEL, "--mmproj", str(projector), "--data-dir", str(tmp_path), "-c", "512", "-t", "1")
     api = connect(f"{server.url}/v1")
     uploaded = api.files.create(file=("red.png", SQUARES["red"]), purpose="vision")
     of_file = {"type": "file", "file": {"file_id": uploaded.id}}
@@ -76,7 +76,9 @@ def test_a_job_learns_to_answer_by_images(serve: Any, connect: Any, projector: P
     assert error.message == (f"{gone.id}: line 1: messages[0].content[0].file.file_id: the image does not exist")
 
 
-def test_uploads_that_no_job_can_learn_are_refused(serve: Any, connect: Any, projector: Path, tmp_path: Path) -> None:
+def test_uploads_that_no_job_can_learn_are_refused(
+    serve_here: Any, connect: Any, projector: Path, tmp_path: Path
+) -> None:
     flags = ("--data-dir", str(tmp_path), "-c", "128", "-t", "1")
     text = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}
@@ -84,7 +86,7 @@ def test_uploads_that_no_job_can_learn_are_refused(serve: Any, connect: Any, pro
         (("--no-mmproj",), by_uri("red"), "image_url.url: an image or a sound needs a projector.*--mmproj"),
         (("--mmproj", str(projector)), broken, "image_url.url: the image is no image of a known format"),
     ):
-        server = serve(MODEL, *flags, *more)
+        server = serve_here(MODEL, *flags, *more)
         with pytest.raises(openai.BadRequestError, match=rf"line 2: messages\[0\]\.content\[0\]\.{message}"):
             connect(f"{server.url}/v1").files.create(
                 file=("rows.jsonl", f"{json.dumps(text)}\n{row(part, 'red')}".encode()), purpose="fine-tune"
@@ -92,7 +94,7 @@ def test_uploads_that_no_job_can_learn_are_refused(serve: Any, connect: Any, pro
 
 
 def test_the_command_line(
-    serve: Any, connect: Any, projector: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    serve_here: Any, connect: Any, projector: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Files beside the rows; the adapter serves afterwards; memory and refusals are told before a run."""
     rows = tmp_path / "rows.jsonl"
@@ -115,6 +117,6 @@ def test_the_command_line(
     assert planned["devices"][0]["weights"] > plain["devices"][0]["weights"]
     assert main(["finetune", *run, "--mmproj", str(projector)]) == 0
     assert "images and sounds: 2/2 are encoded" in capsys.readouterr().err
-    server = serve(MODEL, "--mmproj", str(projector), "--lora", str(adapter), "-c", "512", "-t", "1")
+    server = serve_here(MODEL, "--mmproj", str(projector), "--lora", str(adapter), "-c", "512", "-t", "1")
     api = connect(f"{server.url}/v1")
     assert answers(api, "any", [by_uri("red"), by_uri("blue")]) == ["red", "blu"]

@@ -7,7 +7,6 @@ import http.client
 import json
 import random
 import subprocess
-import sys
 import urllib.error
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai import BadRequestError
 
+from tests.helpers.commands import script
 from tests.helpers.fuzz import examples, mutated
 from tests.helpers.paths import MODELS, ROOT
 from tests.helpers.vision_files import SPECS, picture, png, write_projector
@@ -40,9 +40,9 @@ FILES["progressive"] = png(picture(24, 16), "JPEG", progressive=True, exif=b"Exi
 
 
 @pytest.fixture(scope="module")
-def server(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def server(serve_here_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     projector = write_projector(tmp_path_factory.mktemp("vision") / "mmproj.gguf", SPECS["mlp"])
-    return serve_module(MODEL, "--mmproj", str(projector), "-c", "512", "--temp", "0")
+    return serve_here_module(MODEL, "--mmproj", str(projector), "-c", "512", "--temp", "0")
 
 
 def test_openai(server: Any, connect: Any) -> None:
@@ -154,11 +154,11 @@ def test_mutated_images(server: Any, seed: int) -> None:
         assert "\n" not in message
 
 
-def test_a_projector_beside_the_model_is_found(serve: Any, tmp_path: Path) -> None:
+def test_a_projector_beside_the_model_is_found(serve_here: Any, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").symlink_to(MODEL)
     write_projector(tmp_path / "mmproj-F32.gguf", SPECS["mlp"])
-    assert serve(tmp_path / "model.gguf").get("/props")["modalities"]["vision"]
-    assert not serve(tmp_path / "model.gguf", "--no-mmproj").get("/props")["modalities"]["vision"]
+    assert serve_here(tmp_path / "model.gguf").get("/props")["modalities"]["vision"]
+    assert not serve_here(tmp_path / "model.gguf", "--no-mmproj").get("/props")["modalities"]["vision"]
 
 
 def test_through_a_router(serve: Any, connect: Any, tmp_path: Path) -> None:
@@ -205,14 +205,14 @@ def test_through_a_router(serve: Any, connect: Any, tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def pictures(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+def pictures(serve_here_module: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """The server of docs/images.md, and a folder with the picture that it names."""
     folder = tmp_path_factory.mktemp("pictures")
     (folder / "cat.png").write_bytes(png(picture(40, 24)))
     projector = write_projector(folder / "mmproj.gguf", SPECS["mlp"])
     data = folder / "data"
     flags = ("--mmproj", str(projector), "--media-path", str(folder), "--data-dir", str(data), "-c", "512", "-t", "1")
-    return serve_module(MODEL, *flags), folder
+    return serve_here_module(MODEL, *flags), folder
 
 
 GUIDE = ROOT / "docs" / "images.md"
@@ -229,7 +229,4 @@ def test_the_guides_requests(pictures: tuple[Any, Path], code: str) -> None:
 @pytest.mark.parametrize("code", blocks(GUIDE, "python"))
 def test_the_guides_clients(pictures: tuple[Any, Path], code: str) -> None:
     server, folder = pictures
-    words = [sys.executable, "-W", "error", "-c", code.replace(ADDRESS, server.url)]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+    assert script(code.replace(ADDRESS, server.url), folder)

@@ -45,11 +45,11 @@ def text(server: Server, **fields: Any) -> str:
     return str([(p["id"], p["logprob"]) for p in reply["completion_probabilities"]])
 
 
-def test_every_request_has_its_own(serve: ServerFactory, shared_data: Path, adapters: list[Path]) -> None:
+def test_every_request_has_its_own(serve_here: ServerFactory, shared_data: Path, adapters: list[Path]) -> None:
     model = shared_data / "models" / "stories260K.gguf"
-    plain = text(serve(model, "-c", "512", "-t", "1"))
+    plain = text(serve_here(model, "-c", "512", "-t", "1"))
     flags = ("-c", "512", "-t", "1", "--lora", str(adapters[0]), "--lora-scaled", f"{adapters[1]}:0.5")
-    server = serve(model, *flags, "--lora-init-without-apply")
+    server = serve_here(model, *flags, "--lora-init-without-apply")
     assert [(a["id"], a["path"], a["scale"]) for a in server.get("/lora-adapters")] == [
         (i, str(path), 0.0) for i, path in enumerate(adapters)
     ]
@@ -69,7 +69,7 @@ def test_every_request_has_its_own(serve: ServerFactory, shared_data: Path, adap
     server.post("/lora-adapters", [{"id": 0, "scale": 1}])  # type: ignore[arg-type]
     assert [a["scale"] for a in server.get("/lora-adapters")] == [1.0, 0.0]
     assert [text(server), text(server, lora=[])] == [alone[2], plain]
-    applied = serve(model, *flags)
+    applied = serve_here(model, *flags)
     assert [a["scale"] for a in applied.get("/lora-adapters")] == [1.0, 0.5]
     both = text(applied)
     assert both == text(server, lora=[{"id": 0, "scale": 1}, {"id": 1, "scale": 0.5}])
@@ -95,7 +95,7 @@ def test_every_request_has_its_own(serve: ServerFactory, shared_data: Path, adap
 
 
 def test_vectors_have_adapters_too(
-    serve: ServerFactory, shared_data: Path, adapters: list[Path], tmp_path: Path
+    serve_here: ServerFactory, shared_data: Path, adapters: list[Path], tmp_path: Path
 ) -> None:
     """By a request's `lora` and by the server's scales, those of the merged model."""
     model, merged = shared_data / "models" / "stories260K.gguf", tmp_path / "merged.gguf"
@@ -109,8 +109,8 @@ def test_vectors_have_adapters_too(
         return [*(item["embedding"] for item in openai), native[0]["embedding"][0]]
 
     flags = ("-c", "512", "-t", "1", "--pooling", "mean")
-    wanted = vectors(serve(merged, *flags))
-    server = serve(model, *flags, "--lora-scaled", f"{adapters[0]}:0.5")
+    wanted = vectors(serve_here(merged, *flags))
+    server = serve_here(model, *flags, "--lora-scaled", f"{adapters[0]}:0.5")
     scaled = vectors(server)
     np.testing.assert_allclose(scaled, wanted, atol=1e-5)
     server.post("/lora-adapters", [])  # type: ignore[arg-type]
@@ -129,29 +129,29 @@ def test_vectors_have_adapters_too(
 
 
 def test_a_slot_of_adapters_in_a_file(
-    serve: ServerFactory, shared_data: Path, adapters: list[Path], tmp_path: Path
+    serve_here: ServerFactory, shared_data: Path, adapters: list[Path], tmp_path: Path
 ) -> None:
     """Restored in a new process to the same bits; refused where an adapter is missing, or added in another order."""
     model = shared_data / "models" / "stories260K.gguf"
     flags = ("-c", "512", "-t", "1", "-np", "2", "-kvu", "--slot-save-path", str(tmp_path), "--lora-init-without-apply")
     a, b = ("--lora", str(adapters[0])), ("--lora", str(adapters[1]))
-    first = serve(model, *flags, *a, *b)
+    first = serve_here(model, *flags, *a, *b)
     mixes: dict[str, Any] = {"both": [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 2}], "one": [{"id": 1, "scale": 0.3}]}
     wanted, saved = {}, {}
     for name, mix in mixes.items():
         wanted[name] = text(first, lora=mix, id_slot=1)
         saved[name] = first.post("/slots/1?action=save", {"filename": name})["n_saved"]
-    first.process.kill()
-    swapped = serve(model, *flags, *b, *a)
+    first.stop()
+    swapped = serve_here(model, *flags, *b, *a)
     before = swapped.post("/completion", {"prompt": PROMPT, "n_predict": 4, "id_slot": 0})
-    for server, reason in ((swapped, "loaded in another order"), (serve(model, *flags, *a), "is not loaded here")):
+    for server, reason in ((swapped, "loaded in another order"), (serve_here(model, *flags, *a), "is not loaded here")):
         with pytest.raises(urllib.error.HTTPError) as refused:
             server.post("/slots/0?action=restore", {"filename": "both"})
         assert refused.value.code == 400
         assert reason in refused.value.read().decode()
     again = swapped.post("/completion", {"prompt": PROMPT, "n_predict": 4, "id_slot": 0})
     assert again["timings"]["cache_n"] == before["tokens_evaluated"] - 1  # the slot is as it was
-    third = serve(model, *flags, *a, *b)
+    third = serve_here(model, *flags, *a, *b)
     for server, name, mix in ((third, "both", mixes["both"]), (swapped, "one", [{"id": 0, "scale": 0.3}])):
         assert server.post("/slots/0?action=restore", {"filename": name})["n_restored"] == saved[name]
         body = {"prompt": PROMPT, "n_predict": 24, "temperature": 0, "n_probs": 1, "id_slot": 0, "lora": mix}

@@ -279,14 +279,14 @@ def body_of(path: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def client(serve_module: ServerFactory, tmp_path_factory: pytest.TempPathFactory) -> Client:
+def client(serve_here_module: ServerFactory, tmp_path_factory: pytest.TempPathFactory) -> Client:
     """A server of the demo, with tokens for infill."""
     infill = ",".join(
         f"tokenizer.ggml.fim_{name}_token_id=int:{id}" for name, id in (("pre", 1), ("suf", 2), ("mid", 3))
     )
     folder = str(tmp_path_factory.mktemp("slots"))
     flags = ("--metrics", "--props", "-c", "512", "-n", "2", "--override-kv", infill, "--slot-save-path", folder)
-    started = Client(serve_module(None, "--demo", *flags).url)
+    started = Client(serve_here_module(None, "--demo", *flags).url)
     for slot in range(4):
         started.post("/completion", id_slot=slot)
     return started

@@ -28,9 +28,9 @@ pytestmark = pytest.mark.skipif(not MODEL.exists(), reason="no stories260K.gguf 
 
 
 @pytest.fixture(scope="module")
-def server(serve_module: ServerFactory, tmp_path_factory: pytest.TempPathFactory) -> Server:
+def server(serve_here_module: ServerFactory, tmp_path_factory: pytest.TempPathFactory) -> Server:
     projector = write_projector(tmp_path_factory.mktemp("vision") / "mmproj.gguf", SPECS["mlp"])
-    return serve_module(MODEL, "--mmproj", str(projector), "-c", "512", "--embedding")
+    return serve_here_module(MODEL, "--mmproj", str(projector), "-c", "512", "--embedding")
 
 
 @pytest.fixture(scope="module")

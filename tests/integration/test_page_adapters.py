@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not MODEL.exists(), reason="no stories260K.gguf 
 
 
 @pytest.fixture(scope="module")
-def server(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def server(serve_here_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Two adapters: pirate, off unless asked for, and poet at half."""
     folder = tmp_path_factory.mktemp("lora")
     paths = [folder / "pirate.gguf", folder / "poet.gguf"]
@@ -29,7 +29,7 @@ def server(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         for seed, path in enumerate(paths):
             write_adapter(path, random_adapter(base, seed), base, hparams_of(base))
     scales = [f"{path}:{scale}" for path, scale in zip(paths, ("0", "0.5"), strict=True)]
-    return serve_module(MODEL, "-c", "512", "--lora-scaled", scales[0], "--lora-scaled", scales[1])
+    return serve_here_module(MODEL, "-c", "512", "--lora-scaled", scales[0], "--lora-scaled", scales[1])
 
 
 @pytest.fixture

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.commands import command, script
 from tests.helpers.paths import ROOT
 from tests.integration.conftest import Server, ServerFactory
 from tests.test_docs import blocks, commands
@@ -23,8 +23,8 @@ SNIPPETS = [*PAGES, ROOT / "docs" / "integrations.md"]
 
 
 @pytest.fixture(scope="module")
-def server(serve_module: ServerFactory) -> Iterator[Server]:
-    return serve_module(None, "--demo", "--demo")
+def server(serve_here_module: ServerFactory) -> Iterator[Server]:
+    return serve_here_module(None, "--demo", "--demo")
 
 
 @pytest.fixture
@@ -61,15 +61,12 @@ def test_requests_are_answered(server: Server, command: str) -> None:
 def test_python_examples_run(server: Server, folder: Path, code: str) -> None:
     for module in re.findall(r"^(?:from|import) (\w+)", code, re.MULTILINE):
         pytest.importorskip(module, reason=f"needs {module}: pip install -e .[clients]", exc_type=ImportError)
-    command = [sys.executable, "-W", "error", "-c", code.replace(ADDRESS, server.url)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
+    assert script(code.replace(ADDRESS, server.url), folder)
 
 
 def test_the_finetune_writes_an_adapter(folder: Path) -> None:
     words = next(words for words in commands(ROOT / "README.md") if words[0] == "finetune")
-    command = [sys.executable, "-m", "logitless", *words, "-t", "1", "--val-split", "0"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    with contextlib.chdir(folder):
+        done = command(*words, "-t", "1", "--val-split", "0")
     assert done.returncode == 0, done.stderr
     assert (folder / "adapter.gguf").stat().st_size > 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.architecture_specs import PLAIN
+from tests.helpers.commands import command
 from tests.helpers.reference_model import write
 
 CHAT = [{"role": "user", "content": "Tell me of rivers and of rain. " * 4}]
@@ -24,8 +23,8 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return made
 
 
-def test_chats_in_company(serve: Any, connect: Any, path: Path) -> None:
-    url = serve(path, "-c", "4096", "-np", "3", "-kvu", "--ctx-checkpoints", "3").url
+def test_chats_in_company(serve_here: Any, connect: Any, path: Path) -> None:
+    url = serve_here(path, "-c", "4096", "-np", "3", "-kvu", "--ctx-checkpoints", "3").url
     client = connect(f"{url}/v1")
 
     def answer(chat: list[dict[str, str]], **more: Any) -> Any:
@@ -50,10 +49,10 @@ def test_chats_in_company(serve: Any, connect: Any, path: Path) -> None:
     assert told(answer(longer, prediction=draft[0])) == told(whole)
 
 
-def test_a_slot_goes_to_another_server(serve: Any, path: Path, tmp_path: Path) -> None:
+def test_a_slot_goes_to_another_server(serve_here: Any, path: Path, tmp_path: Path) -> None:
     options = ("-c", "1024", "-np", "1", "--slot-save-path", str(tmp_path))
     body = {"prompt": "Rivers and rain. " * 5, "n_predict": 8, "seed": 1, "ignore_eos": True, "return_tokens": True}
-    first = serve(path, *options)
+    first = serve_here(path, *options)
     answer = first.post("/completion", body)
     tokens = [*first.post("/tokenize", {"content": body["prompt"], "add_special": True})["tokens"], *answer["tokens"]]
     longer = {**body, "prompt": [*tokens, 5, 6]}
@@ -61,18 +60,18 @@ def test_a_slot_goes_to_another_server(serve: Any, path: Path, tmp_path: Path) -
     first.post("/completion", body)
     saved = first.post("/slots/0?action=save", {"filename": "slot"})
     assert saved["n_saved"] == len(tokens) - 1
-    second = serve(path, *options)
+    second = serve_here(path, *options)
     assert second.post("/slots/0?action=restore", {"filename": "slot"})["n_restored"] == saved["n_saved"]
     found = second.post("/completion", longer)
     assert found["tokens"] == want["tokens"]
     assert found["timings"]["cache_n"] == saved["n_saved"]
 
 
-def test_it_drafts_for_itself(serve: Any, path: Path) -> None:
+def test_it_drafts_for_itself(serve_here: Any, path: Path) -> None:
     """Two turns; temperatures at which the same model agrees with itself, as its numbers are the same."""
-    plain = serve(path, "-c", "1024", "-np", "2", "-kvu")
+    plain = serve_here(path, "-c", "1024", "-np", "2", "-kvu")
     flags = ("-md", str(path), "--spec-type", "draft-simple", "--no-spec-draft-adapt")
-    drafted = serve(path, "-c", "1024", "-np", "2", "-kvu", *flags)
+    drafted = serve_here(path, "-c", "1024", "-np", "2", "-kvu", *flags)
     for temperature in (0, 1):
         body = {"n_predict": 24, "temperature": temperature, "seed": 1, "ignore_eos": True, "return_tokens": True}
         prompt: Any = "Rivers and rain. " * 5
@@ -84,11 +83,12 @@ def test_it_drafts_for_itself(serve: Any, path: Path) -> None:
             prompt = [*plain.post("/tokenize", {"content": "Rivers and rain. " * 5})["tokens"], *want["tokens"], 9]
 
 
-def test_feature_without_recurrent_support_is_refused(serve: Any, path: Path) -> None:
-    server = serve(path, "-c", "512")
+def test_feature_without_recurrent_support_is_refused(serve_here: Any, path: Path) -> None:
+    server = serve_here(path, "-c", "512")
     with pytest.raises(Exception, match="400"):
         server.post("/completion", {"prompt": "rain", "n_cache_reuse": 4})
-    command = [sys.executable, "-m", "logitless", "serve", "-m", str(path), "--port", "0", "--context-shift"]
-    got = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    got = command("serve", "-m", str(path), "--port", "0", "--context-shift")
     assert got.returncode == 1
-    assert got.stderr.splitlines()[-1].startswith("logitless: --context-shift: this model's layers keep states")
+    assert (
+        got.stderr.decode().splitlines()[-1].startswith("logitless: --context-shift: this model's layers keep states")
+    )

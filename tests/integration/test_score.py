@@ -33,9 +33,9 @@ ROWS = [
 ]
 
 
-def test_scores_are_the_trainers(serve: ServerFactory, shared_data: Path) -> None:
+def test_scores_are_the_trainers(serve_here: ServerFactory, shared_data: Path) -> None:
     path = shared_data / "models" / "stories260K.gguf"
-    server = serve(path, "-c", "512", "-t", "1", "-ctk", "f32", "-ctv", "f32")
+    server = serve_here(path, "-c", "512", "-t", "1", "-ctk", "f32", "-ctv", "f32")
     found = server.post("/v1/score", {"input": ROWS, "gradient_norm": True})["data"]
 
     backend = CPUBackend(1)
@@ -75,8 +75,8 @@ def test_scores_are_the_trainers(serve: ServerFactory, shared_data: Path) -> Non
     assert math.isclose(text["loss"], -sum(text["token_logprobs"][1:]) / text["n_counted"], rel_tol=1e-5)
 
 
-def test_text_that_cannot_be_scored_is_refused(serve: ServerFactory, shared_data: Path) -> None:
-    server = serve(shared_data / "models" / "stories260K.gguf", "-c", "512", "-t", "1")
+def test_text_that_cannot_be_scored_is_refused(serve_here: ServerFactory, shared_data: Path) -> None:
+    server = serve_here(shared_data / "models" / "stories260K.gguf", "-c", "512", "-t", "1")
     for body, told in (
         ({}, "field 'input': is required"),
         ({"input": []}, "field 'input'"),

@@ -30,11 +30,11 @@ def engine_metrics(server: Any) -> list[str]:
     return [line for line in server.get("/metrics").splitlines() if "logitless:requests_total" not in line]
 
 
-def test_it_sleeps_wakes_and_says_the_same(serve: Any, shared_data: Path, tmp_path: Path) -> None:
+def test_it_sleeps_wakes_and_says_the_same(serve_here: Any, shared_data: Path, tmp_path: Path) -> None:
     model = tmp_path / "model.gguf"
     shutil.copy(shared_data / "models" / "stories260K.gguf", model)
     draft = shared_data / "models" / "stories260K-conv-Q4_0.gguf"
-    server = serve(
+    server = serve_here(
         model, "--sleep-idle-seconds", "1", "--metrics", "--model-draft", str(draft), "--spec-type", "draft-simple"
     )
     first: dict[str, Any] = server.post("/completion", BODY)

@@ -39,9 +39,9 @@ ASK: Any = [{"role": "user", "content": "Once upon a time"}]
 
 
 @pytest.fixture(scope="module")
-def server(serve_module: Any, shared_data: Path) -> Any:
+def server(serve_here_module: Any, shared_data: Path) -> Any:
     model = shared_data / "models" / "stories260K.gguf"
-    return serve_module(model, "--ctx-size", "2048", "--chat-template", TEMPLATE)
+    return serve_here_module(model, "--ctx-size", "2048", "--chat-template", TEMPLATE)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_auto_leaves_the_text_alone(client: openai.OpenAI) -> None:
     assert reply.choices[0].message.content == plain.choices[0].text
 
 
-def test_auto_is_held_to_the_schema_once_a_call_begins(serve: Any, shared_data: Path, tmp_path: Path) -> None:
+def test_auto_is_held_to_the_schema_once_a_call_begins(serve_here: Any, shared_data: Path, tmp_path: Path) -> None:
     """A model that has tokens for <tool_call>, and begins with them: from there on the lazy grammar chooses."""
     source = shared_data / "models" / "stories260K.gguf"
     with GGUFFile.open(source) as gguf:
@@ -160,7 +160,7 @@ def test_auto_is_held_to_the_schema_once_a_call_begins(serve: Any, shared_data: 
         ids.append(id)
     model = tmp_path / "calls.gguf"
     model.write_bytes(raw)
-    server = serve(model, "--ctx-size", "1024", "--chat-template", TEMPLATE)
+    server = serve_here(model, "--ctx-size", "1024", "--chat-template", TEMPLATE)
     body = {"messages": ASK, "max_tokens": 300, "temperature": 1.5, "presence_penalty": 40}
     body["logit_bias"] = {str(ids[0]): 100, str(ids[1]): 80}  # the first, and after that the second
     for seed in range(4):

@@ -14,10 +14,10 @@ PAGE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def loop(serve_module: ServerFactory) -> dict[str, Any]:
+def loop(serve_here_module: ServerFactory) -> dict[str, Any]:
     """The names that the page's program defines, for a server of the demo."""
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    url = serve_module(None, "--demo", "-c", "512").url
+    url = serve_here_module(None, "--demo", "-c", "512").url
     names: dict[str, Any] = {}
     exec(program.replace('"http://127.0.0.1:8080"', repr(url)).replace("print(", "text = ("), names)
     return names

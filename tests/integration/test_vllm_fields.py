@@ -19,9 +19,9 @@ LARK = 'start: "yes" | "no"'
 
 
 @pytest.fixture(scope="module")
-def server(serve_module: Any, shared_data: Path) -> Any:
+def server(serve_here_module: Any, shared_data: Path) -> Any:
     model = shared_data / "models" / "stories260K.gguf"
-    return serve_module(model, "-c", "1024", "-np", "4", "--chat-template", "chatml")
+    return serve_here_module(model, "-c", "1024", "-np", "4", "--chat-template", "chatml")
 
 
 def complete(server: Any, **fields: Any) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def theirs(cases: list[Case]) -> list[list[Likeliest]]:
 
 
 def answers(code: str, given: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", OPEN + code], input=given, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", OPEN + code], input=given, capture_output=True, text=True, timeout=300)
     if done.returncode == -signal.SIGILL:
         pytest.skip("the package of llama.cpp is not built for this processor")
     assert done.returncode == 0, done.stderr[-2000:]
