@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from examples.devices import open_session, parser
+from examples.lbfgs import minimize
 from logitless.graph.autodiff import backward
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.elementwise import scale, sum_to
@@ -34,7 +35,6 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from logitless.models.synthetic.model import Shape
 from logitless.models.weights.weights import Weights
-from logitless.training.lbfgs import minimize
 from logitless.training.scratch import write_model
 from logitless.training.trainable import Trainable, full
 

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Annotated, Any
 
-from msgspec import Struct
+from msgspec import Struct, defstruct
 from msgspec.structs import asdict as asdict_struct
 
 from logitless.engine.errors import InvalidRequest
-from logitless.engine.finetuning.hyperparameters import DEFAULTS, OF_ADAM, REINFORCED
 from logitless.engine.finetuning.job import base_of, method_row
 from logitless.engine.finetuning.status import ENDED
 from logitless.engine.finetuning.store import Row, Store, new_id
@@ -20,101 +19,45 @@ from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.frontend.fields import article, bad_request, read
 from logitless.models.chat.errors import ChatTemplateError
 from logitless.models.chat.template import ChatTemplate
-from logitless.training.adapters.options import HYPERPARAMETERS, STARTS, lora_options
+from logitless.training.adapters.options import HYPERPARAMETERS, lora_options
+from logitless.training.config import (
+    AUTO,
+    FIELDS,
+    METHODS,
+    NONE,
+    OF_ADAPTER,
+    PREFERENCE,
+    REINFORCEMENT,
+    SUPERVISED,
+    job_default,
+    job_defaults,
+    job_fields,
+    job_param,
+    not_of_method,
+    unused,
+)
 from logitless.training.errors import TrainingError
 from logitless.training.graders.grade import Grader, GraderError, Sample, Surroundings
 from logitless.training.graders.parse import endpoint_of, parse_grader
-from logitless.training.methods.grpo import LOSSES
-from logitless.training.methods.registry import METHODS, OBJECTIVES, REINFORCEMENT, SUPERVISED, hyperparameters
 from logitless.training.reporting.trackers import KINDS, TENSORBOARD, WANDB
 
+_KINDS = (*METHODS, REINFORCEMENT)
 MAX_TEMPLATE = 1 << 18  # characters
-_EFFORTS = ("default", "none", "minimal", "low", "medium", "high")
-_OF_ADAPTERS = (*HYPERPARAMETERS, "lora_plus_ratio")
-_PREFERENCE = {name for method in OBJECTIVES for name in hyperparameters(method)}
+_OF_ADAPTERS = tuple(name for name, (_, param) in FIELDS.items() if param.of == OF_ADAPTER and param.job != NONE)
 
 
-def _count(doc: str, high: int = INT_MAX, low: int = 1) -> Param:
-    return Param(doc, low, high, hard=True)
+def _struct(name: str, method: str, *methods: str) -> type[Struct]:
+    """The struct of the hyperparameters of jobs of these methods, as training/config.py declares them."""
+    names = {name: (field, of) for of in (*methods, method) for name, field in job_fields(of).items()}
+    declared: list[Any] = []
+    for name_in_job, (field, of) in names.items():
+        kind, param = job_param(field, of)
+        declared.append((name_in_job, Annotated[kind, param], job_default(field, of)))
+    return defstruct(name, declared, frozen=True, kw_only=True, module=__name__)
 
 
-class AdapterBody(Struct, frozen=True, kw_only=True):
-    """Hyperparameters of the trained weights, of all methods."""
-
-    full: Annotated[bool, Param("train all weights instead of an adapter")]
-    lora_r: Annotated[int, _count("rank of the adapter", 1024)]
-    lora_alpha: Annotated[float, Param("its alpha; 0: the rank", 0, 1e6, hard=True)]
-    lora_target_modules: Annotated[
-        list[str], Param("q_proj, down_proj, all-linear, …, or patterns of tensor names; none: all matrices", most=256)
-    ]
-    lora_rslora: Annotated[bool, Param("scale by alpha / √r instead of alpha / r")]
-    lora_dora: Annotated[bool, Param("train the norms of the matrices' rows, too")]
-    lora_init: Annotated[str, Param("gaussian, or pissa: from the principal singular vectors", choices=STARTS)]
-    lora_plus_ratio: Annotated[float, Param("factor of the learning rate of B (LoRA+)", 1e-3, 1e3, hard=True)]
-    optimizer: Annotated[str, Param("adamw or sgd", choices=("adamw", "sgd"))]
-    weight_decay: Annotated[float, Param("of matrices, times the learning rate (0.1; of sgd 0)", 0, 1, hard=True)]
-    adam_beta1: Annotated[float, Param("of adamw: decay of the first moment", 0, 0.999999, hard=True)]
-    adam_beta2: Annotated[float, Param("of adamw: decay of the second moment", 0, 0.999999, hard=True)]
-    max_grad_norm: Annotated[float, Param("of adamw: largest norm of the gradient; 0: any", 0, 1e6, hard=True)]
-    chat_template: Annotated[
-        str, Param("Jinja or a built-in's name, of the rows instead of the model's; requests need the same")
-    ]
-
-
-class HyperparametersBody(AdapterBody, frozen=True, kw_only=True):
-    """`hyperparameters`; "auto", the default, is chosen from the data."""
-
-    n_epochs: Annotated[int, _count("passes over the examples", 1000)]
-    batch_size: Annotated[int, _count("examples of a step", 1024)]
-    learning_rate_multiplier: Annotated[
-        float, Param("of 1e-3 for an adapter, of 1e-5 for all weights", 1e-6, 1e4, hard=True)
-    ]
-    context_length: Annotated[int, _count("tokens of an example at most", 1 << 16, 2)]
-    neftune_noise_alpha: Annotated[
-        float, Param("of supervised learning: noise on the embeddings, within alpha / √(L · n_embd)", 0, 1e3, hard=True)
-    ]
-    warmup_steps: Annotated[int, _count("steps until the learning rate is reached", low=0)]
-    validation_split: Annotated[
-        float, Param("part of the examples that validates instead of a file", 0, 0.9, hard=True)
-    ]
-    early_stopping_patience: Annotated[
-        int, _count("epochs without a lower validation loss that end the job; the best one is its model; 0: any", low=0)
-    ]
-    beta: Annotated[
-        float, Param("of dpo, orpo, kto (0.1) and simpo (2): weight of the preference", 1e-6, 1e3, hard=True)
-    ]
-    gamma: Annotated[float, Param("of simpo (1): margin between the answers", 0, 1e3, hard=True)]
-    desirable_weight: Annotated[float, Param("of kto (1): weight of good answers", 0, 1e3, hard=True)]
-    undesirable_weight: Annotated[float, Param("of kto (1): weight of bad answers", 0, 1e3, hard=True)]
-
-
-class ReinforcementHyperparametersBody(AdapterBody, frozen=True, kw_only=True):
-    """`hyperparameters` of reinforcement; "auto", the default, is chosen from the data."""
-
-    n_epochs: Annotated[int, _count("passes over the prompts", 1000)]
-    batch_size: Annotated[int, _count("prompts of a step", 1024)]
-    learning_rate_multiplier: Annotated[
-        float, Param("of 1e-3 for an adapter, of 1e-5 for all weights", 1e-6, 1e4, hard=True)
-    ]
-    compute_multiplier: Annotated[float, Param("of the answers to a prompt: 8 times this", 1e-5, 64, hard=True)]
-    n_samples: Annotated[int, _count("answers to a prompt; without it, compute_multiplier says", 512, 2)]
-    n_updates: Annotated[int, _count("optimizer steps on the same answers", 64)]
-    max_completion_tokens: Annotated[int, _count("tokens of an answer at most", 1 << 16)]
-    max_tool_turns: Annotated[
-        int, _count("turns of an answer whose tool calls the grader's endpoint answers (0)", 64, low=0)
-    ]
-    eval_interval: Annotated[int, _count("steps between two validations")]
-    eval_samples: Annotated[int, _count("answers to a prompt that validates", 512)]
-    reasoning_effort: Annotated[str, Param("where the chat template has it", choices=_EFFORTS)]
-    beta: Annotated[float, Param("weight of the divergence from the base model", 0, 1e3, hard=True)]
-    clip_range: Annotated[float, Param("of ratios around 1", 1e-3, 1, hard=True)]
-    loss_type: Annotated[str, Param("grpo or dr_grpo", choices=LOSSES)]
-    warmup_steps: Annotated[int, _count("steps until the learning rate is reached", low=0)]
-    validation_split: Annotated[float, Param("part of the prompts that validates instead of a file", 0, 0.9, hard=True)]
-    early_stopping_patience: Annotated[
-        int,
-        _count("validations without a higher mean reward that end the job; the best is its model; 0: any", low=0),
-    ]
+HyperparametersBody = _struct("HyperparametersBody", SUPERVISED, *PREFERENCE)
+ReinforcementHyperparametersBody = _struct("ReinforcementHyperparametersBody", REINFORCEMENT)
 
 
 class ReinforcementBody(Struct, frozen=True, kw_only=True):
@@ -179,8 +122,14 @@ class JobBody(Struct, frozen=True, kw_only=True):
         Sequence[IntegrationBody], Param("{type: wandb, wandb: {project}}, mlflow, tensorboard", most=8)
     ] = ()
     method: Annotated[Method, Param("{type: TYPE, TYPE: {hyperparameters}}; with a grader of reinforcement")] = Method()
-    hyperparameters: Annotated[Mapping[str, Any], Param("n_epochs, batch_size, lora_r, full and others")] = {}
-    seed: Annotated[int, _count("of the order and the dropout", low=0)] = 0
+    hyperparameters: Annotated[
+        Mapping[str, Any],
+        Param(
+            'n_epochs, batch_size, lora_r, full and others; "auto": chosen from the data',
+            fields=(HyperparametersBody, ReinforcementHyperparametersBody),
+        ),
+    ] = {}
+    seed: Annotated[int, Param("of the order and the dropout", 0, INT_MAX, hard=True)] = 0
     metadata: Annotated[Mapping[str, Any], Param("any object; the job shows it")] = {}
 
 
@@ -215,10 +164,9 @@ def new_job(
     if len(suffix) > 64 or not all(c.isalnum() or c in "-_." for c in suffix):
         bad_request("suffix", "must be at most 64 letters, digits, '-', '_' or '.'")
     kind = asked.method.type
-    kinds = (*METHODS, REINFORCEMENT)
-    if kind not in kinds:
-        bad_request("method.type", f"must be one of {', '.join(kinds)}")
-    if other := next((m for m in kinds if m != kind and getattr(asked.method, m) is not None), None):
+    if kind not in _KINDS:
+        bad_request("method.type", f"must be one of {', '.join(_KINDS)}")
+    if other := next((m for m in _KINDS if m != kind and getattr(asked.method, m) is not None), None):
         bad_request(f"method.{other}", f"is not of the type {kind}")
     given: MethodBody | ReinforcementBody | None = getattr(asked.method, kind)
     grader = given.grader if isinstance(given, ReinforcementBody) else None
@@ -270,39 +218,24 @@ def _hyperparameters(
     start: TunedModel | None,
     weights: Collection[str] | None,
 ) -> dict[str, Any]:
-    rewarded = method == REINFORCEMENT
-    raw = _flattened(raw)
-    own: Mapping[str, Any] = REINFORCED if rewarded else hyperparameters(method)
-    body = ReinforcementHyperparametersBody if rewarded else HyperparametersBody
-    for name in sorted(raw):
-        if name in (_PREFERENCE | REINFORCED.keys()) - own.keys():
-            having = ", ".join(m for m in (*OBJECTIVES, REINFORCEMENT) if name in _own(m))
-            bad_request(f"hyperparameters.{name}", f"is of {having}, and the method is {method}")
-        if name not in body.__struct_fields__:
-            bad_request(f"hyperparameters.{name}", "is not known")
-    given = {k: None if v == "auto" else v for k, v in raw.items()}
+    raw, own, within = _flattened(raw), job_fields(method), "hyperparameters."
+    for name in sorted(raw.keys() - own.keys()):
+        field = next((field for of in _KINDS for job, field in job_fields(of).items() if job == name), None)
+        if field is None:
+            bad_request(within + name, "is not known")
+        param = FIELDS[field][1]
+        bad_request(within + name, not_of_method(param.job_methods or param.methods, method))
+    given = {name: None if value == AUTO else value for name, value in raw.items()}
     if start is not None:
         given = _inherited(given, start)
-    if given.get("full") is True:
-        for name in _OF_ADAPTERS:
-            if given.get(name) is not None:
-                bad_request(f"hyperparameters.{name}", "is of an adapter, and with full: true there is none")
-    sgd = given.get("optimizer") == "sgd"
-    for name in OF_ADAM if sgd else ():
-        if given.get(name) is not None:
-            bad_request(f"hyperparameters.{name}", "is of adamw, and the optimizer is sgd")
-    common = {name: value for name, value in DEFAULTS.items() if name in body.__struct_fields__}
-    common |= {"weight_decay": 0.0} if sgd else {}
-    automatic = [name for name, value in {**common, **own}.items() if value == "auto" and given.get(name) is None]
-    unused = {} if rewarded else dict.fromkeys(_PREFERENCE, 1.0)
-    defaults = {**common, **unused, **own, **dict.fromkeys(automatic, 2)}  # the numbers are replaced below
-    most = min(n_ctx_train, 1 << 16)
-    within = "hyperparameters."
-    highs = {} if rewarded else {"context_length": most}
-    asked = read(body, given, defaults=defaults, within=within, **highs)
-    values = {name: value for name, value in asdict_struct(asked).items() if name in common or name in own}
-    if values.get("neftune_noise_alpha") and method != SUPERVISED:
-        bad_request(f"{within}neftune_noise_alpha", f"is of supervised learning, and the method is {method}")
+    chosen = [own[name] for name, value in given.items() if value is not None]
+    choices = {"method": method, "full": given.get("full") is True, "optimizer": given.get("optimizer") or "adamw"}
+    for field, reason in unused({**dict.fromkeys(FIELDS, True), **choices}, chosen):
+        bad_request(within + (FIELDS[field][1].job or field), reason)
+    body = ReinforcementHyperparametersBody if method == REINFORCEMENT else HyperparametersBody
+    defaults = {**job_defaults(method), **({"weight_decay": 0.0} if choices["optimizer"] == "sgd" else {})}
+    parsed = read(body, given, within=within, context_length=min(n_ctx_train, 1 << 16))
+    values = {name: getattr(parsed, name) if given.get(name) is not None else defaults[name] for name in own}
     _check_template(values["chat_template"], f"{within}chat_template")
     try:
         options = lora_options(values)
@@ -311,7 +244,7 @@ def _hyperparameters(
     except TrainingError as error:
         name, _, problem = str(error).partition(": ")
         bad_request(within + name, problem)
-    return {**values, **dict.fromkeys(automatic, "auto")}
+    return values
 
 
 def _check_template(source: str, field: str) -> None:
@@ -340,16 +273,12 @@ def _flattened(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {k: v for k, v in raw.items() if k != "lora"} | {f"lora_{k}": v for k, v in lora.items()}
 
 
-def _own(method: str) -> Mapping[str, Any]:
-    return REINFORCED if method == REINFORCEMENT else hyperparameters(method)
-
-
 def _inherited(given: Mapping[str, Any], start: TunedModel) -> dict[str, Any]:
     """Hyperparameters with those of the model that a job starts from, which it cannot change."""
     fixed: dict[str, Any] = {"full": start.whole}
     if not start.whole:
         before = start.job["hyperparameters"]
-        fixed |= {name: before.get(name, DEFAULTS[name]) for name in HYPERPARAMETERS}
+        fixed |= {name: before.get(name, job_default(name, SUPERVISED)) for name in HYPERPARAMETERS}
         if fixed["lora_dora"]:
             bad_request("model", f"{start.name} is a DoRA adapter, from which no job starts")
         if fixed["lora_init"] == "pissa":  # twice the rank, over the model's own weights

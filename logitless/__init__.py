@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from logitless.serving import asgi_app as asgi_app
     from logitless.serving import serve as serve
     from logitless.trainer import Trainer as Trainer
+    from logitless.trainer import TrainingConfig as TrainingConfig
 
 _HOMES = {
     "async_llm": ("AsyncFinetuneJob", "AsyncLLM"),
@@ -60,7 +61,7 @@ _HOMES = {
     "params": ("BeamSearchParams", "LoRARequest", "SamplingParams"),
     "quantization": ("quantize",),
     "serving": ("Server", "asgi_app", "serve"),
-    "trainer": ("Trainer",),
+    "trainer": ("Trainer", "TrainingConfig"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [*sorted(_HOME_OF), "graph"]

@@ -16,19 +16,16 @@ from logitless.engine.loading.options import OPTIONS
 from logitless.errors import OptionError, TrainingError, public_errors
 from logitless.graph.execution.session import Session
 from logitless.models.adapters.peft import write_peft
-from logitless.training.adapters.neftune import Neftune
-from logitless.training.adapters.options import lora_options
-from logitless.training.finetune import FineTuning
-from logitless.training.methods.registry import METHODS, SUPERVISED, objective
-from logitless.training.methods.registry import learning_rate as rate_of
+from logitless.training import errors
+from logitless.training.config import METHODS, SUPERVISED, TrainingConfig, changed, config_of
 from logitless.training.parallel.processes import Processes
-from logitless.training.reporting.trackers import KINDS, Integration, RunInfo, Trackers, configuration
-from logitless.training.schedule import OptimizerSettings, Schedule
+from logitless.training.reporting.trackers import Integration, RunInfo, Trackers, configuration
+from logitless.training.run import FineTuning
 from logitless.training.step import GradientHook
-from logitless.training.trainer import Control, Event, Finished, Save, Settings, Step, Validated
+from logitless.training.trainer import Control, Event, Finished, Save, Step, Validated
 
 log = logging.getLogger("logitless.trackers")
-__all__ = ["Control", "Event", "Finished", "Save", "Step", "Trainer", "Validated"]
+__all__ = ["Control", "Event", "Finished", "Save", "Step", "Trainer", "TrainingConfig", "Validated"]
 
 
 class Trainer:
@@ -52,149 +49,49 @@ class Trainer:
         self,
         model: str | Path | None,
         data: str | Path | Iterable[Mapping[str, Any]],
+        config: TrainingConfig | None = None,
         *,
-        method: str = "supervised",
-        full: bool = False,
-        beta: float | None = None,
-        gamma: float | None = None,
         callbacks: Sequence[Callable[[Event], None]] = (),
         before_step: Callable[[Control], None] | None = None,
         on_gradients: GradientHook | None = None,
         device: str = "auto",
         threads: int = -1,
-        ctx_size: int | None = None,
-        batch_size: int = 8,
-        grad_acc: int = 1,
-        epochs: float = 0,
-        iterations: int = 256,
-        learning_rate: float | None = None,
-        warmup: int = 0,
-        optimizer: str = "adamw",
-        weight_decay: float = 0.0,
-        mmproj: str | Path | None = None,
-        val_split: float = 0.0,
-        validate_every: int = 0,
-        save_every: int = 0,
-        use_checkpointing: bool = True,
-        lora_r: int = 4,
-        lora_alpha: float = 0.0,
-        lora_target_modules: Sequence[str] = (),
-        lora_rslora: bool = False,
-        lora_dora: bool = False,
-        lora_init: str = "gaussian",
-        lora_plus_ratio: float = 1.0,
-        neftune_noise_alpha: float = 0.0,
-        train_tensors: Sequence[str] = ("*",),
-        seed: int = 0,
-        workers: int = 1,
-        report_to: Sequence[str] = (),
-        report_project: str = "logitless",
-        report_name: str = "",
-        report_dir: str | Path = "runs",
+        **fields: Any,
     ) -> None:
         """Open the model (None: the demo) and prepare the data; nothing is trained yet.
 
-        `method`: "supervised", "dpo", "orpo", "kto" or "simpo" (docs/training.md), with `beta` and
-        `gamma` where it has them; "lora" and "full" are supervised learning of an adapter and of
-        all weights. `full`: train all weights. `ctx_size`: tokens of a sample (None: the longest
-        row's, at least 128); `batch_size`: samples of a device run, of which a step takes
-        `grad_acc`; of a preference method their product is the examples of a step.
-        `learning_rate`: None: 1e-3, of a preference method 1e-4. `epochs` and `iterations` limit the run (0: no
-        limit). `callbacks` get each event: Step, Validated, Save, Finished. `before_step` may
-        change the learning rate or cancel. `on_gradients` gets a step's gradients as arrays by
-        parameter name, before the optimizer uses them, and returns those that it changed: for
-        clipping, noise, or an all-reduce between processes. `mmproj`: the projector of rows with
-        images (None: the only one beside the model); rows of a file may name image files below its
-        folder. `lora_r`, `lora_alpha`, `lora_target_modules`, `lora_rslora`, `lora_dora` and `lora_init`
-        shape the adapter, `lora_plus_ratio` is the factor of the rate of B, `neftune_noise_alpha`
-        of the noise on embeddings in supervised learning (docs/training.md). `workers`: processes that
-        share the `grad_acc` device runs of each step, and end with the bytes of one; `threads` is of
-        each. `report_to`: trackers that get the metrics, "wandb", "mlflow" or "tensorboard"; a warning
-        tells of one that fails.
+        `config`: the hyperparameters; `fields`: some of them by name, which come first
+        (docs/training.md lists them all: `Trainer(model, rows, lora_r=8, epochs=2)`). The methods
+        "lora" and "full" are supervised learning of an adapter and of all weights. `callbacks` get
+        each event: Step, Validated, Save, Finished. `before_step` may change the learning rate or
+        cancel. `on_gradients` gets a step's gradients as arrays by parameter name, before the
+        optimizer uses them, and returns those that it changed: for clipping, noise, or an
+        all-reduce between processes. Rows of a file may name image files below its folder.
+        `threads` is of each of the `workers`.
 
         ModelError, TrainingError and OptionError name the fault in one line.
         """
-        if method not in ("lora", "full", *METHODS):
-            raise OptionError(f"method: {method!r} is not one of lora, full, {', '.join(METHODS)}")
-        full, method = full or method == "full", SUPERVISED if method in ("lora", "full") else method
-        if optimizer not in ("adamw", "sgd"):
-            raise OptionError(f"optimizer: {optimizer!r} is not one of adamw, sgd")
-        for name, value in (
-            ("warmup", warmup),
-            ("validate_every", validate_every),
-            ("save_every", save_every),
-            ("seed", seed),
-        ):
-            if value < 0:
-                raise OptionError(f"{name}: {value} must not be negative")
-        if not 1e-3 <= lora_plus_ratio <= 1e3:
-            raise OptionError(f"lora_plus_ratio: {lora_plus_ratio} is not between 0.001 and 1000")
-        if not 0 <= neftune_noise_alpha <= 1e3:
-            raise OptionError(f"neftune_noise_alpha: {neftune_noise_alpha} is not between 0 and 1000")
-        if neftune_noise_alpha and method not in ("lora", "full", SUPERVISED):
-            raise OptionError(f"neftune_noise_alpha: is of supervised learning, and the method is {method}")
-        if workers < 1:
-            raise OptionError(f"workers: {workers} must be at least 1")
-        for kind in report_to:
-            if kind not in KINDS:
-                raise OptionError(f"report_to: {kind!r} is not one of {', '.join(KINDS)}")
-        self._integrations = [Integration(kind, report_project) for kind in report_to]
-        self._report_name, self._report_dir = report_name, Path(report_dir)
         self._callbacks = tuple(callbacks)
+        self.config = config = _config(config, fields)
+        self._integrations = [Integration(kind, config.report_project) for kind in config.report_to]
         with public_errors():
             names = OPTIONS["device"].check(device).split(",")
             n_threads = max(0, OPTIONS["threads"].check(threads))
-            if workers > 1 and n_threads == 0:
-                n_threads = max(1, cores() // workers)
-            learner = objective(method, {"beta": beta, "gamma": gamma})
-            if learning_rate is None:
-                learning_rate = rate_of(method)
-            settings = Settings(
-                n_ctx=128 if ctx_size is None else ctx_size,
-                n_batch=batch_size,
-                grad_acc=grad_acc,
-                n_epochs=epochs,
-                max_steps=iterations,
-                save_every=save_every,
-                checkpointing=use_checkpointing,
-                validate_every=validate_every,
-                schedule=Schedule(alpha=learning_rate, warmup=warmup, kind="constant"),
-                optimizer=OptimizerSettings(kind=optimizer, decay=weight_decay, lora_plus_ratio=lora_plus_ratio),
-                noise=Neftune(neftune_noise_alpha, seed),
-            )
+            if config.workers > 1 and n_threads == 0:
+                n_threads = max(1, cores() // config.workers)
             self._session = Session(open_backends(names, n_threads))
             try:
                 path = Path(demo_model() if model is None else model)
-                adapter = {
-                    "lora_r": lora_r,
-                    "lora_alpha": lora_alpha,
-                    "lora_target_modules": lora_target_modules,
-                    "lora_rslora": lora_rslora,
-                    "lora_dora": lora_dora,
-                    "lora_init": lora_init,
-                }
-                self._run = FineTuning(
-                    self._session,
-                    path,
-                    data,
-                    method=tuple(train_tensors) if full else lora_options(adapter, seed),
-                    objective=learner,
-                    settings=settings,
-                    fit_context=ctx_size is None,
-                    projector=mmproj,
-                    validation=val_split,
-                    seed=seed,
-                    before_step=before_step,
-                    on_gradients=on_gradients,
-                )
+                hooks: Any = {"before_step": before_step, "on_gradients": on_gradients}
+                self._run = FineTuning(self._session, path, data, config, **hooks)
             except BaseException:
                 self._session.close()
                 raise
-            for line in self._run.losses:
+            for line in self._run.warnings:
                 logging.getLogger("logitless.training").warning("%s: %s", self._run.name, line)
-            if workers > 1:
+            if config.workers > 1:
                 try:
-                    self._run.share(workers, partial(open_backends, names, n_threads), Processes)
+                    self._run.share(config.workers, partial(open_backends, names, n_threads), Processes)
                 except BaseException:
                     self.close()
                     raise
@@ -202,17 +99,17 @@ class Trainer:
     def fit(self) -> Finished:
         """Train to the end; the result has the reason why it ended."""
 
-        trainer = self._run.trainer
-        name = self._report_name or Path(self._run.gguf.path).stem
-        run = RunInfo(self._report_dir, "", name, configuration(trainer), trainer.counters.iterations)
+        trainer, config = self._run.trainer, self.config
+        name = config.report_name or Path(self._run.gguf.path).stem
+        run = RunInfo(Path(config.report_dir), "", name, configuration(trainer), trainer.counters.iterations)
         with public_errors(), Trackers(self._integrations, run, log.warning) as trackers:
 
-            def tell(event: Event) -> None:
+            def call_back(event: Event) -> None:
                 trackers(event)
                 for callback in self._callbacks:
                     callback(event)
 
-            return self._run.fit(tell)
+            return self._run.fit(call_back)
 
     def save(self, path: str | Path, output_type: str = "f32") -> None:
         """Write the adapter, or the whole model in `output_type`, one of `quantize`'s, as GGUF."""
@@ -249,3 +146,19 @@ class Trainer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _config(config: TrainingConfig | None, fields: Mapping[str, Any]) -> TrainingConfig:
+    """The configuration with these fields. OptionError names the one that is wrong."""
+    if config is not None and not isinstance(config, TrainingConfig):
+        raise OptionError(f"config: expected a TrainingConfig, got {type(config).__name__}")
+    values = {**({} if config is None else {name: getattr(config, name) for name in changed(config)}), **fields}
+    method = values.get("method", SUPERVISED)
+    if method not in ("lora", "full", *METHODS):
+        raise OptionError(f"method: {method!r} is not one of lora, full, {', '.join(METHODS)}")
+    if method in ("lora", "full"):
+        values |= {"method": SUPERVISED, "full": method == "full" or values.get("full", False)}
+    try:
+        return config_of(values)
+    except errors.TrainingError as error:
+        raise OptionError(str(error)) from None

@@ -1,8 +1,9 @@
 """Generated parts of the documentation: a hook of mkdocs that fills in references from the code.
 
 A line `<!-- generated: NAME [ARGUMENT] -->` of a page is replaced by the output of the function that `GENERATORS`
-has under NAME: the command line's flags, the HTTP endpoints, the error lines, the table of models, the modules of a
-package, or a file of the repository. Nothing generated is committed, so nothing can be out of date."""
+has under NAME: the command line's flags, the HTTP endpoints, the hyperparameters, the error lines, the table of
+models, the modules of a package, or a file of the repository. Nothing generated is committed, so nothing can be out
+of date."""
 
 from __future__ import annotations
 
@@ -175,6 +176,22 @@ def _flag(flag: Any) -> tuple[str, str, str]:
     return names + value, _plain(flag.help) + variables, default
 
 
+@cache
+def hyperparameters() -> str:
+    """Every hyperparameter of training: its names in Python, on the command line and in jobs."""
+    from logitless.cli.flags.options_training import HYPERPARAMETERS
+    from logitless.training.config import DEFAULTS, FIELDS, NONE
+
+    rows = []
+    for name, (_, param) in FIELDS.items():
+        flag = HYPERPARAMETERS.get(name)
+        job = "" if param.job == NONE else f"`{param.job or name}`"
+        default = "" if DEFAULTS[name] in (None, "", (), {}) else f"`{DEFAULTS[name]}`"
+        meaning = _plain(param.doc) + (f" ({', '.join(param.methods)})" if param.methods else "")
+        rows.append((f"`{name}`", "" if flag is None else f"`{flag.long}`", job, default, meaning))
+    return table(("field", "flag", "in jobs", "default in Python", "meaning"), rows)
+
+
 def _plain(text: str) -> str:
     """Text in which nothing is markup."""
     return re.sub(r"([*_<\[])", r"\\\1", text)
@@ -239,6 +256,7 @@ def file(path: str) -> str:
 GENERATORS: dict[str, Callable[..., str]] = {
     "cli": cli,
     "http": http,
+    "hyperparameters": hyperparameters,
     "errors": errors,
     "models": models,
     "modules": modules,

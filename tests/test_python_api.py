@@ -38,6 +38,7 @@ from logitless.engine.loading.options import ModelOptions
 from logitless.options import Options
 from logitless.source import _SOURCES
 from logitless.trainer import Control, Event, Finished, Step
+from logitless.training.config import TrainingConfig
 from logitless.training.reporting import trackers
 from tests.helpers.paths import ROOT
 
@@ -431,16 +432,20 @@ def test_wrong_options_are_one_line(options: dict[str, Any], kind: type[Error], 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"ctx_size": 100000}, "n_ctx 100000 is more than the model's 256 (ctx_size)"),
-        ({"batch_size": 0}, "n_batch must be at least 1, not 0 (batch_size)"),
-        ({"val_split": 2}, "the validation split must be at least 0 and below 1, not 2 (val_split)"),
-        ({"learning_rate": -1}, "the learning rate must be positive, not -1 (learning_rate)"),
-        ({"weight_decay": 5}, "not 5 (weight_decay)"),
-        ({"seed": -1}, "seed: -1 must not be negative"),
-        ({"warmup": -1}, "warmup: -1 must not be negative"),
+        ({"ctx_size": 100000}, "ctx_size 100000: is more than the model's 256"),
+        ({"batch_size": 0}, "batch_size: 0 is not between 1 and 65536"),
+        ({"val_split": 2}, "val_split: 2 is not between 0 and 0.99"),
+        ({"learning_rate": -1}, "learning_rate: -1 is not at least 1e-30"),
+        ({"weight_decay": 5}, "weight_decay: 5 is not between 0 and 1"),
+        ({"seed": -1}, "seed: -1 is not at least 0"),
+        ({"warmup": -1}, "warmup: -1 is not at least 0"),
         ({"lora_target_modules": ["x"]}, "lora_target_modules: the model has no matrix 'x' to adapt"),
         ({"lora_rslora": True}, "lora_rslora: needs a lora_alpha"),
         ({"lora_plus_ratio": 0}, "lora_plus_ratio: 0 is not between 0.001 and 1000"),
+        ({"lora_rank": 2}, "lora_rank: is no field of TrainingConfig; lora_ranks is"),
+        ({"config": TrainingConfig(full=True), "lora_dora": True}, "lora_dora: is of an adapter, and all weights are"),
+        ({"gamma": 1.0, "method": "dpo"}, "gamma: is of simpo, and the method is dpo"),
+        ({"batch_size": "many"}, "batch_size: 'many': expected `int`, got `str`"),
         ({"report_to": ["comet"]}, "report_to: 'comet' is not one of wandb, mlflow, tensorboard"),
     ],
 )

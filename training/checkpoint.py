@@ -21,9 +21,9 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.types import ValueType
 from logitless.models.gguf.write import Data, Key, f32, flag, tensor, text, u32, u64, write_gguf
 from logitless.training.adapters.options import RANKS, LoraOptions
+from logitless.training.config import SUPERVISED
 from logitless.training.data.packing import Groups
 from logitless.training.errors import TrainingError
-from logitless.training.methods.registry import SUPERVISED
 from logitless.training.reporting.results import Result
 from logitless.training.schedule import Stopping
 from logitless.training.trainable import LORA

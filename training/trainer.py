@@ -14,14 +14,15 @@ from typing import Any, NoReturn
 import numpy as np
 
 from logitless.training.adapters.neftune import Neftune
+from logitless.training.config import SUPERVISED
 from logitless.training.data.arrangement import Arrangement
 from logitless.training.data.packing import Groups, Sample
 from logitless.training.data.run_media import RunMedia
 from logitless.training.data.sampler import ExampleSampler, Sampler
 from logitless.training.data.tokenize_rows import I32
 from logitless.training.errors import TrainingDiverged, TrainingError
+from logitless.training.methods.grpo import GRPO
 from logitless.training.methods.objective import F32, F64, Measured, Objective, token_rows, weighted
-from logitless.training.methods.registry import SUPERVISED
 from logitless.training.policy.served_forward import ServedForward
 from logitless.training.reporting.results import Result, means
 from logitless.training.schedule import OptimizerSettings, Schedule, Stopping
@@ -214,9 +215,10 @@ class Control:
     cancel: bool = False
 
 
-def n_steps_of(order: Sampler | ExampleSampler, s: Settings) -> int:
-    """Optimizer steps of a whole run."""
+def n_steps_of(order: Sampler | ExampleSampler, s: Settings, grpo: GRPO | None = None) -> int:
+    """Optimizer steps of a whole run; `grpo`: of reinforcement."""
     by_epochs = order.n_batches(s.n_epochs, s.n_logical) if s.n_epochs > 0 else 0
+    by_epochs *= 1 if grpo is None else grpo.n_updates
     return min(n for n in (by_epochs, s.max_steps) if n > 0)
 
 

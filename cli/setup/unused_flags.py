@@ -1,4 +1,7 @@
-"""Refused combinations of flags: flags of `finetune` and `train` that have no effect beside others."""
+"""Refused combinations of flags: flags of `finetune` and `train` that have no effect beside others.
+
+What training/config.py declares of a hyperparameter (its methods, an adapter's, of another field) is
+checked by those declarations; here are the rules of flags that it does not have."""
 
 from __future__ import annotations
 
@@ -7,48 +10,41 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from logitless.cli.flags.flags import UsageError
+from logitless.cli.flags.options_training import HYPERPARAMETERS
+from logitless.training.adapters.options import HYPERPARAMETERS as OF_ADAPTER
+from logitless.training.config import FIELDS, METHODS, REINFORCEMENT, SUPERVISED, not_of_method, unused
 
+_FIELDS = {flag.dest: name for name, flag in HYPERPARAMETERS.items()}
 _COSINE = ("cos_decay_steps", "cos_decay_min", "cos_decay_restart", "enable_restart")
-_ADAM = ("adam_decay_min_ndim", "adam_beta1", "adam_beta2", "adam_eps", "adam_gclip", "adam_decay")
-_SAMPLES = ("include_sample_start", "escape", "overlapping_samples", "fill_with_next_samples", "sample_random_offsets")
-_SEPARATORS = ("separate_with_eos", "separate_with_bos")
-_OPTIONS = ("lora_r", "lora_alpha", "lora_target_modules", "lora_rslora", "lora_dora", "lora_init")
-_ADAPTER = (*_OPTIONS, "lora_plus_ratio")
+_SAMPLES = tuple(name for name in FIELDS if FIELDS[name][1].needs in ("sample_start", "fill_with_next_samples"))
 _GRADERS = ("grader", "allow_graders", "grader_url", "grader_api_key")
-_ANSWERS = ("n_samples", "max_completion_tokens", "max_tool_turns", "eval_samples")
-_REWARDED = (*_GRADERS, *_ANSWERS, "n_updates", "clip_range", "loss_type")
-_TEXTS = ("stride", "sample_start")
 _WITHOUT_TRAINING = frozenset(  # what --only-write-lora uses, or compares with the checkpoint's
-    [
-        "model",
-        "lora_out",
-        "only_write_lora",
-        "n",
-        "checkpoint_in",
-        "pattern_fn_it",
-        "fn_latest",
-        *_OPTIONS,
-        "verbose",
-        "device",
-        "threads",
-        "show",
-    ]
+    (
+        *("model", "lora_out", "only_write_lora", "n", "checkpoint_in", "pattern_fn_it", "fn_latest"),
+        *("verbose", "device", "threads", "show", *OF_ADAPTER),
+    )
 )
 
 
 def check_used(o: SimpleNamespace, *, full: bool, command: str = "finetune") -> None:
     """UsageError: a flag is given that the others leave without a meaning. `full`: all weights are
     trained, no adapter."""
-    given = {dest: words[0] for dest, words in o.given}
+    names = {dest: words[0] for dest, words in o.given}
+    values = {name: getattr(o, flag.dest, None) for name, flag in HYPERPARAMETERS.items()}
+    method: str = getattr(o, "method", SUPERVISED)
+    values |= {"full": full, "method": method}
+    declared = unused(
+        values, [_FIELDS[dest] for dest in names if dest in _FIELDS], lambda n: HYPERPARAMETERS[n].all_names[0]
+    )
     for dest, reason in (
-        *_unused_method(o, full),
+        *((HYPERPARAMETERS[name].dest, reason) for name, reason in declared),
+        *_unused_method(o, full, method),
         *_unused_data(o),
         *_unused_optimizer(o),
         *_unused_names(o),
-        *_unused_reports(o),
     ):
-        if dest in given:
-            raise UsageError(f"{command}: {given[dest]} {reason}")
+        if dest in names:
+            raise UsageError(f"{command}: {names[dest]} {reason}")
 
 
 def check_only_write(o: SimpleNamespace) -> None:
@@ -62,21 +58,14 @@ def _each(dests: tuple[str, ...], reason: str) -> Iterator[tuple[str, str]]:
     return ((dest, reason) for dest in dests)
 
 
-def _unused_method(o: SimpleNamespace, full: bool) -> Iterator[tuple[str, str]]:
+def _unused_method(o: SimpleNamespace, full: bool, method: str) -> Iterator[tuple[str, str]]:
     if full:
         ranks = tuple(dest for dest in vars(o) if dest.startswith("rank_"))
-        yield from _each((*_ADAPTER, *ranks), "is of an adapter, and all weights are trained")
+        yield from _each(ranks, "is of an adapter, and all weights are trained")
     else:
-        yield from _each(("train_tensors",), "is of a whole model, and an adapter is trained")
-        yield from _each(("output_type",), "is of a whole model, and an adapter is written in f32")
-    method = getattr(o, "method", "supervised")
-    if method == "reinforcement":
-        rewarded = "follows the prompts and --max-completion-tokens in reinforcement"
-        yield from _each(("ctx_size", *_TEXTS, *_SAMPLES, *_SEPARATORS), rewarded)
-    else:
-        yield from _each(_REWARDED, f"is of reinforcement, and the method is {method}")
-    if method != "supervised":
-        yield from _each(("pack", "neftune_noise_alpha"), f"is of supervised learning, and the method is {method}")
+        yield "output_type", "is of a whole model, and an adapter is written in f32"
+    if method in METHODS:
+        yield from _each(_GRADERS, not_of_method((REINFORCEMENT,), method))
 
 
 def _unused_data(o: SimpleNamespace) -> Iterator[tuple[str, str]]:
@@ -85,22 +74,18 @@ def _unused_data(o: SimpleNamespace) -> Iterator[tuple[str, str]]:
     if o.file is not None:
         rows, text = (f"is of {kind}, and --file {o.file} is not one" for kind in ("a .jsonl file", "a text"))
         if is_rows(o.file):
-            yield from _each(("stride", "sample_start", *_SAMPLES, *_SEPARATORS), text)
+            yield from _each(("stride", "sample_start", "escape", *_SAMPLES), text)
         else:
-            yield from _each(("pack",), rows)
+            yield "pack", rows
     if o.sample_start is None:
-        yield from _each((*_SAMPLES, *_SEPARATORS), "is of --sample-start, which is not given")
+        yield "escape", "is of --sample-start, which is not given"
     else:
-        yield from _each(("stride",), "is of a text without --sample-start")
+        yield "stride", "is of a text without --sample-start"
         if not o.sample_start:
             reason = "has no meaning where a sample begins at every token (--sample-start '')"
             yield from _each(("include_sample_start", "overlapping_samples"), reason)
-    if not o.fill_with_next_samples:
-        yield from _each(_SEPARATORS, "is of --fill-with-next-samples, which is not given")
-    if not o.val_split:
-        yield from _each(("validate_every",), "validates nothing with a --val-split of 0")
     if not o.checkpoint_in:
-        yield from _each(("force_reshuffle",), "is of --checkpoint-in, which is not given")
+        yield "force_reshuffle", "is of --checkpoint-in, which is not given"
 
 
 def _unused_optimizer(o: SimpleNamespace) -> Iterator[tuple[str, str]]:
@@ -111,21 +96,10 @@ def _unused_optimizer(o: SimpleNamespace) -> Iterator[tuple[str, str]]:
             yield "learning_rate_min", f"of {o.learning_rate_min:g} is not below the rate of -lr"
     else:
         yield from _each(("learning_rate_min", "decay_epochs"), "halves the rate of -lr, which is not given")
-    if not o.learning_rate_min:
-        yield "decay_epochs", "is of -lr-min, which is not given"
-    if not o.enable_restart:
-        yield "cos_decay_restart", "is of --enable-restart, which is not given"
     if o.optimizer != "adamw":
-        yield from _each(_ADAM, f"is of adamw, and the optimizer is {o.optimizer}")
+        yield "adam_decay", f"is of adamw, and the optimizer is {o.optimizer}"
     if o.weight_decay is not None:
         yield "adam_decay", "and -wd are two names of the weight decay: give one of them"
-    if not o.opt_past:
-        yield "opt_delta", "is of --opt-past, which is not given"
-
-
-def _unused_reports(o: SimpleNamespace) -> Iterator[tuple[str, str]]:
-    if not o.report_to:
-        yield from _each(("report_project", "report_name", "report_dir"), "is of --report-to, which is not given")
 
 
 def _unused_names(o: SimpleNamespace) -> Iterator[tuple[str, str]]:

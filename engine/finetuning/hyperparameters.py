@@ -1,13 +1,14 @@
-"""Hyperparameters of a job: OpenAI's names and further ones; "auto" is chosen from the data."""
+"""Hyperparameters of a job: a number for each "auto", chosen from the data as OpenAI does it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from logitless.training.schedule import OptimizerSettings, default_warmup
+from logitless.training.config import AUTO, REINFORCEMENT, TrainingConfig, config_of_job, job_defaults
+from logitless.training.errors import TrainingError
+from logitless.training.schedule import default_warmup
 
 if TYPE_CHECKING:
     from logitless.training.data.tokenize_rows import I32
@@ -17,75 +18,8 @@ BATCH_TOKENS = 512
 FILLED = 0.95  # part of a batch's windows that its examples fill, so that few batches need one more
 MIN_STEPS = 50  # steps of a run that batch_size "auto" leaves, if there are so many examples
 MOST_EXAMPLES = 256  # of a batch with batch_size "auto"
-
-
-@dataclass(frozen=True)
-class Hyperparameters:
-    """Hyperparameters of a job that runs.
-
-    Batches and epochs count examples. `learning_rate_multiplier` scales `base_rate`. `own`: those
-    of the training method, such as dpo's beta. `early_stopping_patience`: epochs
-    without a lower validation loss until the job ends; 0: it runs to its end.
-    """
-
-    n_epochs: int
-    batch_size: int
-    learning_rate_multiplier: float
-    context_length: int
-    warmup_steps: int
-    lora_r: int = 8
-    lora_alpha: float = 0.0
-    lora_target_modules: Sequence[str] = ()
-    lora_rslora: bool = False
-    lora_dora: bool = False
-    lora_init: str = "gaussian"
-    lora_plus_ratio: float = 1.0
-    neftune_noise_alpha: float = 0.0
-    optimizer: str = "adamw"
-    weight_decay: float = 0.1  # of sgd 0
-    adam_beta1: float = 0.9
-    adam_beta2: float = 0.999
-    max_grad_norm: float = 1.0
-    chat_template: str = ""  # "": the model's
-    full: bool = False
-    validation_split: float = 0.0
-    early_stopping_patience: int = 0
-    own: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def optimizer_settings(self) -> OptimizerSettings:
-        return OptimizerSettings(
-            kind=self.optimizer,
-            beta1=self.adam_beta1,
-            beta2=self.adam_beta2,
-            decay=self.weight_decay,
-            gclip=self.max_grad_norm,
-            lora_plus_ratio=self.lora_plus_ratio,
-        )
-
-    def as_row(self) -> dict[str, Any]:
-        """All of them by name, as a job shows them."""
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "own"}
-        return {**values, **self.own}
-
-
-DEFAULTS = {f.name: "auto" if f.default is MISSING else f.default for f in fields(Hyperparameters) if f.name != "own"}
-
-
-OF_ADAM = ("adam_beta1", "adam_beta2", "max_grad_norm")  # SGD has neither moments nor clipping
-REINFORCED: dict[str, Any] = {  # hyperparameters that only this method has
-    "compute_multiplier": 1.0,
-    "eval_interval": "auto",
-    "eval_samples": 1,
-    "reasoning_effort": "default",
-    "n_samples": "auto",
-    "n_updates": 1,
-    "max_completion_tokens": "auto",
-    "max_tool_turns": 0,
-    "beta": 0.0,
-    "clip_range": 0.2,
-    "loss_type": "grpo",
-}
+N_SAMPLES, BATCH, MAX_COMPLETION = 8, 8, 256  # "auto": answers to a prompt, prompts of a step, tokens of an answer
+MIN_BATCHES = 64  # of a run with n_epochs "auto": a batch teaches little, and repeated prompts get new answers
 
 
 def base_rate(method: str, *, full: bool) -> float:
@@ -95,33 +29,79 @@ def base_rate(method: str, *, full: bool) -> float:
     return learning_rate(method) * (0.01 if full else 1.0)
 
 
+class Choices:
+    """Values of a job's hyperparameters, of which those that are "auto" can be chosen."""
+
+    def __init__(self, row: Mapping[str, Any], method: str) -> None:
+        defaults = dict(job_defaults(method))
+        if row.get("optimizer") == "sgd":
+            defaults["weight_decay"] = 0.0
+        self.method, self.automatic = method, [name for name in defaults if row.get(name, AUTO) == AUTO]
+        self.values = {
+            name: row[name] if row.get(name, AUTO) != AUTO else default for name, default in defaults.items()
+        }
+
+    def choose(self, name: str, value: float) -> None:
+        if self.values[name] == AUTO:
+            self.values[name] = value
+
+    def config(self, seed: int) -> TrainingConfig:
+        """The configuration of the job."""
+        from msgspec.structs import replace
+
+        config = config_of_job(self.values, self.method, seed)
+        return replace(config, learning_rate=base_rate(self.method, full=config.full))
+
+
 def resolved(
-    asked: Mapping[str, Any], lengths: I32, longest: int, n_ctx_train: int, own: Mapping[str, float] | None = None
-) -> Hyperparameters:
-    """Hyperparameters of a job, with a number for each "auto".
+    row: Mapping[str, Any], lengths: I32, longest: int, n_ctx_train: int, method: str = "supervised", seed: int = 0
+) -> TrainingConfig:
+    """The configuration of a job that learns from data, with a number for each "auto".
 
     `lengths` (examples,): tokens of the training examples without their rows' last ones, which are
-    labels alone; `longest`: of the longest row, those that validate too; `own`: hyperparameters of
-    the method. As OpenAI does it, few
+    labels alone; `longest`: of the longest row, those that validate too. As OpenAI does it, few
     examples are seen more often and many in larger batches; here a batch has also the tokens that
     fill a device run.
     """
     from logitless.training.data.load import context_of
 
-    values = {**DEFAULTS, **{name: value for name, value in asked.items() if name in DEFAULTS}}
+    c, n, mean = Choices(row, method), len(lengths), float(lengths.mean())
+    c.choose("context_length", context_of(longest, n_ctx_train))
+    c.choose("n_epochs", epochs_of(n))
+    c.choose("batch_size", _batch(n, mean, c.values["n_epochs"]))
+    batch_tokens = min(c.values["batch_size"], n) * mean
+    c.choose("learning_rate_multiplier", round(min(2.0, max(0.5, math.sqrt(batch_tokens / BATCH_TOKENS))), 2))
+    c.choose("warmup_steps", default_warmup(c.values["n_epochs"] * math.ceil(n / c.values["batch_size"])))
+    return c.config(seed)
 
-    def auto(name: str, value: float) -> None:
-        if values[name] == "auto":
-            values[name] = value
 
-    n, mean = len(lengths), float(lengths.mean())
-    auto("context_length", context_of(longest, n_ctx_train))
-    auto("n_epochs", epochs_of(n))
-    auto("batch_size", _batch(n, mean, values["n_epochs"]))
-    batch_tokens = min(values["batch_size"], n) * mean
-    auto("learning_rate_multiplier", round(min(2.0, max(0.5, math.sqrt(batch_tokens / BATCH_TOKENS))), 2))
-    auto("warmup_steps", default_warmup(values["n_epochs"] * math.ceil(n / values["batch_size"])))
-    return Hyperparameters(**values, own=dict(own or {}))
+def resolved_rewards(row: Mapping[str, Any], n: int, longest: int, n_ctx: int, seed: int = 0) -> TrainingConfig:
+    """The configuration of a job that learns from rewards. `n`: prompts to train on; `longest`: tokens
+    of the longest prompt; `n_ctx`: of the model's context. TrainingError: an answer has no room."""
+    c = Choices(row, REINFORCEMENT)
+    c.choose("n_samples", max(2, round(N_SAMPLES * c.values["compute_multiplier"])))
+    c.choose("max_completion_tokens", max(1, min(MAX_COMPLETION, n_ctx - 1 - longest)))
+    room_of(longest, c.values["max_completion_tokens"], n_ctx)
+    c.choose("batch_size", min(n, BATCH))
+    n_batches = math.ceil(n / c.values["batch_size"])
+    c.choose("n_epochs", max(epochs_of(n), math.ceil(MIN_BATCHES / n_batches)))
+    c.choose("learning_rate_multiplier", 1.0)
+    n_steps = math.ceil(c.values["n_epochs"] * n_batches) * c.values["n_updates"]
+    c.choose("warmup_steps", default_warmup(n_steps))
+    c.choose("eval_interval", max(1, n_steps // 10))
+    return c.config(seed)
+
+
+def room_of(longest: int, max_tokens: int, n_ctx: int) -> int:
+    """Tokens of a window for the longest prompt and an answer. TrainingError: more than `n_ctx`."""
+    from logitless.training.policy.served_forward import ALIGNMENT
+
+    if longest + max_tokens >= n_ctx:
+        raise TrainingError(
+            f"max_completion_tokens: {max_tokens} and the longest prompt's {longest} tokens exceed the context of "
+            f"{n_ctx}"
+        )
+    return -(-(longest + max_tokens) // ALIGNMENT) * ALIGNMENT
 
 
 def epochs_of(n: int) -> int:
@@ -137,10 +117,10 @@ def _batch(n: int, mean: float, n_epochs: int) -> int:
     return max(1, min(filling, MOST_EXAMPLES, n_epochs * n // MIN_STEPS, n))
 
 
-def told(asked: Mapping[str, Any], found: Hyperparameters, n: int, mean: float) -> str:
+def choices_line(row: Mapping[str, Any], values: Mapping[str, Any], method: str, n: int, mean: float) -> str:
     """Line about the choices for "auto"; "": there was none."""
-    auto = {k: v for k, v in found.as_row().items() if {**DEFAULTS, **asked}.get(k, "auto") == "auto"}
-    chosen = [f"{k}={v:g}" for k, v in auto.items() if not isinstance(v, str)]
+    automatic = {name for name, default in job_defaults(method).items() if default == AUTO}
+    chosen = [f"{k}={values[k]:g}" for k in values if k in automatic and row.get(k, AUTO) == AUTO]
     if not chosen:
         return ""
     return f"Hyperparameters chosen from {n} examples of {mean:.0f} tokens on average: {', '.join(chosen)}"

@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logitless.engine.finetuning.hyperparameters import Hyperparameters, base_rate, resolved, told
+from logitless.engine.finetuning.hyperparameters import choices_line, resolved
 from logitless.engine.finetuning.status import ENDED
 from logitless.engine.finetuning.store import Row, Store, event_of
+from logitless.training.config import TrainingConfig, config_of_job, job_row
 
 if TYPE_CHECKING:
     from logitless.models.chat.template import ChatTemplate
     from logitless.models.tokenizer import Tokenizer
-    from logitless.training.data.dataset_rows import DatasetRow
     from logitless.training.data.media import MediaReader
-    from logitless.training.data.packing import Examples, Groups
     from logitless.training.data.run_media import RunMedia
-    from logitless.training.data.sampler import ExampleSampler
     from logitless.training.data.tokenize_rows import I32
-    from logitless.training.methods.grpo import GRPO
-    from logitless.training.methods.objective import Objective
     from logitless.training.reporting.trackers import Trackers
-    from logitless.training.trainer import Settings, Step, Trainer, Validated
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Tokenized data and settings of a job. `choices`: a line about each "auto"; `warnings`: what
-    is not learned as it was given."""
-
-    hyperparameters: Hyperparameters
-    settings: Settings
-    order: ExampleSampler
-    validation: I32
-    objective: Objective | None = None
-    media: RunMedia | None = None
-    choices: str = ""
-    warnings: tuple[str, ...] = ()
-    grpo: GRPO | None = None  # of reinforcement
+    from logitless.training.run import RowSource, RunPlan
+    from logitless.training.trainer import Step, Trainer, Validated
 
 
 def base_of(job: Row) -> str:
@@ -56,21 +37,6 @@ def method_of(job: Row) -> str:
 def method_row(method: str, hyperparameters: Row, grader: Row | None = None) -> Row:
     """A job's `method`, as OpenAI's API has it."""
     return {"type": method, method: {"hyperparameters": hyperparameters, **({"grader": grader} if grader else {})}}
-
-
-def template_of(job: Row, tokenizer: Tokenizer, template: ChatTemplate | None) -> ChatTemplate | None:
-    """The chat template of a job's rows: its own, or the model's. TrainingError: it is not usable."""
-    from logitless.models.chat.errors import ChatTemplateError
-    from logitless.models.chat.template import from_metadata
-    from logitless.training.errors import TrainingError
-
-    source = job["hyperparameters"].get("chat_template")
-    if not source:
-        return template
-    try:
-        return from_metadata({}, tokenizer, source)
-    except ChatTemplateError as error:
-        raise TrainingError(f"hyperparameters.chat_template: {' '.join(str(error).split())}") from None
 
 
 def grader_row(job: Row) -> Row | None:
@@ -158,6 +124,18 @@ def media_reader(job: Row, store: Store, open_media: Callable[[], RunMedia]) -> 
     return MediaReader(open_media, uploaded=lambda id: store.media_path(id, may_see))
 
 
+def row_source(store: Store, id: str) -> RowSource:
+    """Rows of an uploaded file. TrainingError: it is gone."""
+    from logitless.training.data.sources import rows_of
+    from logitless.training.errors import TrainingError
+    from logitless.training.run import RowSource
+
+    path, filename = store.file_path(id), (store.get("files", id) or {}).get("filename", "")
+    if not path.exists():
+        raise TrainingError(f"the file {id} is gone")
+    return RowSource(id, lambda: rows_of(path, id, filename))
+
+
 def prepare(
     job: Row,
     store: Store,
@@ -165,77 +143,26 @@ def prepare(
     template: ChatTemplate | None,
     n_ctx_train: int,
     media: MediaReader | None = None,
-) -> Prepared:
+) -> RunPlan:
     """Read and tokenize a job's files. Raises TrainingError that names the wrong line."""
-    import numpy as np
-
-    from logitless.training.adapters.neftune import Neftune
     from logitless.training.data.load import Reader
-    from logitless.training.data.sampler import ExampleSampler, split
-    from logitless.training.data.sources import rows_of
-    from logitless.training.errors import TrainingError
-    from logitless.training.methods.registry import hyperparameters, objective
-    from logitless.training.schedule import Schedule
-    from logitless.training.trainer import Settings
+    from logitless.training.run import objective_of, plan_examples
 
-    asked: Row = job["hyperparameters"]
-    method = method_of(job)
-    own = {name: asked.get(name, default) for name, default in hyperparameters(method).items()}
-    reader = Reader(tokenizer, template, objective(method, own), media)
-    warnings: list[str] = []
-    files = [id for id in (job["training_file"], job["validation_file"]) if id]
-    for id in files:
-        if not store.file_path(id).exists():
-            raise TrainingError(f"the file {id} is gone")
+    row, method, seed = job["hyperparameters"], method_of(job), job["seed"]
+    first = config_of_job(row, method, seed)
+    line = ""
 
-    def records(id: str) -> Iterator[DatasetRow]:
-        return rows_of(store.file_path(id), id, (store.get("files", id) or {}).get("filename", ""))
+    def choose(lengths: I32, longest: int) -> TrainingConfig:
+        nonlocal line
+        config = resolved(row, lengths, longest, n_ctx_train, method, seed)
+        line = choices_line(row, job_row(config), method, len(lengths), float(lengths.mean()))
+        return config
 
-    lengths = [reader.lengths(records(id), id) for id in files]
-    sizes = lengths[0].sizes
-    n = len(sizes)
-    if not n:
-        raise TrainingError(f"{files[0]}: has no token to learn")
-    if fraction := float(asked.get("validation_split", 0.0)):
-        if n < 2:
-            raise TrainingError(f"{files[0]}: a validation_split of one example leaves none to train on")
-        fraction = max(fraction, 1 / n)  # at least one example
-    training, validation = (
-        split(n, fraction, job["seed"]) if fraction else (np.arange(n, dtype=np.int32), np.zeros(0, np.int32))
-    )
-    h = resolved(asked, sizes[training], max(found.longest for found in lengths), n_ctx_train, own)
-
-    def rows(id: str) -> Examples | Groups:
-        found = reader.by_example(records(id), id, h.context_length)
-        warnings.extend(f"{id}: {line}" for line in found.losses)
-        return found
-
-    dataset = rows(job["training_file"])
-    if job["validation_file"]:
-        dataset = dataset.joined(rows(job["validation_file"]))  # type: ignore[arg-type]
-        validation = np.arange(n, len(dataset), dtype=np.int32)
-    dataset, n_batch, n_runs = dataset.lay(training, h.batch_size)
-    order = ExampleSampler(dataset, training, job["training_file"], job["seed"])
-    n_steps = order.n_batches(h.n_epochs, h.batch_size)
-    if h.warmup_steps >= n_steps:
-        warnings.append(
-            f"warmup_steps of {h.warmup_steps}: the {n_steps} steps of the job never reach the learning rate"
-        )
-    settings = Settings(
-        n_ctx=dataset.n_tokens,
-        n_batch=n_batch,
-        grad_acc=n_runs,
-        n_examples=h.batch_size,
-        n_epochs=h.n_epochs,
-        max_steps=0,
-        schedule=Schedule(
-            alpha=base_rate(method, full=h.full) * h.learning_rate_multiplier,
-            warmup=h.warmup_steps,
-            cos_decay_steps=max(1, n_steps),
-        ),
-        optimizer=h.optimizer_settings,
-        noise=Neftune(h.neftune_noise_alpha, job["seed"]),
-    )
-    choices = told(asked, h, len(training), float(sizes[training].mean()))
-    found = None if media is None else media.media
-    return Prepared(h, settings, order, validation, reader.objective, found, choices, tuple(warnings))
+    sources = [row_source(store, id) for id in (job["training_file"], job["validation_file"]) if id]
+    reader = Reader(tokenizer, template, objective_of(first), media)
+    plan = plan_examples(first, sources[0], sources[1] if len(sources) > 1 else None, reader, choose)
+    warnings, warmup = plan.warnings, plan.settings.schedule.warmup
+    if warmup >= plan.n_steps:
+        never = f"the {plan.n_steps} steps of the job never reach the learning rate"
+        warnings += (f"warmup_steps of {warmup}: {never}",)
+    return replace(plan, choices=line, warnings=warnings)

@@ -1,161 +1,96 @@
-"""Reinforcement jobs: their hyperparameters, prompts and settings."""
+"""Runs that learn from rewards, of jobs and of the command line: plan and trainer."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from logitless.engine.finetuning.hyperparameters import (
-    DEFAULTS,
-    REINFORCED,
-    Hyperparameters,
-    base_rate,
-    epochs_of,
-    told,
-)
-from logitless.engine.finetuning.job import Prepared
+from logitless.engine.finetuning.hyperparameters import choices_line, resolved_rewards, room_of
+from logitless.engine.finetuning.job import row_source
 from logitless.engine.finetuning.sampled_answers import AnswerReader, grading, tools_of
 from logitless.engine.finetuning.store import Row, Store
+from logitless.training.config import REINFORCEMENT, TrainingConfig, job_row
 from logitless.training.data.packing import RUN_TOKENS
 from logitless.training.data.prompts import Prompts, prompts_of
-from logitless.training.data.sampler import ExampleSampler, split
-from logitless.training.data.sources import rows_of
-from logitless.training.errors import TrainingError
+from logitless.training.data.sampler import ExampleSampler
+from logitless.training.data.tokenize_rows import I32
 from logitless.training.methods.grpo import GRPO
 from logitless.training.policy.reinforcement import Policy, ReinforcementTrainer, reference_steps
-from logitless.training.policy.served_forward import ALIGNMENT, ServedForward, is_served
-from logitless.training.schedule import Schedule, default_warmup
-from logitless.training.trainer import Settings
+from logitless.training.policy.served_forward import ServedForward, is_served
+from logitless.training.run import RunPlan, held_out, settings_of
 
 if TYPE_CHECKING:
     from logitless.engine.runner.model_runner import ModelRunner
     from logitless.models.chat.template import ChatTemplate
     from logitless.models.tokenizer import Tokenizer
-    from logitless.training.data.dataset_rows import DatasetRow
     from logitless.training.graders.grade import Grader
     from logitless.training.trainable import Trainable
 
-N_SAMPLES, BATCH, MAX_COMPLETION = 8, 8, 256  # "auto": answers to a prompt, prompts of a step, tokens of an answer
-MIN_BATCHES = 64  # of a run with n_epochs "auto": a batch teaches little, and repeated prompts get new answers
 
-
-def resolved(asked: Mapping[str, Any], n: int, longest: int, n_ctx: int) -> Hyperparameters:
-    """Hyperparameters with a number for each "auto". `n`: prompts to train on; `longest`: tokens of
-    the longest prompt; `n_ctx`: of the model's context. TrainingError: an answer has no room."""
-    values = {**REINFORCED, **DEFAULTS, **asked}
-
-    def auto(name: str, value: float) -> None:
-        if values[name] == "auto":
-            values[name] = value
-
-    auto("n_samples", max(2, round(N_SAMPLES * values["compute_multiplier"])))
-    auto("max_completion_tokens", max(1, min(MAX_COMPLETION, n_ctx - 1 - longest)))
-    values["context_length"] = room_of(longest, values["max_completion_tokens"], n_ctx)
-    auto("batch_size", min(n, BATCH))
-    auto("n_epochs", max(epochs_of(n), math.ceil(MIN_BATCHES / math.ceil(n / values["batch_size"]))))
-    auto("learning_rate_multiplier", 1.0)
-    n_steps = math.ceil(values["n_epochs"] * math.ceil(n / values["batch_size"])) * values["n_updates"]
-    auto("warmup_steps", default_warmup(n_steps))
-    auto("eval_interval", max(1, n_steps // 10))
-    own = {name: values.pop(name) for name in REINFORCED}
-    return Hyperparameters(**{name: values[name] for name in DEFAULTS}, own=own)
-
-
-def room_of(longest: int, max_tokens: int, n_ctx: int) -> int:
-    """Tokens of a window for the longest prompt and an answer. TrainingError: more than `n_ctx`."""
-    if longest + max_tokens >= n_ctx:
-        raise TrainingError(
-            f"max_completion_tokens: {max_tokens} and the longest prompt's {longest} tokens exceed the context of "
-            f"{n_ctx}"
-        )
-    return -(-(longest + max_tokens) // ALIGNMENT) * ALIGNMENT
-
-
-def grpo_of(h: Hyperparameters) -> GRPO:
-    """The method with a job's hyperparameters."""
-    own = h.own
+def grpo_of(c: TrainingConfig) -> GRPO:
+    """The method with a configuration's numbers."""
+    assert c.max_completion_tokens is not None
     return GRPO(
-        n_samples=own["n_samples"],
-        n_updates=own["n_updates"],
-        max_tokens=own["max_completion_tokens"],
-        max_tool_turns=own["max_tool_turns"],
-        beta=own["beta"],
-        clip=own["clip_range"],
-        loss_type=own["loss_type"],
-        eval_samples=own["eval_samples"],
+        n_samples=c.n_samples,
+        n_updates=c.n_updates,
+        max_tokens=c.max_completion_tokens,
+        max_tool_turns=c.max_tool_turns,
+        beta=c.beta or 0.0,
+        clip=c.clip_range,
+        loss_type=c.loss_type,
+        eval_samples=c.eval_samples,
     )
 
 
-def settings_of(h: Hyperparameters, n_steps: int) -> Settings:
-    """The settings of a run: windows of one answer's length."""
-    return Settings(
-        n_ctx=h.context_length,
-        n_batch=max(1, RUN_TOKENS // h.context_length),
-        n_examples=h.batch_size,
-        n_epochs=h.n_epochs,
-        max_steps=0,
-        validate_every=h.own["eval_interval"],
-        schedule=Schedule(
-            alpha=base_rate("reinforcement", full=h.full) * h.learning_rate_multiplier,
-            warmup=h.warmup_steps,
-            cos_decay_steps=max(1, n_steps),
-        ),
-        optimizer=h.optimizer_settings,
-    )
+def plan_rewards(
+    prompts: Prompts, config: TrainingConfig, training: I32, validation: I32, n_ctx: int, name: str, **more: Any
+) -> RunPlan:
+    """The plan of a run that learns from rewards: windows of one answer's length."""
+    assert config.max_completion_tokens is not None
+    room = room_of(int(prompts.sizes.max()), config.max_completion_tokens, n_ctx)
+    n_batch = max(1, RUN_TOKENS // room)
+    settings = replace(settings_of(config), n_ctx=room, n_batch=n_batch, grad_acc=1)
+    order = ExampleSampler(prompts, training, name, config.seed, config.shuffle)
+    return RunPlan.of(config, settings, order, validation, grpo=grpo_of(config), **more)
 
 
 def prepare_reinforcement(
     job: Row, store: Store, tokenizer: Tokenizer, template: ChatTemplate | None, n_ctx: int
-) -> Prepared:
+) -> RunPlan:
     """Read a job's prompts. TrainingError names the line or the hyperparameter that is wrong."""
-    asked: Row = job["hyperparameters"]
-    effort = asked.get("reasoning_effort", "default")
+    row, seed = job["hyperparameters"], job["seed"]
+    effort = row.get("reasoning_effort", "default")
     variables = {} if effort == "default" else {"reasoning_effort": effort}
 
-    def prompts(id: str) -> Prompts:
-        if not store.file_path(id).exists():
-            raise TrainingError(f"the file {id} is gone")
+    def read(id: str) -> Prompts:
+        source = row_source(store, id)
+        return prompts_of(source.records(), tokenizer, template, id, **variables)
 
-        def records() -> Iterator[DatasetRow]:
-            return rows_of(store.file_path(id), id, (store.get("files", id) or {}).get("filename", ""))
-
-        return prompts_of(records(), tokenizer, template, id, **variables)
-
-    found = prompts(job["training_file"])
-    n = len(found)
-    fraction = float(asked.get("validation_split", 0.0))
-    if fraction and n < 2:
-        raise TrainingError(f"{job['training_file']}: a validation_split of one prompt leaves none to train on")
-    training, validation = (
-        split(n, max(fraction, 1 / n), job["seed"])
-        if fraction
-        else (np.arange(n, dtype=np.int32), np.zeros(0, np.int32))
-    )
+    prompts = read(job["training_file"])
+    n = len(prompts)
+    training, validation = held_out(n, float(row.get("validation_split", 0.0)), seed, job["training_file"], "prompt")
     if job["validation_file"]:
-        found = found.joined(prompts(job["validation_file"]))
-        validation = np.arange(n, len(found), dtype=np.int32)
-    h = resolved(asked, len(training), int(found.sizes.max()), n_ctx)
-    order = ExampleSampler(found, training, job["training_file"], job["seed"])
-    grpo = grpo_of(h)
-    n_steps = order.n_batches(h.n_epochs, h.batch_size) * grpo.n_updates
-    choices = told(asked, h, len(training), float(found.sizes[training].mean()))
-    return Prepared(h, settings_of(h, n_steps), order, validation, choices=choices, grpo=grpo)
+        prompts = prompts.joined(read(job["validation_file"]))
+        validation = np.arange(n, len(prompts), dtype=np.int32)
+    config = resolved_rewards(row, len(training), int(prompts.sizes.max()), n_ctx, seed)
+    mean = float(prompts.sizes[training].mean())
+    line = choices_line(row, job_row(config), REINFORCEMENT, len(training), mean)
+    return plan_rewards(prompts, config, training, validation, n_ctx, job["training_file"], choices=line)
 
 
 def reinforcement_trainer(
-    prepared: Prepared,
+    plan: RunPlan,
     trainable: Trainable,
     engine: ModelRunner,
     policy: Policy,
     grader: Grader,
     reader: AnswerReader,
-    named: Mapping[str, Any],
+    **named: Any,
 ) -> ReinforcementTrainer:
-    """The trainer of a job. `named`: as of every job's trainer. TrainingError: a tool has no endpoint."""
-    s, grpo, prefix = prepared.settings, prepared.grpo, named["prefix"]
+    """The trainer of a plan. `named`: as of every trainer. TrainingError: a tool has no endpoint."""
+    s, grpo, prefix = plan.settings, plan.grpo, named.get("prefix", "train")
     assert grpo is not None
     ask_tools = tools_of(grader, grpo.max_tool_turns, reader)
     served = None
@@ -165,13 +100,14 @@ def reinforcement_trainer(
     return ReinforcementTrainer(
         trainable,
         s,
-        prepared.order,
-        prepared.validation,
+        plan.order,
+        plan.validation,
         grpo=grpo,
         policy=policy,
         grade=grading(grader, reader),
         ask_tools=ask_tools,
         reference=reference_steps(engine.session, engine.model, s, served, prefix) if grpo.beta > 0 else None,
         served=served,
+        stopping=plan.stopping,
         **named,
     )

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from logitless.engine.engine_task import EngineTask
 from logitless.engine.errors import is_full
 from logitless.engine.finetuning.job import (
-    Prepared,
     base_of,
     checkpoint_path,
     failure_of,
@@ -32,7 +31,6 @@ from logitless.engine.finetuning.job import (
     metrics_table,
     prepare,
     set_status,
-    template_of,
     trackers_of,
 )
 from logitless.engine.finetuning.status import ENDED, RUNNING
@@ -41,6 +39,7 @@ from logitless.engine.finetuning.tuned_models import TunedModel, delete, find, t
 from logitless.engine.stats import TrainingStats
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.atomic_write import private
+from logitless.training.config import REINFORCEMENT, job_row
 
 if TYPE_CHECKING:
     from logitless.engine.adapters import Adapters
@@ -59,10 +58,10 @@ if TYPE_CHECKING:
     from logitless.training.data.run_media import RunMedia
     from logitless.training.graders.grade import Surroundings
     from logitless.training.reporting.trackers import Trackers
+    from logitless.training.run import RunPlan
     from logitless.training.trainable import Trainable
     from logitless.training.trainer import Event, Trainer
 
-REINFORCEMENT = "reinforcement"
 log = logging.getLogger("logitless.tuning")
 CLOSE_SECONDS = 2.0  # seconds that shutdown waits for the end of an optimizer step
 ESTIMATE_SECONDS = 10.0  # seconds between two estimates of a job's end
@@ -118,7 +117,7 @@ class FineTuningWorker:
         self.stats = TrainingStats()  # written by the engine thread
         self._lock = threading.Lock()
         self._job: str | None = None  # id of the job that has the device
-        self._prepared: Prepared | Exception | None = None
+        self._prepared: RunPlan | Exception | None = None
         self._trainer: Trainer | None = None
         self._work: Generator[Event, None, None] | None = None
         self._start_file: GGUFFile | None = None  # the whole model that the job starts from
@@ -211,7 +210,7 @@ class FineTuningWorker:
         """Read and tokenize the data, on a thread of its own."""
         try:
             self.engine.prepare_training()
-            template = template_of(job, self._tokenizer, self._template)
+            template = self._template_of(job)
             n_ctx_train = self.engine.hparams.n_ctx_train
             if method_of(job) == REINFORCEMENT:
                 from logitless.engine.finetuning.reinforcement_job import prepare_reinforcement
@@ -394,46 +393,38 @@ class FineTuningWorker:
         """Names of the model's weights, for the choice of those that an adapter changes."""
         return self.engine.model.weights.tensors.keys()
 
-    def _begin(self, job: Row, prepared: Prepared) -> Trainer:
+    def _begin(self, job: Row, plan: RunPlan) -> Trainer:
         """Create the trainer of a job, restored from its checkpoint, and compile its plans
         (off-thread).
         """
         from logitless.models.adapters.lora import read_adapter
         from logitless.models.gguf.file import GGUFFile
         from logitless.training.adapters.lora import lora, start_from
-        from logitless.training.adapters.options import lora_options
         from logitless.training.checkpoint import read_checkpoint
-        from logitless.training.schedule import Stopping
+        from logitless.training.run import lora_of
         from logitless.training.trainable import full
-        from logitless.training.trainer import Trainer
 
-        h = prepared.hyperparameters
         prefix = f"job.{job['id']}"
         engine = self.engine
         path = self._checkpoint_path(job["id"])
         start = None if path.exists() else self._start_of(job)
-        if h.full:
+        if plan.config.full:
             weights = engine.gguf if start is None else GGUFFile.open(start)
             self._start_file = weights if weights is not engine.gguf else None
             trainable = full(engine.session, engine.model, weights, engine.hparams, prefix=prefix)
         else:
-            options = lora_options(h.as_row(), job["seed"])
-            trainable = lora(engine.session, engine.model, options, prefix, engine.gguf)
+            trainable = lora(engine.session, engine.model, lora_of(plan.config), prefix, engine.gguf)
             if start is not None:
                 start_from(trainable, read_adapter(start, engine.gguf, engine.hparams))
         trainable = replace(trainable, owner=self._on_device)
-        settings, validation = prepared.settings, prepared.validation
-        stopping = Stopping(patience=h.early_stopping_patience)
-        named: Any = {"stopping": stopping, "prefix": prefix, "apart": True}
-        if prepared.grpo is not None:
-            trainer = self._reinforcement(job, prepared, trainable, named)
+        if plan.grpo is not None:
+            trainer = self._reinforcement(job, plan, trainable, prefix)
         else:
-            named |= {"objective": prepared.objective, "media": prepared.media}
-            trainer = Trainer(trainable, settings, prepared.order, validation, **named)
+            trainer = plan.trainer(trainable, prefix=prefix, apart=True)
         try:
             if path.exists():
                 read_checkpoint(path).restore(trainer)
-            nodes = trainer.steps.plan_ahead(settings.grad_acc)
+            nodes = trainer.steps.plan_ahead(plan.settings.grad_acc)
             if self._policy is not None:
                 nodes = [*nodes, *self._policy.graph(engine)]
             engine.prepare_kernels(nodes)
@@ -441,11 +432,11 @@ class FineTuningWorker:
             self._keeper.forget_events(job["id"], done)
             message = f"The job goes on after step {done}" if done else "Fine-tuning job started"
             self._keeper.add_event(job["id"], message)
-            if prepared.choices and not done:
-                self._keeper.add_event(job["id"], prepared.choices)
-            for line in () if done else prepared.warnings:
+            if plan.choices and not done:
+                self._keeper.add_event(job["id"], plan.choices)
+            for line in () if done else plan.warnings:
                 self._keeper.add_event(job["id"], line, level="warn")
-            values = h.as_row()
+            values = job_row(plan.config)
             self._trackers = trackers_of(job, trainer, self.store.folder / "trackers", partial(self._warn, job["id"]))
             self._update(
                 job,
@@ -459,7 +450,7 @@ class FineTuningWorker:
             raise
         return trainer
 
-    def _reinforcement(self, job: Row, prepared: Prepared, trainable: Trainable, named: dict[str, Any]) -> Trainer:
+    def _reinforcement(self, job: Row, plan: RunPlan, trainable: Trainable, prefix: str) -> Trainer:
         """The trainer of a job that learns from rewards."""
         from logitless.engine.finetuning.reinforcement_job import reinforcement_trainer
         from logitless.engine.finetuning.rollouts import Rollouts
@@ -476,8 +467,14 @@ class FineTuningWorker:
             from logitless.engine.finetuning.shared_rollouts import SharedRollouts
 
             self._policy = SharedRollouts(self._policy, trainable, job["id"], self.engine, self._queues)
-        reader = AnswerReader(self._tokenizer, template_of(job, self._tokenizer, self._template))
-        return reinforcement_trainer(prepared, trainable, self.engine, self._policy, grader, reader, named)
+        reader, engine = AnswerReader(self._tokenizer, self._template_of(job)), self.engine
+        return reinforcement_trainer(plan, trainable, engine, self._policy, grader, reader, prefix=prefix, apart=True)
+
+    def _template_of(self, job: Row) -> ChatTemplate | None:
+        """The chat template of a job's rows."""
+        from logitless.training.run import template_of
+
+        return template_of(job["hyperparameters"].get("chat_template", ""), self._tokenizer, self._template)
 
     def _forget_run(self, trainer: Trainer | None) -> None:
         """Free the memory of a run."""

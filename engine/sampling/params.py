@@ -7,20 +7,20 @@ document, `generation_settings` and the command line read the declarations.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Struct
+
+from logitless.models.param import FLOAT_MAX as FLOAT_MAX
+from logitless.models.param import INT_MAX as INT_MAX
+from logitless.models.param import Param as Param
+from logitless.models.param import params_of as params_of
 
 if TYPE_CHECKING:
     from logitless.engine.sampling.grammar_mask import GrammarConstraint
     from logitless.engine.sampling.logits_processors import LogitsProcessor
 
-FLOAT_MAX = 3.4028234663852886e38  # the device computes in f32
-INT_MAX = 2**31 - 1
 DEFAULT_SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 LETTERS = dict(zip("edskypmxtai", (*DEFAULT_SAMPLERS, "adaptive_p", "infill"), strict=True))
 ALIASES = {
@@ -37,39 +37,6 @@ ALIASES = {
     "adaptive-p": "adaptive_p",
 }
 MAX_CHAIN = 16  # codes of a row, the 0 at its end included
-
-
-@dataclass(frozen=True)
-class Param:
-    """Declaration of one field: help text, bounds, flag and aliases.
-
-    A value outside hard limits is refused; one outside other limits counts as the nearest limit.
-    """
-
-    doc: str
-    low: float = -math.inf
-    high: float = math.inf
-    hard: bool = False
-    choices: tuple[str, ...] = ()
-    least: int = 0  # items of an array
-    most: int | None = None
-    required: bool = False  # refused without it, by the function that reads it where it has a default
-    instead: tuple[str, ...] = ()  # fields that may stand in its place
-    aliases: tuple[str, ...] = ()  # names that count where the field itself is not given, in order
-    flag: str = ""  # "--temp --temperature", of the server's default
-    env: str = ""  # its variable
-    common: bool = False  # the flag is on the first page of --help
-
-
-@cache
-def params_of(kind: type[Struct]) -> Mapping[str, tuple[Any, Param]]:
-    """The declared fields of a struct: (type, declaration) by name."""
-    found = {}
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        declared = [note for note in getattr(hint, "__metadata__", ()) if isinstance(note, Param)]
-        if declared:
-            found[name] = (hint.__origin__, declared[0])
-    return found
 
 
 def _soft(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ from logitless.engine.sampling.params import Param, params_of
 from logitless.frontend.answers.generation import GenerationSettings
 from logitless.frontend.lora import Scales
 from logitless.server.openapi.operations import Body
+from logitless.training.config import AUTO
 
 Schema = dict[str, Any]
 Described = tuple[Schema, dict[str, Schema]]
@@ -59,8 +61,11 @@ def object_schema(kinds: tuple[type[Struct], ...]) -> Described:
 def _declared(schema: Schema, param: Param, required: bool) -> Schema:
     """The schema of a field with its declaration's meaning and limits; null means the default."""
     schema = {**_binary(schema), "description": param.doc}
+    if param.fields:
+        kinds = [object_schema((kind,))[0]["properties"] for kind in param.fields]
+        schema["properties"] = {name: _or_auto(field) for kind in kinds for name, field in kind.items()}
     if param.hard:
-        schema |= {"minimum": param.low, "maximum": param.high}
+        schema |= {name: limit for name, limit in _limits(param) if math.isfinite(limit)}
     if param.choices:
         schema["enum"] = [*param.choices] if required else [*param.choices, None]
     if param.least:
@@ -72,6 +77,17 @@ def _declared(schema: Schema, param: Param, required: bool) -> Schema:
     elif not required and "anyOf" in schema and {"type": "null"} not in schema["anyOf"]:
         schema["anyOf"] = [*schema["anyOf"], {"type": "null"}]
     return schema
+
+
+def _limits(param: Param) -> tuple[tuple[str, float], ...]:
+    return ("minimum", param.low), ("maximum", param.high)
+
+
+def _or_auto(schema: Schema) -> Schema:
+    """The schema of a hyperparameter, which may be "auto"."""
+    rest: Schema = {name: schema[name] for name in ("description", "default") if name in schema}
+    values = {name: value for name, value in schema.items() if name not in rest}
+    return {**rest, "anyOf": [values, {"const": AUTO}]}
 
 
 def _binary(schema: Schema) -> Schema:

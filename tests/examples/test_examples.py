@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from examples import mnist, sine
+from examples.lbfgs import minimize
 from examples.network import Batches
 from examples.sine import N_BATCH, N_STEPS, OPTIMIZERS, Sine, picture, wave
 from logitless.graph.execution.session import Session
 from logitless.training.errors import TrainingError
-from logitless.training.lbfgs import minimize
 
 
 def drawn_wrong(toy: Sine) -> float:

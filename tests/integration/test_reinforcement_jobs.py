@@ -118,7 +118,7 @@ def _faults(api: openai.OpenAI, url: str, prompts: str) -> None:
         (method({"type": "endpoint", "url": "http://127.0.0.1:1"}), "start with --allow-graders endpoint"),
         (method({**NAMES, "operation": "gt"}), "field 'method.reinforcement.grader.operation': must be one of"),
         (method(NAMES, gamma=1), "field 'hyperparameters.gamma': is of simpo, and the method is reinforcement"),
-        (method(NAMES, context_length=8), "field 'hyperparameters.context_length': is not known"),
+        (method(NAMES, context_length=8), "field 'hyperparameters.context_length': is of supervised"),
         (method(NAMES, loss_type="ppo"), "field 'hyperparameters.loss_type': must be one of grpo, dr_grpo"),
         ({"type": "reinforcement"}, "field 'method.reinforcement.grader': is required"),
         (
@@ -168,7 +168,7 @@ def test_rewards_are_learned_on_the_command_line(shared_data: Path, tmp_path: Pa
     for flags, reason in (
         ((), "--grader FILE is required"),
         (("--grader", "rows.jsonl"), "--grader rows.jsonl: is no JSON"),
-        (("--grader", "grader.json", "--ctx-size", "64"), "--ctx-size follows the prompts"),
+        (("--grader", "grader.json", "--ctx-size", "64"), "--ctx-size is of supervised"),
         (("--grader", "grader.json", "--method", "dpo"), "is of reinforcement, and the method is dpo"),
         (("--grader", "grader.json", "--max-completion-tokens", "3000"), "exceed the context of 2048"),
     ):

@@ -19,7 +19,6 @@ import pytest
 
 from logitless.backends import self_test
 from logitless.backends.cpu.backend import CPUBackend
-from logitless.cli.commands.training.finetune import adapter_options
 from logitless.cli.flags.flags import UsageError, parse
 from logitless.cli.flags.options import DEVICE, THREADS
 from logitless.cli.flags.options_training import FINETUNE, TRAIN
@@ -34,6 +33,8 @@ from logitless.models.model import hparams_of
 from logitless.models.synthetic.model import Shape
 from logitless.training.checkpoint import read_checkpoint
 from logitless.training.data.load import Reader
+from logitless.training.run import lora_of, plan_run
+from logitless.training.run import settings_of as run_settings
 from logitless.training.schedule import Schedule
 from logitless.training.scratch import new_model
 from logitless.training.trainer import Settings
@@ -62,7 +63,8 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
 
 def settings_of(words: list[str]) -> Settings:
     """Settings of a finetune with these flags."""
-    return training_run.settings(parse([f for group in FINETUNE for f in group.flags], ["-c", "8", *words], {}))
+    o = parse([f for group in FINETUNE for f in group.flags], ["-c", "8", *words], {})
+    return run_settings(training_run.config_of(o, full=False))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +93,8 @@ def test_the_window_follows_the_data_and_the_model(
     o.file = file
     with GGUFFile.open(o.model) as gguf:
         words = tokenizer.from_metadata(gguf.metadata)
-        training_run.set_context(o, hparams_of(gguf), Reader(words, None))
-    assert o.ctx_size == n_ctx
+        plan = plan_run(training_run.config_of(o, full=False), file, Reader(words, None), hparams_of(gguf).n_ctx_train)
+    assert plan.settings.n_ctx == n_ctx
 
 
 def test_a_window_beyond_the_model_is_refused(given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,12 +108,13 @@ def test_defaults_are_the_old_trainers() -> None:
     """Defaults are those of llama.cpp's trainer, but for threads (all cores) and the warm-up (a share of the steps)."""
     o = parse([flag for group in FINETUNE for flag in group.flags], [], {})
     o.ctx_size = parse([flag for group in TRAIN for flag in group.flags], [], {}).ctx_size
-    wanted = training_run.settings(o)
+    config = training_run.config_of(o, full=False)
+    wanted = run_settings(config)
     assert (wanted.n_ctx, wanted.n_batch, wanted.max_steps, wanted.n_epochs) == (128, 8, 256, 0)
     s, a = wanted.schedule, wanted.optimizer
     assert (s.alpha, s.warmup, s.cos_decay_steps, s.cos_decay_min, s.cos_decay_restart) == (1e-3, 0, 1000, 0.1, 1.1)
     assert (a.beta1, a.beta2, a.eps, a.decay, a.decay_min_ndim, a.gclip) == (0.9, 0.999, 1e-8, 0.1, 2, 1.0)
-    assert (adapter_options(o).rank, o.save_every, o.val_split) == (4, 10, 0.05)
+    assert (lora_of(config).rank, o.save_every, o.val_split) == (4, 10, 0.05)
     library = adamw_params(1, 1e-3, betas=(0.9, 0.999), eps=1e-8, decay=0.0)
     assert adamw_params(1, 1e-3).tolist() == library.tolist()
 
@@ -242,7 +245,7 @@ TEXT_RUN, ROWS_RUN = ("finetune -m M --lora-out A --file T", "finetune -m M --lo
         (f"{TEXT_RUN} --sample-start x --stride 4", "--stride is of a text without --sample-start"),
         (f"{TEXT_RUN} --sample-start= --include-sample-start", "--include-sample-start has no meaning where"),
         (f"{TEXT_RUN} --sample-start x --separate-with-eos", "--separate-with-eos is of --fill-with-next-samples"),
-        (f"{TEXT_RUN} -val-split 0 --validate-every 2", "--validate-every validates nothing"),
+        (f"{TEXT_RUN} -val-split 0 --validate-every 2", "--validate-every is of -val-split, which is 0"),
         (f"{TEXT_RUN} --force-reshuffle", "--force-reshuffle is of --checkpoint-in, which is not given"),
         (f"{TEXT_RUN} -lr 1e-3 --warmup 3", "--warmup is of the schedule with warm-up and cosine, which -lr replaces"),
         (f"{TEXT_RUN} -lr 1e-3 --adam-alpha 1e-3", "--adam-alpha is of the schedule"),
@@ -632,7 +635,7 @@ def test_a_preference_is_learned_and_drawn(given: Path, tmp_path: Path, capsys: 
         re.findall(r">([a-z ]+)</text>", (tmp_path / "loss.svg").read_text())
     )
     for flags, problem in (
-        (["--beta", "1"], "beta is of dpo, orpo, kto, simpo, and the method is supervised"),
+        (["--beta", "1"], "beta is of dpo, orpo, kto, simpo, reinforcement, and the method is supervised"),
         (["--method", "dpo", "--gamma", "1"], "gamma is of simpo, and the method is dpo"),
         (["--method", "dpo", "--file", str(given / "a.txt")], "a.txt: is a text, and dpo needs rows"),
         (["--method", "kto", "--file", str(tmp_path / "pairs.jsonl"), "--no-pack"], "--no-pack"),

@@ -18,13 +18,12 @@ from logitless.graph.order import toposort
 from logitless.graph.testing.evaluate import evaluate
 from logitless.models.audio.waveform import Waveform
 from logitless.models.chat.template import of_file
-from logitless.training.adapters.options import LoraOptions
+from logitless.training.config import TrainingConfig
 from logitless.training.data.packing import Groups, PackedExamples
 from logitless.training.data.run_media import RunMedia
 from logitless.training.errors import TrainingError
-from logitless.training.finetune import FineTuning
-from logitless.training.methods.registry import objective
-from logitless.training.trainer import Encoding, Event, Finished, Settings, Trainer
+from logitless.training.run import FineTuning
+from logitless.training.trainer import Encoding, Event, Finished, Trainer
 from tests.helpers.audio_files import AUDIO_SPECS, sound, wav, write_audio_projector, write_audio_text_model
 from tests.helpers.vision_files import SPECS, picture, png, write_projector, write_text_model
 from tests.helpers.vision_requests import Runs
@@ -94,7 +93,7 @@ def test_the_loss_of_an_answer_is_that_of_requests(name: str, session: Session, 
     given: list[Any] = SOUNDS if name in AUDIO_SPECS else IMAGES
     media = iter([*given, given[1]])
     rows = [row(*(next(media) if text == "<image>" else text for text in texts)) for texts in TEXTS]
-    with FineTuning(session, model, rows, projector=projector, settings=Settings(n_ctx=480, n_batch=1)) as run:
+    with FineTuning(session, model, rows, TrainingConfig(mmproj=str(projector), ctx_size=480, batch_size=1)) as run:
         encoded(run.trainer)
         found: list[tuple[list[int], list[float]]] = []  # the learned tokens of each row, and their losses
         dataset = run.trainer.order.dataset
@@ -130,9 +129,7 @@ def test_gradients_of_an_adapter_are_those_of_float64_differences(name: str, ses
         session,
         model,
         rows,
-        projector=projector,
-        method=LoraOptions(2),
-        settings=Settings(n_ctx=128, n_batch=1, max_steps=1, checkpointing=True),
+        TrainingConfig(mmproj=str(projector), lora_r=2, ctx_size=128, batch_size=1, iterations=1, warmup=9),
         on_gradients=keep,
     ) as run:
         trainer, r = run.trainer, np.random.default_rng(4)
@@ -171,8 +168,8 @@ def run_of(session: Session, files: Files) -> Callable[..., FineTuning]:
 
     def make(rows: Any, name: str = "mlp", **more: Any) -> FineTuning:
         model, projector = files(name)
-        given = {"projector": projector, "settings": Settings(n_ctx=128, n_batch=1, max_steps=2)} | more
-        return FineTuning(session, model, rows, **given)
+        fields = {"mmproj": str(projector), "ctx_size": 128, "batch_size": 1, "iterations": 2} | more
+        return FineTuning(session, model, rows, TrainingConfig(**fields))
 
     return make
 
@@ -202,10 +199,10 @@ def test_a_row_beyond_the_context_keeps_whole_images(run_of: Callable[..., FineT
     """Its rest is left out, and told with its images."""
     long = row("h", IMAGES[0], "g", IMAGES[1])
     long["messages"] += row("again", IMAGES[0], IMAGES[1])["messages"]
-    with run_of([long, row("k", answer="l" * 200)], settings=Settings(n_ctx=128, n_batch=1, max_steps=1)) as run:
+    with run_of([long, row("k", answer="l" * 200)], iterations=1) as run:
         dataset = run.trainer.order.dataset
         assert isinstance(dataset, PackedExamples)
-        of_texts, of_images = run.losses
+        of_texts, of_images = run.warnings
         n_media_tokens = dataset.beyond_media.n_media_tokens
         spans = [
             media.spans for i in range(len(dataset)) for _, media in dataset.sample(i, np.random.default_rng(0)).media
@@ -232,7 +229,7 @@ def test_pairs_with_images_are_learned(run_of: Callable[..., FineTuning]) -> Non
         }
         for medium in IMAGES
     ]
-    with run_of(rows, objective=objective("dpo", {})) as run:
+    with run_of(rows, method="dpo") as run:
         assert isinstance(run.fit(), Finished)
         dataset = run.trainer.order.dataset
         assert isinstance(dataset, Groups)
@@ -317,7 +314,7 @@ def test_images_that_cannot_be_learned_are_refused(run_of: Callable[..., FineTun
     with pytest.raises(
         TrainingError, match=r"rows: line 1: messages\[0\]\.content\[1\]\.image_url\.url: an image or .*--mmproj"
     ):
-        run_of([row("a", IMAGES[0])], projector=None)
+        run_of([row("a", IMAGES[0])], mmproj=None)
     of_assistant = row("a", answer="b")
     of_assistant["messages"][1]["content"] = row("c", IMAGES[0])["messages"][0]["content"]
     with pytest.raises(TrainingError, match=r"messages\[1\]\.content\[1\]: is an image of the assistant"):

@@ -17,20 +17,20 @@ import pytest
 from logitless.backends.registry import open_backends
 from logitless.graph.execution.session import Session
 from logitless.models.synthetic.model import Shape
-from logitless.training.adapters.neftune import Neftune
-from logitless.training.adapters.options import LoraOptions
+from logitless.training.config import TrainingConfig
 from logitless.training.errors import TrainingError
-from logitless.training.finetune import FineTuning
 from logitless.training.parallel.coordinator import Transport, WorkerLost
 from logitless.training.parallel.processes import Processes
 from logitless.training.parallel.worker import GradientWorker, Recipe
+from logitless.training.run import FineTuning
 from logitless.training.scratch import new_model
-from logitless.training.trainer import Control, Settings
+from logitless.training.trainer import Control
 
 ROWS = [{"prompt": f"{i} plus {i} is ", "completion": f"{2 * i}."} for i in range(24)]
-LORA, FULL = LoraOptions(2), ("*",)
+LORA: dict[str, Any] = {"lora_r": 2}
+FULL: dict[str, Any] = {"full": True}
 N_STEPS, N_BATCHES = 4, 5
-Method = LoraOptions | Sequence[str]
+Weights = dict[str, Any]
 Lines = Callable[[Control], None]
 
 
@@ -96,7 +96,7 @@ class Here(Transport):
 def trained(
     model: Path,
     folder: Path,
-    method: Method,
+    weights: Weights,
     *,
     n: int = 1,
     transport: Callable[[], Transport] | None = None,
@@ -106,12 +106,13 @@ def trained(
 ) -> bytes:
     """The files of a run: its result and its checkpoint."""
     backends = partial(open_backends, ["cpu"], 1)
-    settings = Settings(n_ctx=16, n_batch=2, grad_acc=N_BATCHES, max_steps=n_steps, noise=Neftune(5.0, 1))
+    config = TrainingConfig(
+        ctx_size=16, batch_size=2, grad_acc=N_BATCHES, iterations=n_steps, val_split=0.1, neftune_noise_alpha=5.0,
+        warmup=100, **weights,
+    )  # fmt: skip
     session = Session(backends())
     try:
-        with FineTuning(
-            session, model, ROWS, method=method, settings=settings, validation=0.1, before_step=before_step
-        ) as run:
+        with FineTuning(session, model, ROWS, config, before_step=before_step) as run:
             if resume:
                 assert run.resume(folder / "c.gguf")
             if transport is not None:
@@ -132,7 +133,7 @@ def alone(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.
 
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_any_number_of_workers_ends_with_the_bytes_of_one(
-    alone: tuple[Method, bytes], model: Path, tmp_path: Path, n: int
+    alone: tuple[Weights, bytes], model: Path, tmp_path: Path, n: int
 ) -> None:
     method, expected = alone
     transport = Here()
@@ -141,16 +142,18 @@ def test_any_number_of_workers_ends_with_the_bytes_of_one(
 
 
 @pytest.mark.parametrize(
-    "method", [LoraOptions(2, dora=True), LoraOptions(2, start="pissa"), LoraOptions(32)], ids=["dora", "pissa", "wide"]
+    "method",
+    [{"lora_r": 2, "lora_dora": True}, {"lora_r": 2, "lora_init": "pissa"}, {"lora_r": 32}],
+    ids=["dora", "pissa", "wide"],
 )
-def test_all_kinds_of_adapters_have_the_bytes_of_one_process(model: Path, tmp_path: Path, method: LoraOptions) -> None:
+def test_all_kinds_of_adapters_have_the_bytes_of_one_process(model: Path, tmp_path: Path, method: Weights) -> None:
     expected = trained(model, tmp_path, method, n_steps=1)
     assert trained(model, tmp_path, method, n=2, transport=Here, n_steps=1) == expected
 
 
 @pytest.mark.parametrize("ends", [(1,), (2,), (7,), (11, 12, 13), (20, 31)])
 def test_a_step_that_loses_workers_is_computed_again(
-    alone: tuple[Method, bytes], model: Path, tmp_path: Path, ends: tuple[int, ...]
+    alone: tuple[Weights, bytes], model: Path, tmp_path: Path, ends: tuple[int, ...]
 ) -> None:
     method, expected = alone
     assert trained(model, tmp_path, method, n=3, transport=lambda: Here(ends)) == expected
@@ -162,12 +165,12 @@ def test_workers_that_end_again_and_again_end_the_run(model: Path, tmp_path: Pat
 
 
 def test_more_workers_than_micro_batches_are_refused(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match="workers: 6 need at least as many micro-batches"):
+    with pytest.raises(TrainingError, match="workers 6: each needs a device run of its own"):
         trained(model, tmp_path, LORA, n=6, transport=Here)
 
 
 def test_processes_may_be_killed_and_a_run_goes_on_with_another_number(
-    alone: tuple[Method, bytes], model: Path, tmp_path: Path
+    alone: tuple[Weights, bytes], model: Path, tmp_path: Path
 ) -> None:
     method, expected = alone
     transports: list[Processes] = []

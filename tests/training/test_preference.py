@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.graph.execution.session import Session
 from logitless.models.synthetic.model import Shape
-from logitless.training.adapters.options import LoraOptions
+from logitless.training.config import TrainingConfig
 from logitless.training.data import packing
 from logitless.training.errors import TrainingError
-from logitless.training.finetune import FineTuning
 from logitless.training.methods.objective import TokenRows
 from logitless.training.methods.registry import OBJECTIVES, objective
-from logitless.training.schedule import OptimizerSettings, Schedule
+from logitless.training.run import FineTuning
 from logitless.training.scratch import new_model
-from logitless.training.trainer import Measuring, Settings, Step, Validated
+from logitless.training.trainer import Measuring, Step, Validated
 
 PAIRS = [
     {"prompt": f"{i} and {i} is ", "chosen": f"{2 * i}.", "rejected": f"{3 * i + 1}, or more, or less."}
     for i in range(16)
 ]
 JUDGED = [{"prompt": f"{i} and {i} is ", "completion": f"{(2 + i % 2) * i}.", "label": i % 2 == 0} for i in range(16)]
-SETTINGS = Settings(n_ctx=64, n_batch=2, grad_acc=2, max_steps=4, schedule=Schedule(1e-2, "constant", 0))
+CONFIG = TrainingConfig(
+    ctx_size=64, batch_size=2, grad_acc=2, iterations=4, learning_rate=1e-2, weight_decay=0.1, lora_r=2
+)
 Rows = list[dict[str, Any]]
 
 
@@ -38,11 +39,9 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "m.gguf"
 
 
-def run(model: Path, method: str, rows: Rows, *, settings: Settings = SETTINGS, **more: Any) -> FineTuning:
-    return FineTuning(
-        Session([CPUBackend(1)]), model, rows, method=more.pop("weights", LoraOptions(2)), objective=objective(method),
-        settings=settings, **more,
-    )  # fmt: skip
+def run(model: Path, method: str, rows: Rows, on_gradients: Any = None, **fields: Any) -> FineTuning:
+    config = replace(CONFIG, method=method, **fields)
+    return FineTuning(Session([CPUBackend(1)]), model, rows, config, on_gradients=on_gradients)
 
 
 # -- formulas of the papers, token by token
@@ -151,8 +150,7 @@ def fitted(run: FineTuning) -> list[Any]:
 @pytest.mark.parametrize("method", OBJECTIVES)
 def test_a_run_learns_the_preference(model: Path, method: str) -> None:
     rows = JUDGED if method == "kto" else PAIRS
-    settings = Settings(n_ctx=64, n_batch=4, max_steps=24, schedule=Schedule(1e-2, "constant", 0))
-    with run(model, method, rows, settings=settings, validation=0.25) as fine_tuning:
+    with run(model, method, rows, batch_size=4, grad_acc=1, iterations=24, val_split=0.25) as fine_tuning:
         events = fitted(fine_tuning)
         reference = fine_tuning.trainer.reference
     steps = [e for e in events if isinstance(e, Step)]
@@ -175,7 +173,7 @@ def test_windows_and_device_runs_do_not_matter(model: Path, monkeypatch: pytest.
     losses = []
     for tokens, n_runs in ((4096, 1), (1, 7)):
         monkeypatch.setattr(packing, "RUN_TOKENS", tokens)
-        with run(model, "dpo", PAIRS, settings=replace(SETTINGS, n_batch=8, max_steps=3)) as fine_tuning:
+        with run(model, "dpo", PAIRS, batch_size=8, iterations=3) as fine_tuning:
             assert fine_tuning.trainer.settings.grad_acc >= n_runs
             losses.append([e.loss for e in fitted(fine_tuning) if isinstance(e, Step)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
@@ -185,14 +183,9 @@ def test_the_gradient_is_that_of_the_loss(model: Path) -> None:
     """Of all weights: a small step along the gradient changes the loss by its length."""
     gradients: list[dict[str, np.ndarray]] = []
     rate = 1e-4
-    settings = Settings(
-        n_ctx=64,
-        n_batch=16,
-        max_steps=2,
-        schedule=Schedule(rate, "constant", 0),
-        optimizer=OptimizerSettings(kind="sgd", decay=0.0, gclip=0.0),
-    )
-    with run(model, "orpo", PAIRS, settings=settings, weights=["*"], on_gradients=gradients.append) as fine_tuning:
+    fields = {"batch_size": 16, "grad_acc": 1, "iterations": 2, "learning_rate": rate, "optimizer": "sgd"}
+    fields |= {"weight_decay": 0.0, "full": True, "lora_r": 4}
+    with run(model, "orpo", PAIRS, gradients.append, **fields) as fine_tuning:
         first, second = (e for e in fitted(fine_tuning) if isinstance(e, Step))
     square = sum(float((g.astype(np.float64) ** 2).sum()) for g in gradients[0].values())
     assert first.norm == pytest.approx(np.sqrt(square), rel=1e-5)
@@ -204,13 +197,12 @@ def test_a_resumed_run_goes_on_to_the_same_bytes(model: Path, tmp_path: Path, me
     rows = JUDGED if method == "kto" else PAIRS
     results = []
     for stop in (4, 2):
-        settings = replace(SETTINGS, max_steps=stop)
-        with run(model, method, rows, settings=settings, validation=0.2) as fine_tuning:
+        with run(model, method, rows, iterations=stop, val_split=0.2) as fine_tuning:
             fine_tuning.fit()
             fine_tuning.save_checkpoint(tmp_path / "c.gguf")
             fine_tuning.save(tmp_path / "a.gguf")
         results.append((tmp_path / "a.gguf").read_bytes())
-    with run(model, method, rows, validation=0.2) as fine_tuning:
+    with run(model, method, rows, val_split=0.2) as fine_tuning:
         assert fine_tuning.resume(tmp_path / "c.gguf")
         events = fitted(fine_tuning)
         fine_tuning.save(tmp_path / "a.gguf")
@@ -252,6 +244,6 @@ def test_rows_beyond_the_context_lose_their_end_and_are_counted(model: Path) -> 
     hopeless = {"prompt": "a" * 100, "chosen": "b", "rejected": "c"}
     with run(model, "dpo", [*PAIRS, long, hopeless]) as fine_tuning:
         assert len(fine_tuning.trainer.order) == 17
-        cut, dropped = fine_tuning.losses
+        cut, dropped = fine_tuning.warnings
     assert cut.startswith("2 of 18 examples are longer than the context of 64 tokens (the longest has 103)")
     assert dropped == "1 of 18 examples have no token to learn and are dropped"

@@ -30,7 +30,7 @@ from logitless.training.data.packing import PackedExamples, StridedSamples
 from logitless.training.data.sampler import Sampler
 from logitless.training.data.tokenize_rows import Example
 from logitless.training.errors import TrainingDiverged, TrainingError
-from logitless.training.finetune import trainable_of
+from logitless.training.run import trainable_of
 from logitless.training.save import save_result
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.scratch import new_model
@@ -525,8 +525,8 @@ def test_a_deep_models_step_is_planned(tmp_path: Path, session: Session, kind: s
     path = tmp_path / "deep.gguf"
     new_model(path, None, Shape(32, 96, 4, 2, 48, 0, n_ctx=64), seed=3)
     with GGUFFile.open(path) as gguf:
-        method = LoraOptions(rank=3) if kind == "lora" else ["*"]
-        trainable = trainable_of(session, gguf, hparams_of(gguf), 16, method)
+        adapter = LoraOptions(rank=3) if kind == "lora" else None
+        trainable = trainable_of(session, gguf, hparams_of(gguf), n_ctx=16, adapter=adapter)
         steps = steps_of(trainable, Settings(n_ctx=16, n_batch=2, checkpointing=checkpointing))
         ((placement, layout),) = session.measure_all([steps.everything])
     assert len(placement.order) > 96 * 100

@@ -17,13 +17,14 @@ import pytest
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.graph.execution.session import Session
 from logitless.models.gguf.file import GGUFFile
+from logitless.training.config import TrainingConfig
 from logitless.training.data.packing import Groups
 from logitless.training.data.prompts import Prompts
 from logitless.training.data.sampler import ExampleSampler
-from logitless.training.finetune import FineTuning
 from logitless.training.methods.grpo import GRPO
-from logitless.training.methods.registry import hyperparameters, objective
+from logitless.training.methods.registry import hyperparameters
 from logitless.training.policy.reinforcement import Answer, Batch, ReinforcementTrainer
+from logitless.training.run import FineTuning
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.step import outcome
 from logitless.training.trainer import Settings, Step, Trainer
@@ -61,12 +62,12 @@ class Case:
     def __init__(self, method: str, model: Path) -> None:
         self.gradients: list[dict[str, Any]] = []
         rewarded = method.endswith("grpo")
-        learner = objective("dpo" if rewarded else method)
-        assert learner is not None
-        self.run = FineTuning(
-            Session([CPUBackend(1)]), model, JUDGED if method == "kto" else PAIRS, method=["*"], objective=learner,
-            settings=SETTINGS, on_gradients=self._keep,
+        config = TrainingConfig(
+            method="dpo" if rewarded else method, full=True, ctx_size=64, iterations=N_STEPS, learning_rate=RATE,
+            max_grad_norm=0.0,
         )  # fmt: skip
+        data = JUDGED if method == "kto" else PAIRS
+        self.run = FineTuning(Session([CPUBackend(1)]), model, data, config, on_gradients=self._keep)
         dataset = self.run.trainer.order.dataset
         assert isinstance(dataset, Groups)
         rows = [row_of(dataset, i) for i in range(len(dataset.values))]

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.models.adapters.lora import Adapter, Pair, Scaling, turned
+from logitless.training.config import STARTS
 from logitless.training.errors import TrainingError
 
 F32 = npt.NDArray[np.float32]
@@ -51,7 +52,7 @@ MODULES = {
     "lm_head": ("output",),
 }
 ALL_LINEAR = "all-linear"  # peft's name of all matrices of the blocks
-STARTS = ("gaussian", "pissa")
+
 # names of hyperparameters, of keywords and (with dashes) of flags → fields of LoraOptions
 HYPERPARAMETERS = {
     "lora_r": "rank",

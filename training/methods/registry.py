@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from logitless.training.config import METHODS, not_of_method
 from logitless.training.errors import TrainingError
-from logitless.training.methods.grpo import GRPO
 from logitless.training.methods.kto import KTO
 from logitless.training.methods.objective import Objective
 from logitless.training.methods.preference import DPO, ORPO, SimPO
 
-SUPERVISED = "supervised"  # the method without an objective
 OBJECTIVES: dict[str, type[Objective]] = {o.NAME: o for o in (DPO, ORPO, KTO, SimPO)}
-METHODS = (SUPERVISED, *OBJECTIVES)  # that learn from data
-REINFORCEMENT = GRPO.NAME  # learns from rewards
 
 
 def learning_rate(method: str) -> float:
@@ -37,6 +34,6 @@ def objective(method: str, given: Mapping[str, Any] | None = None) -> Objective 
         raise TrainingError(f"method {method!r} is not one of {', '.join(METHODS)}")
     values = {name: value for name, value in (given or {}).items() if value is not None}
     if unknown := sorted(values.keys() - hyperparameters(method).keys()):
-        having = ", ".join(m for m in OBJECTIVES if unknown[0] in hyperparameters(m))
-        raise TrainingError(f"{unknown[0]} is of {having or 'no method'}, and the method is {method}")
+        having = [m for m in OBJECTIVES if unknown[0] in hyperparameters(m)]
+        raise TrainingError(f"{unknown[0]} {not_of_method(having or ['no method'], method)}")
     return OBJECTIVES[method](**values) if method in OBJECTIVES else None

@@ -41,6 +41,7 @@ from logitless.training.trainer import (
     Trainer,
     Validated,
     Validating,
+    n_steps_of,
 )
 
 F32 = npt.NDArray[np.float32]
@@ -420,12 +421,6 @@ def reference_steps(session: Session, model: Model, s: Settings, served: ServedF
     frozen = Trainable(FULL, session, model, (), ())
     sgd = OptimizerSettings(kind="sgd")
     return Steps(frozen, sgd, n_batch=s.n_batch, n_ctx=s.n_ctx, prefix=f"{prefix}.reference", apart=True, served=served)
-
-
-def n_steps_of(order: ExampleSampler, s: Settings, grpo: GRPO) -> int:
-    """Optimizer steps of a whole run."""
-    by_epochs = order.n_batches(s.n_epochs, s.n_logical) * grpo.n_updates if s.n_epochs > 0 else 0
-    return min(n for n in (by_epochs, s.max_steps) if n > 0)
 
 
 def _answered(answers: Sequence[Answer], items: Sequence[Mapping[str, Any]]) -> Answered:

@@ -6,6 +6,7 @@ import json
 import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ def run(options: SimpleNamespace) -> int:
     try:
         report = measured(make, options)
     except TrainingError as error:
-        raise CliError(str(error)) from None
+        raise CliError(training_run.flagged(error)) from None
     print(json.dumps(report, indent=2) if options.json else as_text(report))
     return 0
 
@@ -58,21 +59,25 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
     from logitless.models.gguf.file import GGUFFile
     from logitless.training import checkpoint, save
     from logitless.training.reporting import plot, progress
+    from logitless.training.run import plan_run, reader_of
     from logitless.training.trainer import steps_of
 
     with GGUFFile.open(path) as gguf, ExitStack() as stack:
         h = generating_hparams(gguf, path)
-        reader = training_run.reader_of(o, gguf, path)
-        training_run.set_context(o, h, reader)
+        config = training_run.config_of(o, full=full)
+        reader = reader_of(config, o.file, gguf, h, partial(training_run.open_media, o, None))
+        plan = plan_run(config, o.file, reader, h.n_ctx_train)
+        settings = plan.settings
         session = stack.enter_context(training_run.open_session(o))
-        settings, data = training_run.prepare(o, reader) if o.file else (training_run.settings(o), None)
-        trainable = finetune.trainable(session, gguf, h, None if full else finetune.adapter_options(o), o)
+        adapter = None if full else finetune.adapter_of(config)
+        more = {"n_ctx": settings.n_ctx, "patterns": config.train_tensors}
+        trainable = finetune.trainable(session, gguf, h, adapter=adapter, options=o, **more)
         steps = steps_of(trainable, settings, media=None if reader.media is None else reader.media.media)
         devices = steps.footprint(settings.grad_acc)
         saved = 0 if full else 4 * trainable.n_params  # an adapter is written as a whole
         pages = sum(large_pages(d.device, d.weights, d.total - d.weights - d.feeds) for d in devices)
         process = own_bytes() + saved + pages
-        del data, steps, checkpoint, plot, progress, save  # the process of a run has them too
+        del plan, steps, checkpoint, plot, progress, save  # the process of a run has them too
         return _as_report(name, trainable, settings.n_batch, settings.n_ctx, devices, process)
 
 

@@ -7,7 +7,7 @@ import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from logitless.cli.setup import training_run
 from logitless.cli.setup.model import model_path
 from logitless.cli.setup.training_files import newest
 from logitless.cli.setup.unused_flags import check_only_write, check_used
+from logitless.training.config import REINFORCEMENT
 
 if TYPE_CHECKING:
     from logitless.graph.execution.session import Session
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from logitless.models.hparams.hparams import Hparams
     from logitless.training.adapters.options import LoraOptions
     from logitless.training.checkpoint import Checkpoint
+    from logitless.training.config import TrainingConfig
     from logitless.training.parallel.coordinator import OpenTransport
     from logitless.training.trainable import Trainable
 
@@ -41,41 +43,39 @@ def run(options: SimpleNamespace, transport: OpenTransport | None = None) -> int
         check_only_write(options)
     check_used(options, full=kind == FULL)
     checkpoint = checkpoint_of(options)
-    lora = None
     output = options.lora_out or options.output
+    if only_write:
+        if kind == FULL:
+            raise UsageError("finetune: --only-write-lora needs --lora-out FILE")
+        return _only_write(options, path, checkpoint)
+    config = training_run.config_of(options, full=kind == FULL)
+    adapter = None
     if kind == LORA:
-        lora = checkpoint.lora if checkpoint is not None and checkpoint.lora is not None else adapter_options(options)
-        if only_write:
-            return _only_write(options, path, checkpoint)
-    elif only_write:
-        raise UsageError("finetune: --only-write-lora needs --lora-out FILE")
-
-    make = partial(trainable, lora=lora, options=options)
+        adapter = checkpoint.lora if checkpoint is not None and checkpoint.lora is not None else adapter_of(config)
+    make = partial(trainable, options=options)
     try:
-        if options.method == "reinforcement":
+        if options.method == REINFORCEMENT:
             from logitless.cli.setup import reinforcement_run
 
             if options.workers > 1:
                 raise UsageError("finetune: --workers is of other methods: reinforcement samples and learns in one")
-            return reinforcement_run.run(options, path, lora, output, checkpoint)
-        return training_run.run(options, path, make, output, checkpoint, transport)
+            return reinforcement_run.run(options, path, config, adapter, output, checkpoint)
+        return training_run.run(options, path, config, make, output, checkpoint, adapter, transport)
     except TrainingError as error:
-        raise CliError(flagged(error)) from None
+        raise CliError(training_run.flagged(error)) from None
 
 
 def trainable(
-    session: Session, gguf: GGUFFile, h: Hparams, lora: LoraOptions | None, options: SimpleNamespace
+    session: Session, gguf: GGUFFile, h: Hparams, *, adapter: LoraOptions | None, options: SimpleNamespace, **more: Any
 ) -> Trainable:
-    from logitless.models.model import define_model
-    from logitless.training.adapters.lora import lora as define_lora
-    from logitless.training.trainable import full
+    """As trainable_of; the ranks of the flags are checked."""
+    from logitless.training.run import trainable_of
 
-    model = define_model(session, gguf, h, options.ctx_size)
-    if lora is not None:
-        found = define_lora(session, model, lora, gguf=gguf)
-        _check_ranks(options, lora, [n.removesuffix(".lora_a") for n in found.names if n.endswith(".lora_a")])
-        return found
-    return full(session, model, gguf, h, getattr(options, "train_tensors", None) or ["*"])
+    result = trainable_of(session, gguf, h, adapter=adapter, **more)
+    if adapter is not None:
+        weights = [n.removesuffix(".lora_a") for n in result.names if n.endswith(".lora_a")]
+        _check_ranks(options, adapter, weights)
+    return result
 
 
 def checkpoint_of(options: SimpleNamespace) -> Checkpoint | None:
@@ -88,23 +88,15 @@ def checkpoint_of(options: SimpleNamespace) -> Checkpoint | None:
     return read_checkpoint(path)
 
 
-def adapter_options(o: SimpleNamespace) -> LoraOptions:
-    from logitless.training.adapters.options import RANKS, lora_options
+def adapter_of(config: TrainingConfig) -> LoraOptions:
+    """The options of the adapter. UsageError: they do not fit together."""
     from logitless.training.errors import TrainingError
+    from logitless.training.run import lora_of
 
-    ranks = {kind: rank for kind in RANKS if (rank := getattr(o, f"rank_{kind}")) is not None}
     try:
-        return lora_options(vars(o), max(0, o.seed), ranks)
+        return lora_of(config)
     except TrainingError as error:
-        raise UsageError(flagged(error)) from None
-
-
-def flagged(error: Exception) -> str:
-    """An error's message; a hyperparameter's name at its beginning becomes its flag."""
-    from logitless.training.adapters.options import HYPERPARAMETERS
-
-    name, colon, problem = str(error).partition(":")
-    return f"--{name.replace('_', '-')}{colon}{problem}" if name in HYPERPARAMETERS else str(error)
+        raise UsageError(training_run.flagged(error)) from None
 
 
 def _check_ranks(o: SimpleNamespace, lora: LoraOptions, weights: list[str]) -> None:
@@ -138,7 +130,7 @@ def _only_write(o: SimpleNamespace, path: Path, checkpoint: Checkpoint | None) -
     from logitless.models.adapters.lora import write_adapter
     from logitless.models.gguf.file import GGUFFile
     from logitless.models.model import hparams_of
-    from logitless.training.adapters.options import adapter_of
+    from logitless.training.adapters import options as adapters
 
     if checkpoint is None or checkpoint.lora is None:
         raise UsageError("finetune: --only-write-lora needs --checkpoint-in FILE, a LoRA checkpoint")
@@ -148,7 +140,7 @@ def _only_write(o: SimpleNamespace, path: Path, checkpoint: Checkpoint | None) -
     _check_ranks(o, checkpoint.lora, weights)
     if checkpoint.lora.dora:
         raise UsageError("finetune: --only-write-lora knows no DoRA adapter, whose factors need the model on a device")
-    adapter = adapter_of(checkpoint.lora, values)
+    adapter = adapters.adapter_of(checkpoint.lora, values)
     with GGUFFile.open(path) as gguf:
         write_adapter(o.lora_out, adapter, gguf, hparams_of(gguf), Path(o.lora_out).stem)
     return 0

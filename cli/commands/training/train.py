@@ -29,10 +29,11 @@ def run(options: SimpleNamespace) -> int:
         start = Path(folder) / "start.gguf"  # initial weights, and the metadata of the result
         try:
             start_model(start, options)
-            make = partial(finetune.trainable, lora=None, options=options)
-            return training_run.run(options, start, make, options.output, checkpoint)
+            config = training_run.config_of(options, full=True)
+            make = partial(finetune.trainable, options=options)
+            return training_run.run(options, start, config, make, options.output, checkpoint)
         except TrainingError as error:
-            raise CliError(str(error)) from None
+            raise CliError(training_run.flagged(error)) from None
 
 
 def start_model(path: Path, o: SimpleNamespace) -> None:

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 
 from logitless.engine.errors import InvalidRequest
-from logitless.engine.finetuning.hyperparameters import resolved
-from logitless.engine.finetuning.job import Prepared, prepare, template_of
-from logitless.engine.finetuning.reinforcement_job import resolved as resolved_rewards
+from logitless.engine.finetuning.hyperparameters import resolved, resolved_rewards
+from logitless.engine.finetuning.job import prepare
 from logitless.engine.finetuning.store import Row, Store
 from logitless.frontend.fine_tuning import new_job
 from logitless.models import tokenizer
 from logitless.models.chat.template import from_metadata
 from logitless.models.tokenizer import Tokenizer
-from logitless.training.adapters.options import LoraOptions, lora_options
+from logitless.training.adapters.options import LoraOptions
 from logitless.training.errors import TrainingError
+from logitless.training.run import RunPlan, lora_of, template_of
 from logitless.training.schedule import OptimizerSettings
 from logitless.training.scratch import byte_vocabulary
 
@@ -38,7 +38,7 @@ def job_of(store: Store, rows: list[dict[str, str]], **hyperparameters: Any) -> 
     return new_job(body, store, "m", {"m"}, N_CTX_TRAIN)
 
 
-def prepared(folder: Path, vocabulary: Tokenizer, rows: list[dict[str, str]], **hyperparameters: Any) -> Prepared:
+def prepared(folder: Path, vocabulary: Tokenizer, rows: list[dict[str, str]], **hyperparameters: Any) -> RunPlan:
     store = Store(folder)
     try:
         return prepare(job_of(store, rows, **hyperparameters), store, vocabulary, None, N_CTX_TRAIN)
@@ -50,7 +50,7 @@ def prepared(folder: Path, vocabulary: Tokenizer, rows: list[dict[str, str]], **
 def test_the_context_follows_the_data_and_the_model(tmp_path: Path, vocabulary: Tokenizer, n: int, n_ctx: int) -> None:
     """A row of n bytes has n + 2 tokens, of which the last is a label alone."""
     found = prepared(tmp_path, vocabulary, [{"text": "a"}, {"text": "b" * n}], context_length="auto")
-    assert found.hyperparameters.context_length == n_ctx
+    assert found.config.ctx_size == n_ctx
     assert min(n + 1, n_ctx) <= found.settings.n_ctx <= n_ctx  # windows are shorter where a batch has fewer tokens
     assert [line.partition(": ")[2] for line in found.warnings] == (
         []
@@ -94,10 +94,10 @@ def test_auto_looks_at_the_number_of_examples_and_their_lengths(
     """OpenAI's epochs: 100 examples seen at least, if 25 epochs reach that, and 25,000 at most unless there are more.
     A batch has 95 % of 512 tokens; a run of fewer than 50 such batches has smaller ones."""
     h = resolved({}, np.full(n, length + 1, np.int32), length + 1, N_CTX_TRAIN)
-    assert (h.n_epochs, h.batch_size) == (n_epochs, batch_size)
+    assert (h.epochs, h.batch_examples) == (n_epochs, batch_size)
     tokens = batch_size * (length + 1)
     assert h.learning_rate_multiplier == pytest.approx(min(2, max(0.5, (tokens / 512) ** 0.5)), abs=0.005)
-    assert h.warmup_steps == min(100, n_epochs * -(-n // batch_size) // 10)
+    assert h.warmup == min(100, n_epochs * -(-n // batch_size) // 10)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_auto_looks_at_the_number_of_examples_and_their_lengths(
 def test_auto_has_64_batches_of_answers_at_least(n: int, batch_size: int, n_epochs: int) -> None:
     """A grade teaches less than an answer: 100 prompts answered were 13 steps, whose mean reward hardly rose."""
     h = resolved_rewards({}, n, 10, N_CTX_TRAIN)
-    assert (h.batch_size, h.n_epochs, h.learning_rate_multiplier) == (batch_size, n_epochs, 1.0)
+    assert (h.batch_examples, h.epochs, h.learning_rate_multiplier) == (batch_size, n_epochs, 1.0)
     assert n_epochs * -(-n // batch_size) >= 64
 
 
@@ -170,8 +170,7 @@ def test_the_adapter_of_a_job_is_chosen_by_its_hyperparameters(tmp_path: Path, v
         "init": "pissa",
     }
     found = prepared(tmp_path, vocabulary, [{"text": "a"}], lora=lora, neftune_noise_alpha=5)
-    options = lora_options(found.hyperparameters.as_row(), 7)
-    assert options == LoraOptions(4, 8.0, {}, 7, ("q_proj", "ffn_*"), rslora=True, start="pissa")
+    assert lora_of(found.config) == LoraOptions(4, 8.0, {}, 0, ("q_proj", "ffn_*"), rslora=True, start="pissa")
     assert found.settings.optimizer.lora_plus_ratio == 16
     assert found.settings.noise.alpha == 5
 
@@ -252,12 +251,10 @@ def test_the_template_of_a_job_writes_its_rows(vocabulary: Tokenizer) -> None:
     own = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     usual = from_metadata({}, vocabulary)
     messages = [{"role": "user", "content": "a"}]
-    job = {"hyperparameters": {"chat_template": own}}
-    found = template_of(job, vocabulary, usual)
+    found = template_of(own, vocabulary, usual)
     assert found is not None
     assert found.render(messages, add_generation_prompt=False) == "<user>a"
-    for none in ({}, {"chat_template": ""}):
-        assert template_of({"hyperparameters": none}, vocabulary, usual) is usual
+    assert template_of("", vocabulary, usual) is usual
 
 
 _WANDB = {"project": "p", "name": None, "entity": None, "tags": ["a"]}
@@ -331,7 +328,7 @@ def test_warm_up_is_a_tenth_can_be_none_and_one_that_never_ends_is_told(tmp_path
     rows = [{"text": "a" * 100}] * 40
     for asked, warmup in (("auto", 3), (0, 0), (7, 7), (30, 30)):
         found = prepared(tmp_path, vocabulary, rows, n_epochs=3, batch_size=4, warmup_steps=asked)
-        assert found.settings.schedule.warmup == found.hyperparameters.warmup_steps == warmup
+        assert found.settings.schedule.warmup == found.config.warmup == warmup
         assert list(found.warnings) == (
             [] if warmup < 30 else ["warmup_steps of 30: the 30 steps of the job never reach the learning rate"]
         )

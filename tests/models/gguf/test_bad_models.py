@@ -21,8 +21,8 @@ from logitless.models.hparams.hparams import read_hparams
 from logitless.models.model import hparams_of
 from logitless.models.synthetic.model import synthesize
 from logitless.models.tokenizer import from_metadata
-from logitless.training.finetune import FineTuning
-from logitless.training.trainer import Settings
+from logitless.training.config import TrainingConfig
+from logitless.training.run import FineTuning
 from tests.helpers.commands import command as run
 
 Rewrite = Callable[..., Path]
@@ -256,7 +256,7 @@ def test_a_chat_template_that_cannot_be_used(
         '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n' * 4
     )
     session = Session([CPUBackend(1)])
-    FineTuning(session, path, tmp_path / "rows.jsonl", settings=Settings(n_ctx=32)).close()
+    FineTuning(session, path, tmp_path / "rows.jsonl", TrainingConfig(ctx_size=32)).close()
     session.close()
     assert [r.message for r in caplog.records if "ChatML stands in" in r.message]
 

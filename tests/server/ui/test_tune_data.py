@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import AsyncIterator
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 
 from logitless.engine.finetuning.hyperparameters import resolved
-from logitless.engine.finetuning.reinforcement_job import resolved as reinforced
+from logitless.engine.finetuning.hyperparameters import resolved_rewards as reinforced
 from logitless.server.ui.page import version
+from logitless.training.config import job_row
 from tests.helpers.browser import Browser, Tab
 from tests.helpers.http_fakes import running
 
@@ -94,7 +94,7 @@ async def test_auto_of_rewards_is_what_the_server_chooses(module: Tab) -> None:
     for n in (1, 5, 8, 60, 700):
         for longest, n_ctx in ((5, 512), (300, 400)):
             for asked in ({}, {"n_samples": 4, "n_updates": 2}, {"batch_size": 3, "max_completion_tokens": 9}):
-                found = reinforced(asked, n, longest, n_ctx).as_row()
+                found = job_row(reinforced(asked, n, longest, n_ctx))
                 told = await module.run(f"data.automaticRewards({n}, {longest}, {n_ctx}, {json.dumps(asked)})")
                 del told["steps"]
                 assert told == {name: found[name] for name in told}, (n, longest, asked)
@@ -107,7 +107,7 @@ async def test_auto_is_what_the_server_chooses(module: Tab) -> None:
         lengths = [draw.randrange(1, draw.choice((10, 300, 3000))) for _ in range(n)]
         cases += [(lengths, 2048, {}), (lengths, 256, {"n_epochs": 2}), (lengths, 4096, {"batch_size": 7})]
     for lengths, n_ctx, asked in cases:
-        found = asdict(resolved(asked, np.array(lengths, np.int32), max(lengths) + 1, n_ctx))
+        found = job_row(resolved(asked, np.array(lengths, np.int32), max(lengths) + 1, n_ctx))
         told = await module.run(f"data.automatic({lengths}, {max(lengths) + 1}, {n_ctx}, {json.dumps(asked)})")
         del told["steps"]
         assert told == {name: found[name] for name in told}, (len(lengths), asked)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from logitless.training.lbfgs import minimize
+from examples.lbfgs import minimize
 
 
 def test_lbfgs_finds_known_minima() -> None:
