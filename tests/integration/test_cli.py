@@ -1,4 +1,4 @@
-"""Command line: output, exit codes and refusals; in a process of its own what a process is needed for."""
+"""Command line: output, exit codes and refusals; in a process of its own where it needs one."""
 
 from __future__ import annotations
 
