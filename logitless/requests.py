@@ -276,7 +276,8 @@ class ChatResult(CompletionResult):
     def _take(self, text: str, *, last: bool = False) -> list[Delta]:
         deltas = self._parser.push(text)
         if last:
-            deltas = deltas + self._parser.finish(is_cut=self.finish_reason == "length")
+            reason = self.finish_reason
+            deltas = deltas + self._parser.finish(is_cut=reason == "length", by_model=reason == "stop")
         self._message.add(deltas)
         return deltas
 

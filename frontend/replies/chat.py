@@ -66,7 +66,8 @@ class Answers:
         if thought or parser.thinking:
             self._n_reasoning[i] = self._n_tokens[i]
         if last:
-            deltas = deltas + parser.finish(is_cut=result.finished.stop_type == "limit")
+            is_cut = result.finished.stop_type == "limit"
+            deltas = deltas + parser.finish(is_cut=is_cut, by_model=not is_cut)
         self._reply.parse_seconds += time.perf_counter() - began
         return deltas if self._shows_reasoning else [delta for delta in deltas if not isinstance(delta, Reasoning)]
 

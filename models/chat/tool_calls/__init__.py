@@ -32,7 +32,7 @@ from logitless.models.chat.tool_calls.framed import (
     GPT_OSS,
     MUSE,
 )
-from logitless.models.chat.tool_calls.gemma import GEMMA4
+from logitless.models.chat.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4
 from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
 from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
 
@@ -42,6 +42,7 @@ __all__ = [
     "DEEPSEEK",
     "DEEPSEEK_V31",
     "FUNCTIONARY",
+    "FUNCTION_GEMMA",
     "GEMMA4",
     "GENERIC",
     "GPT_OSS",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from logitless.models.chat.tool_calls.call_object import CallObject, closing, text_value, value
+from logitless.models.chat.tool_calls.call_object import CallObject, call_list, closing, text_value, value
 from logitless.models.chat.tool_calls.framed import (
     COMMAND_R,
     COMMAND_R_ACTION,
@@ -15,8 +15,7 @@ from logitless.models.chat.tool_calls.framed import (
     MUSE,
     MUSE_REASONING,
 )
-from logitless.models.chat.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
-from logitless.models.chat.tool_calls.gemma import GEMMA4
+from logitless.models.chat.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4, OF_FUNCTION_GEMMA, OF_GEMMA4
 from logitless.models.chat.tool_calls.json_scan import BAD, DONE, JsonScan, is_open_escape, unescaped
 from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser, PlainText, Step
 from logitless.models.chat.tool_calls.probed.markers import JSON, NUMBER, PYTHON, TAGGED, TYPE, Markers
@@ -41,14 +40,13 @@ def _llama3(p: Parser, trigger: str) -> Step[None]:
     if trigger != "{" and (yield from p.after_blanks()) != "{":
         raise NotACall
     while (yield from CallObject(p, p.style.names, sure=p.n_calls > 0).read()):
-        p.mark()
         c = yield from p.after_blanks()
         if c in (";", ","):
             c = yield from p.after_blanks()
         if c != "{":
-            p.back(c)
-            if p.raw.strip():
-                raise NotACall  # the separator was text
+            if not c and p.raw.strip():
+                raise NotACall
+            p.back(p.raw)  # the separator was text
             return
 
 
@@ -71,14 +69,14 @@ def _mistral(p: Parser, trigger: str) -> Step[None]:
         p.back(c)
         yield from _named(p)
         return
-    yield from _list(p)
+    yield from call_list(p)
 
 
 def _nemotron(p: Parser, trigger: str) -> Step[None]:
     """<TOOLCALL>[{"name": …, "arguments": {…}}, …]</TOOLCALL>."""
     if (yield from p.after_blanks()) != "[":
         raise NotACall
-    if (yield from _list(p)):
+    if (yield from call_list(p)):
         yield from closing(p, "</TOOLCALL>")
 
 
@@ -104,7 +102,8 @@ def _named(p: Parser) -> Step[None]:
         raise NotACall
     p.back(c)
     p.begin(name)
-    yield from value(p, p.argument)
+    if (yield from value(p, p.argument)):
+        p.end_call()
 
 
 def _generic(p: Parser, trigger: str) -> Step[None]:
@@ -118,7 +117,7 @@ def _generic(p: Parser, trigger: str) -> Step[None]:
             raise NotACall
         whole = yield from _response(p)
     elif c == "[" and key == "tool_calls":
-        whole = yield from _list(p, p.style.names)
+        whole = yield from call_list(p, p.style.names)
     elif c == "{":
         whole = yield from CallObject(p, p.style.names, sure=True).read()
     else:
@@ -151,20 +150,6 @@ def _kimi_k3(p: Parser, trigger: str) -> Step[None]:
         yield from read_calls(_K3, p, trigger)
 
 
-def _list(p: Parser, names: frozenset[str] | None = None) -> Step[bool]:
-    """Read the calls of an array, whose bracket has been read. False: the array is cut short."""
-    while (yield from p.after_blanks()) == "{":
-        if not (yield from CallObject(p, names, sure=True).read()):
-            return False
-        p.mark()
-        c = yield from p.after_blanks()
-        if c != ",":
-            if c != "]":
-                p.back(c)
-            return c == "]"
-    raise NotACall
-
-
 def _response(p: Parser) -> Step[bool]:
     """Stream the text of a JSON string, whose opening quote has been read."""
     scan, waiting = JsonScan(), ""
@@ -189,10 +174,10 @@ def _response(p: Parser) -> Step[bool]:
     return False
 
 
-HERMES = CallFormat("Hermes 2 Pro", ("<tool_call>",), (), _hermes, ("<tool_call>", "</tool_call>"))
+HERMES = CallFormat("Hermes 2 Pro", ("<tool_call>",), (), _hermes, ("<tool_call>", "</tool_call>"), ("</tool_call>",))
 LLAMA3 = CallFormat("Llama 3.x", ("<|python_tag|>",), ("{",), _llama3, ("<|python_tag|>",))
 # its other templates write Python, which probes find
-LLAMA4 = CallFormat("Llama 4", (_PYTHON_START,), ("{",), _llama4, (_PYTHON_START, _PYTHON_END))
+LLAMA4 = CallFormat("Llama 4", (_PYTHON_START,), ("{",), _llama4, (_PYTHON_START, _PYTHON_END), (_PYTHON_END,))
 MISTRAL = CallFormat(
     "Mistral Nemo",
     ("[TOOL_CALLS]",),
@@ -202,7 +187,9 @@ MISTRAL = CallFormat(
     id_prefix="",
     id_letters=9,  # the templates refuse others
 )
-NEMOTRON = CallFormat("Nemotron Nano 2", ("<TOOLCALL>",), (), _nemotron, ("<TOOLCALL>", "</TOOLCALL>"))
+NEMOTRON = CallFormat(
+    "Nemotron Nano 2", ("<TOOLCALL>",), (), _nemotron, ("<TOOLCALL>", "</TOOLCALL>"), ("</TOOLCALL>",)
+)
 MISTRAL_NAMED = replace(MISTRAL, name="Mistral v11")
 _GRANITE = Markers(JSON, "", ', "arguments": ', "", "<|tool_call|>[", "]", ", ", '{"name": ', "}")
 _GRANITE_THINKS = replace(_GRANITE, around=("<response>", "</response>"))  # after reasoning only
@@ -258,8 +245,10 @@ def family_of(template: str) -> CallFormat:
         return QWEN3_CODER
     if "[TOOL_CALLS]" in template:
         return MISTRAL_NAMED if "[ARGS]" in template else MISTRAL
-    if f"{GEMMA4_BEGIN}call:" in template:
+    if f"{OF_GEMMA4.begin}call:" in template:
         return GEMMA4
+    if OF_FUNCTION_GEMMA.begin in template:
+        return FUNCTION_GEMMA
     if "<TOOLCALL>" in template:
         return NEMOTRON
     if "<tool_call>" in template:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
-from logitless.models.chat.tool_calls.call_object import CallObject, closing, name_before, value
+from logitless.models.chat.tool_calls.call_object import call_list, closing, name_before, value
 from logitless.models.chat.tool_calls.parser import CallFormat, NotACall, Parser, PlainText, Step
 from logitless.models.chat.tool_calls.probed.markers import TAGGED, Markers
 from logitless.models.chat.tool_calls.probed.reader import call_format, read_calls
@@ -89,8 +89,8 @@ def _gpt_oss(p: Parser, trigger: str) -> Step[None]:
             raise NotACall
         p.back(c)
         p.begin(recipient[1])
-        yield from value(p, p.argument)
-        p.frame()
+        if (yield from value(p, p.argument)):
+            p.frame()
     elif " to=" in head:
         while (yield from p.next()):
             for end in _ENDS:
@@ -127,9 +127,7 @@ def _deepseek(p: Parser, trigger: str) -> Step[None]:
             raise NotACall
         p.back(c)
         p.begin(name)
-        whole = yield from value(p, p.argument)
-        p.mark()
-        if not whole:
+        if not (yield from value(p, p.argument)):
             return
         for end in ("```", _END, _END_ALL):
             yield from closing(p, end)
@@ -154,7 +152,7 @@ def _command_r(p: Parser, trigger: str) -> Step[None]:
         return
     if (yield from p.after_blanks()) != "[":
         raise NotACall
-    if (yield from _tool_names(p)):
+    if (yield from call_list(p, key="tool_name", closes=False)):
         yield from closing(p, "<|END_ACTION|>")
 
 
@@ -166,22 +164,8 @@ def _action(p: Parser, trigger: str) -> Step[None]:
         yield from p.literal("json")
     if (yield from p.after_blanks()) != "[":
         raise NotACall
-    if (yield from _tool_names(p, p.style.names)):
+    if (yield from call_list(p, p.style.names, "tool_name", closes=False)):
         yield from closing(p, "```")
-
-
-def _tool_names(p: Parser, names: frozenset[str] | None = None) -> Step[bool]:
-    """The calls of a list whose bracket has been read. False: the answer ended in it."""
-    while True:
-        if (yield from p.after_blanks()) != "{":
-            raise NotACall
-        if not (yield from CallObject(p, names, key="tool_name", sure=True).read()):
-            return False
-        p.mark()
-        c = yield from p.after_blanks()
-        if c != ",":
-            p.back("" if c == "]" else c)
-            return True
 
 
 def _muse(p: Parser, trigger: str) -> Step[None]:
@@ -217,8 +201,8 @@ def _functionary(p: Parser, trigger: str) -> Step[None]:
     if name not in p.style.names or c != "{":
         raise NotACall
     p.begin(name)
-    yield from value(p, p.argument)
-    p.mark()
+    if (yield from value(p, p.argument)):
+        p.end_call()
 
 
 GPT_OSS = CallFormat(
@@ -236,17 +220,19 @@ DEEPSEEK = CallFormat(
     (),
     _deepseek,
     (_BEGIN_ALL, _BEGIN, _SEP, _END, _END_ALL),
+    (_END, _END_ALL),
 )
-DEEPSEEK_V31 = CallFormat("DeepSeek V3.1", DEEPSEEK.triggers, (), _deepseek, DEEPSEEK.preserved)
+DEEPSEEK_V31 = replace(DEEPSEEK, name="DeepSeek V3.1")
 COMMAND_R = CallFormat(
     "Command R7B",
     ("<|START_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     (),
     _command_r,
     ("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ("<|END_ACTION|>",),
     around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
 )
-COMMAND_R_ACTION = CallFormat("Command R", ("Action:",), (), _action)
+COMMAND_R_ACTION = CallFormat("Command R", ("Action:",), (), _action, ends=("```",))
 MUSE = replace(
     call_format(ATEM),
     name="Muse Glimmer",

@@ -1,4 +1,4 @@
-"""Gemma 4 grammars: JSON schemas as Lark rules of dictionaries with bare keys.
+"""Gemma 4 and FunctionGemma grammars: JSON schemas as Lark rules of dictionaries with bare keys.
 
 Keys have the order of the model's template; texts stand between marks; there are no blanks.
 
@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from logitless.models.chat.tool_calls.gemma import QUOTE
 from logitless.models.grammar import in_regex, json_rule, quoted
 from logitless.models.grammar.json_schema import resolve
 
@@ -21,9 +20,6 @@ Schema = Mapping[str, Any]
 _MAX_DEPTH = 64
 _MAX_COUNT = 100_000  # characters or elements
 _MAX_PARTS = 5_000  # of one tool's schema, as often as they are used
-_MARK = quoted(QUOTE)
-# the first: bytes that are no UTF-8 are in every complement
-_INSIDE = rf"/(?s:.*)/ & ~/(?s:.*){in_regex(QUOTE)}(?s:.*)/"
 _BARE = r"""[^:{}\[\],<"\s]"""
 _NEW_KEY = r"[\w.$-]{1,64}"  # of members that a schema does not name
 _PLAIN_KEY = re.compile(rf"{_BARE}(?:[^:{{}}\[\],<\"\n]*{_BARE})?")
@@ -31,27 +27,34 @@ _OBJECT = ("properties", "required", "additionalProperties", "patternProperties"
 
 
 @cache
-def shared_rules() -> tuple[str, ...]:
-    """Rules of any value; the rules of schemas build on them."""
+def shared_rules(quote: str) -> tuple[str, ...]:
+    """Rules of any value; the rules of schemas build on them. `quote`: the mark around texts."""
+    mark = quoted(quote)
     return (
         f"any: TEXT | {json_rule({'type': 'number'})} | {json_rule({'type': 'boolean'})} | NULL | dict | list",
         'NULL: "null" | "None"',  # which Jinja writes
-        f"TEXT: {_MARK} ( {_INSIDE} ) {_MARK}",
+        f"TEXT: {mark} ( {_inside(quote)} ) {mark}",
         f'KEY: /{_NEW_KEY}/ ":"',
         'dict: "{" (KEY any ("," KEY any)*)? "}"',
         'list: "[" (any ("," any)*)? "]"',
     )
 
 
-def argument_rules(schema: Schema, name: str) -> list[str]:
+def _inside(quote: str) -> str:
+    # the first: bytes that are no UTF-8 are in every complement
+    return rf"/(?s:.*)/ & ~/(?s:.*){in_regex(quote)}(?s:.*)/"
+
+
+def argument_rules(schema: Schema, name: str, quote: str) -> list[str]:
     """Lark rules of a tool's arguments: the rule `name`, and rules whose names begin with it."""
-    writer = _Writer(schema, name)
+    writer = _Writer(schema, name, quote)
     start = writer.value(schema)
     return [f"{name}: {start}", *writer.rules]
 
 
 class _Writer:
-    def __init__(self, root: Schema, prefix: str) -> None:
+    def __init__(self, root: Schema, prefix: str, quote: str) -> None:
+        self._quote = quote
         self.rules: list[str] = []
         self._root = root
         self._prefix = prefix
@@ -74,9 +77,9 @@ class _Writer:
         if isinstance(ref := schema.get("$ref"), str):
             return self._reference(ref)
         if "const" in schema:
-            return _literals([schema["const"]])
+            return _literals(self._quote, [schema["const"]])
         if isinstance(schema.get("enum"), list):
-            return _literals(schema["enum"])
+            return _literals(self._quote, schema["enum"])
         if isinstance(parts := schema.get("allOf"), list) and parts:
             return self.value(self._merged({**schema, "allOf": []}, *parts))
         for key in ("anyOf", "oneOf"):
@@ -144,7 +147,9 @@ class _Writer:
             return "TEXT"
         name = f"{self._prefix.upper()}_{len(self.rules)}"
         length = f"{{{least},{'' if most is None else max(least, most)}}}"
-        self.rules.append(f"{name}: {_MARK} ( /(?s:.{length})/ & {_INSIDE} ) {_MARK}")
+        self.rules.append(
+            f"{name}: {quoted(self._quote)} ( /(?s:.{length})/ & {_inside(self._quote)} ) {quoted(self._quote)}"
+        )
         return name
 
     def _array(self, schema: Schema) -> str:
@@ -177,7 +182,7 @@ class _Writer:
         if not properties and not required and (more is True or more == {}):
             return "dict"
         named = {**dict.fromkeys(required, more if isinstance(more, dict) else True), **properties}
-        names = [name for name in named if named[name] is not False and QUOTE not in name]
+        names = [name for name in named if named[name] is not False and self._quote not in name]
         names.sort(key=lambda name: (name.lower(), name))  # as Jinja's dictsort
         first, later = '""', '""'
         if more is not False:
@@ -187,7 +192,7 @@ class _Writer:
             extra = self._rule(f"{key} {self.value(more)}")
             first, later = f'({extra} ("," {extra})*)?', f'("," {extra})*'
         for name in reversed(names):
-            member = self._rule(f"{quoted(_key(name) + ':')} {self._rule(self.value(named[name]))}")
+            member = self._rule(f"{quoted(_key(self._quote, name) + ':')} {self._rule(self.value(named[name]))}")
             alone = f"{member} {later}"
             first = self._rule(alone if name in required else f"{alone} | {first}")
             later = self._rule(f'"," {member} {later}' if name in required else f'("," {member})? {later}')
@@ -210,26 +215,26 @@ def _count(schema: Schema, key: str) -> int | None:
     )
 
 
-def _literals(values: Sequence[Any]) -> str:
-    texts = [text for value in values if (text := _notation(value)) is not None]
+def _literals(quote: str, values: Sequence[Any]) -> str:
+    texts = [text for value in values if (text := _notation(quote, value)) is not None]
     return f"({' | '.join(map(quoted, texts))})" if texts else "any"
 
 
-def _notation(value: Any) -> str | None:
+def _notation(quote: str, value: Any) -> str | None:
     """A value in the template's notation; None if it cannot be written."""
     if isinstance(value, str):
-        return None if QUOTE in value else f"{QUOTE}{value}{QUOTE}"
+        return None if quote in value else f"{quote}{value}{quote}"
     if isinstance(value, list):
-        parts = [_notation(part) for part in value]
+        parts = [_notation(quote, part) for part in value]
         return None if None in parts else f"[{','.join(map(str, parts))}]"
     if isinstance(value, dict):
-        members = [(key, _notation(value[key])) for key in sorted(value, key=lambda key: (key.lower(), key))]
-        if any(text is None or QUOTE in key for key, text in members):
+        members = [(key, _notation(quote, value[key])) for key in sorted(value, key=lambda key: (key.lower(), key))]
+        if any(text is None or quote in key for key, text in members):
             return None
-        return f"{{{','.join(f'{_key(key)}:{text}' for key, text in members)}}}"
+        return f"{{{','.join(f'{_key(quote, key)}:{text}' for key, text in members)}}}"
     return json.dumps(value)
 
 
-def _key(name: str) -> str:
+def _key(quote: str, name: str) -> str:
     """A key in the template's notation: between marks if it would not be read as a bare key."""
-    return name if _PLAIN_KEY.fullmatch(name) else f"{QUOTE}{name}{QUOTE}"
+    return name if _PLAIN_KEY.fullmatch(name) else f"{quote}{name}{quote}"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from logitless.models.chat.tool_calls.families import GENERIC, HERMES, LLAMA3, LLAMA4, MISTRAL, MISTRAL_NAMED, NEMOTRON
@@ -19,10 +20,7 @@ from logitless.models.chat.tool_calls.framed import (
     MUSE,
 )
 from logitless.models.chat.tool_calls.free_text import INPUT, TEXT, json_string
-from logitless.models.chat.tool_calls.gemma import BEGIN as GEMMA4_BEGIN
-from logitless.models.chat.tool_calls.gemma import END as GEMMA4_END
-from logitless.models.chat.tool_calls.gemma import GEMMA4
-from logitless.models.chat.tool_calls.gemma import QUOTE as GEMMA4_QUOTE
+from logitless.models.chat.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4, OF_FUNCTION_GEMMA, OF_GEMMA4, Marks
 from logitless.models.chat.tool_calls.gemma_schema import argument_rules, shared_rules
 from logitless.models.chat.tool_calls.parser import CallFormat
 from logitless.models.chat.tool_calls.probed.grammar import rules_of_calls, syntax_rule, tagged_rules
@@ -244,19 +242,19 @@ def _qwen3_coder(functions: Sequence[Function], parallel: bool, required: bool) 
     return rules, "<tool_call>\n<function="
 
 
-def _gemma4(functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
-    rules, of_tools = [*shared_rules()], []
+def _gemma(marks: Marks, functions: Sequence[Function], parallel: bool, required: bool) -> tuple[list[str], str]:
+    rules, of_tools, quote = [*shared_rules(marks.quote)], list[str](), marks.quote
     for i, function in enumerate(functions):
         if (text := function.get(TEXT)) is None:
-            rules += argument_rules(object_schema(function.get("parameters")), f"given_{i}")
+            rules += argument_rules(object_schema(function.get("parameters")), f"given_{i}", quote)
         else:
-            rules.append(f"given_{i}: {quoted('{' + INPUT + ':' + GEMMA4_QUOTE)} text_{i} {quoted('}')}")
-            rules += lark_rules(text, f"text_{i}", end=GEMMA4_QUOTE)
-        of_tools.append(f"{quoted(f'{GEMMA4_BEGIN}call:' + function['name'])} given_{i} {quoted(GEMMA4_END)}")
-    return [*rules, f"calls: call{'+' if parallel else ''}", f"call: {' | '.join(of_tools)}"], GEMMA4_BEGIN
+            rules.append(f"given_{i}: {quoted('{' + INPUT + ':' + quote)} text_{i} {quoted('}')}")
+            rules += lark_rules(text, f"text_{i}", end=quote)
+        of_tools.append(f"{quoted(f'{marks.begin}call:' + function['name'])} given_{i} {quoted(marks.end)}")
+    return [*rules, f"calls: call{'+' if parallel else ''}", f"call: {' | '.join(of_tools)}"], marks.begin
 
 
-_BODIES = {
+_BODIES: Mapping[str, Callable[[Sequence[Function], bool, bool], tuple[list[str], str]]] = {
     GPT_OSS.name: _gpt_oss,
     MUSE.name: _muse,
     FUNCTIONARY.name: _functionary,
@@ -265,7 +263,8 @@ _BODIES = {
     COMMAND_R.name: _command_r,
     COMMAND_R_ACTION.name: _command_r_action,
     QWEN3_CODER.name: _qwen3_coder,
-    GEMMA4.name: _gemma4,
+    GEMMA4.name: partial(_gemma, OF_GEMMA4),
+    FUNCTION_GEMMA.name: partial(_gemma, OF_FUNCTION_GEMMA),
     HERMES.name: _hermes,
     LLAMA3.name: _llama3,
     LLAMA4.name: _llama3,

@@ -40,6 +40,42 @@ class JsonScan:
         """True within a string, not within an escape."""
         return self._state in ("string", "key")
 
+    @property
+    def in_key(self) -> bool:
+        """True within a member's key."""
+        return self._state.startswith("key")
+
+    @property
+    def expects(self) -> str:
+        """ "key" or "value" where one begins; "," after one; "" elsewhere."""
+        state = self._state
+        return (
+            ","
+            if state == "after" or state in _WHOLE
+            else state.rpartition(" ")[2]
+            if state.endswith(("value", " key"))
+            else ""
+        )
+
+    @property
+    def brackets(self) -> str:
+        """The brackets that are still to be closed, the outermost first."""
+        return "".join(self._open)
+
+    def completion(self) -> str:
+        """Shortest text that makes the value whole."""
+        state = self._state
+        text = '"' if self.in_text else {"value": "null", "next key": '"": null', "colon": ": null"}.get(state, "")
+        if state.endswith("\\"):  # within an escape
+            text = ("0" * self._hex or "\\") + '"'
+        if state == "literal":
+            text = self._rest
+        elif state in _NUMBER and state not in _WHOLE:
+            text = "0"
+        if state.startswith("key"):
+            text += ": null"
+        return text + "".join(reversed(self._open))
+
     def feed(self, c: str) -> str:
         """The meaning of the next character."""
         state = self._state

@@ -3,7 +3,8 @@
 The parser is a coroutine that receives one character after the other, so the pieces in which the
 text arrives make no difference. Text that turns out not to be a call stays text, with its markers.
 Only the syntax around calls and reasoning is removed, and the blanks beside it; and a call that the
-end of the answer cuts short before its name is whole.
+end of the answer cuts short before its name is whole. A call that has begun is never text: what
+follows its malformed part is dropped, and its arguments become whole JSON.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TypeVar
 
 from logitless.models.chat.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
 from logitless.models.chat.tool_calls.free_text import InputText
+from logitless.models.chat.tool_calls.json_scan import JsonScan
 from logitless.models.chat.tool_calls.probed.markers import Markers
 
 T = TypeVar("T")
@@ -29,6 +31,10 @@ _LETTERS = string.ascii_letters + string.digits
 
 class NotACall(Exception):
     """The text is not a call, or the answer ended before it was one (`Parser` tells by its end)."""
+
+
+class Broken(NotACall):
+    """The text belongs to calls that were read, but is malformed."""
 
 
 class PlainText(NotACall):
@@ -44,6 +50,7 @@ class CallFormat:
     opening: tuple[str, ...]  # texts that begin a call at the start of the answer only
     read: Callable[[Parser, str], Step[None]]
     preserved: tuple[str, ...] = ()  # special tokens that must reach the parser as text
+    ends: tuple[str, ...] = ()  # texts that end a call, or all of them
     id_prefix: str = "call_"
     id_letters: int = 24
     instructs: bool = (
@@ -95,6 +102,7 @@ class Parser:
         self.n_calls = 0
         self.written_id = ""  # by the model, before the name of a call
         self._ids: set[str] = set()  # of the calls that have one
+        self._arguments: list[str] | None = None  # of the call that is being read, if it has begun
         self._chars: list[str] = []  # of the delta that is being written
         self._kind = Content
         self._out: list[Delta] = []
@@ -133,13 +141,15 @@ class Parser:
                 at += 1
         return self._new_deltas()
 
-    def finish(self, *, is_cut: bool = False) -> list[Delta]:
+    def finish(self, *, is_cut: bool = False, by_model: bool = False) -> list[Delta]:
         """Deltas that the end of the text adds. `is_cut`: a limit ended it, perhaps within a marker, which is not
-        told then."""
+        told then; `by_model`: the model did, so the arguments of its last call become whole JSON."""
         if not self._ended:
             self._ended, self.is_cut = True, is_cut
             with suppress(StopIteration):
                 self._run.send("")
+            if by_model:
+                self._complete()
             self._end_input()
         return self._new_deltas()
 
@@ -209,6 +219,7 @@ class Parser:
         """Begin a call to `name`, with the id that the model wrote if any; returns its index.
 
         An id before the name counts if the template accepts it and no other call has it."""
+        self._arguments = []
         if self.n_calls and not self.style.parallel:
             self._muted, self._blanks = True, ""
             return self.n_calls - 1
@@ -231,7 +242,39 @@ class Parser:
         """More of the last call's arguments, or of the text in them."""
         if self._muted:
             return
+        if self._arguments is not None:
+            self._arguments.append(text)
         self._emit(CallArguments, text if self._input is None else self._input.feed(text))
+
+    def end_call(self) -> None:
+        """Begin text that is given back if it is not a call: the last one is whole."""
+        self._arguments = None
+        self.mark()
+
+    def _drop_rest(self, calls: CallFormat) -> Step[None]:
+        """Read the rest of a malformed call: up to the next call, or to the end of this one."""
+        self._complete()
+        while not (trigger := (yield from self._trigger(calls.triggers))):
+            if (yield from self._trigger(calls.ends)):
+                while True:
+                    c = yield from self.after_blanks()
+                    self.back(c)
+                    if not (yield from self._trigger(calls.ends)):
+                        break
+                break
+            if not (yield from self.next()):
+                break
+        self.back(trigger)
+        self.frame()
+        self._after_call = True
+
+    def _complete(self) -> None:
+        """Make the last call's arguments whole JSON."""
+        if self._arguments is not None:
+            scan = JsonScan()
+            for c in "".join(self._arguments):
+                scan.feed(c)
+            self.argument(scan.completion() if self._arguments else "{}")
 
     def begins_name(self, text: str) -> bool:
         """True if a tool's name begins with this text."""
@@ -246,7 +289,7 @@ class Parser:
     def frame(self) -> None:
         """Take the text since the last mark, and the blanks before it, as syntax."""
         self._blanks = ""
-        self.mark()
+        self.end_call()
 
     def content(self, text: str) -> None:
         """More text, after the blanks that were held back."""
@@ -383,7 +426,9 @@ class Parser:
                 self._after_call = self.n_calls > n_calls or self._muted
             except NotACall as error:
                 is_cut = self._hit_end and not isinstance(error, PlainText)
-                if self._muted or is_cut:
+                if not is_cut and (self._arguments is not None or isinstance(error, Broken)):
+                    yield from self._drop_rest(calls)
+                elif self._muted or is_cut:
                     while is_cut and (yield from self.next()):  # a piece of a marker
                         pass
                     self.frame()
@@ -394,6 +439,8 @@ class Parser:
                     self.back(read[-1:])  # it may begin something
                     self._after_call = False
             self._muted = False
+            if not self._ended:
+                self._arguments = None
             self._fresh = self._fresh and self._after_call
 
     def _text(self, text: str) -> None:

@@ -131,5 +131,6 @@ QWEN3_CODER = CallFormat(
     (),
     _qwen3_coder,
     ("<tool_call>", "</tool_call>"),
+    ("</function>", "</tool_call>"),
     ends_reasoning=("<tool_call>",),  # Qwen 3.5 calls without closing it; llama.cpp reads it as a call
 )

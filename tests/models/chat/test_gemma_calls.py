@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from logitless.models.chat.tool_calls import GEMMA4, Message, Parser, Style
+from logitless.models.chat.tool_calls.gemma import OF_GEMMA4
 from logitless.models.chat.tool_calls.gemma_schema import argument_rules, shared_rules
 from logitless.models.chat.tool_calls.grammar import call_grammar
 from logitless.models.grammar import Grammar
@@ -38,7 +39,7 @@ GEMMA_ARGUMENTS = {
         ("<|tool_call> call:add{ a : 1 , b: True }\n<tool_call|>\n", called(("add", '{"a": 1, "b": true}'))),
         ('<|tool_call>call:f{"x": "a\\n", y: two words}<tool_call|>',
          called(("f", '{"x": "a\\n", "y": "two words"}'))),
-        ("<|tool_call>call:f{x:a<b}", called(("f", '{"x": '), text="a<b}")),
+        ("<|tool_call>call:f{x:a<b}", called(("f", '{"x": null}'))),
         ('<|tool_call>call:f{x:<|"|>a <| b<|"|>,<|"|>k', called(("f", '{"x": "a <| b"'))),
         ('<|tool_call>call:f{x:<|"|>a<|"', called(("f", '{"x": "a'))),
         ('<|tool_call>call:f{x:<|"|>cut <|', called(("f", '{"x": "cut '))),
@@ -48,7 +49,8 @@ GEMMA_ARGUMENTS = {
         ("<|tool_call>call:f{x:1}", called(("f", '{"x": 1}'))),
         ("<|tool_call>call:f{x:1}<tool", called(("f", '{"x": 1}'))),
         ("<|tool_call>call:f{x:1} well", called(("f", '{"x": 1}'), text=" well")),
-        ("<|tool_call>call:f{x:}<tool_call|>", called(("f", '{"x": '), text="}<tool_call|>")),
+        ("<|tool_call>call:f{x:}<tool_call|>", called(("f", '{"x": null}'))),
+        ("<|tool_call>call:f{x:[1,{y:}}<tool_call|> So.", called(("f", '{"x": [1, {"y": null}]}'), text="So.")),
         ("<|tool_call>f{}<tool_call|>", content("<|tool_call>f{}<tool_call|>")),
         ("<|tool_call>call:{}", content("<|tool_call>call:{}")),
         ("<|tool_call>call:f", content("<|tool_call>call:f")),
@@ -88,9 +90,10 @@ def test_gemma4_while_it_is_written() -> None:
         (begun,) = parse(GEMMA[:cut], GEMMA4).calls
         assert call.arguments.startswith(begun.arguments)
         assert len(begun.arguments) > cut - GEMMA.index("{") - 30
-    assert len(parse("<|tool_call>call:f{x:" + "[" * 5000, GEMMA4).calls[0].arguments) < 100
+    assert len(parse("<|tool_call>call:f{x:" + "[" * 5000, GEMMA4).calls[0].arguments) < 200
 
 
+QUOTE = OF_GEMMA4.quote
 DEEP: dict[str, Any] = {
     "type": "object",
     "properties": {
@@ -184,7 +187,7 @@ def test_gemma4_texts_of_a_schema_fit_it(vocabulary: Tokenizer) -> None:
     ],
 )
 def test_gemma4_schemas_that_turn_in_circles(vocabulary: Tokenizer, parameters: dict[str, Any]) -> None:
-    rules = ["start: f", *shared_rules(), *argument_rules(parameters, "f")]
+    rules = ["start: f", *shared_rules(QUOTE), *argument_rules(parameters, "f", QUOTE)]
     assert allows(Grammar.compile("lark", "\n".join(rules), vocabulary), "{}")
 
 
@@ -192,7 +195,7 @@ def test_gemma4_schemas_that_multiply_are_cut() -> None:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(60):
         schema = {"properties": {"x": schema}, "anyOf": [{"required": ["x"]}, {}]}
-    assert len(argument_rules(schema, "f")) < 100_000
+    assert len(argument_rules(schema, "f", QUOTE)) < 100_000
 
 
 def test_null_may_be_written_as_the_template_does(vocabulary: Tokenizer) -> None:

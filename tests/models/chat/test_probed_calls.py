@@ -18,12 +18,19 @@ from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls import (
     COMMAND_R,
     DEEPSEEK_V31,
+    FUNCTION_GEMMA,
+    FUNCTIONARY,
+    GEMMA4,
     GENERIC,
+    GPT_OSS,
     GRANITE,
     HERMES,
     LFM2,
+    LLAMA3,
     LLAMA4,
+    MISTRAL,
     NEMOTRON,
+    QWEN3_CODER,
     CallFormat,
     Message,
     Parser,
@@ -576,3 +583,98 @@ def test_texts_with_markup_in_cdata(vocabulary: Tokenizer) -> None:
     for written, fits in ((text, True), (rendered("MINICPM", [("now", {"zone": "UTC"})]), True), (text[:-12], False)):
         matcher = grammar.matcher()
         assert (matcher.accept_bytes(written.encode()) and matcher.can_end) == fits
+
+
+JUNK = ["'", '"', "}", "]", "{", "[", ",", ":", "x", " oops ", "\\", "None", "\u201c", ""]
+A, B = '{"zone": "Z\u00fcrich, it", "n": [1, {"k": true}]}', '{"a": 1, "unit": "C"}'
+LISTED = f'[{{"name": "now", "arguments": {A}}}, {{"name": "add", "arguments": {B}}}]'
+WRITTEN: dict[str, tuple[CallFormat, str]] = {
+    "Hermes": (
+        HERMES,
+        f'<tool_call>\n{{"name": "now", "arguments": {A}}}\n</tool_call>'
+        f'<tool_call>{{"name": "add", "arguments": {B}}}</tool_call>',
+    ),
+    "Llama 3": (LLAMA3, f'{{"name": "now", "parameters": {A}}}; {{"name": "add", "parameters": {B}}}'),
+    "Mistral": (MISTRAL, f"[TOOL_CALLS]{LISTED}"),
+    "Mistral v11": (MISTRAL, f"[TOOL_CALLS]now[ARGS]{A}[TOOL_CALLS]add[ARGS]{B}"),
+    "Nemotron": (NEMOTRON, f"<TOOLCALL>{LISTED}</TOOLCALL>"),
+    "generic": (GENERIC, f'{{"tool_calls": {LISTED}}}'),
+    "gpt-oss": (
+        GPT_OSS,
+        f"<|channel|>commentary to=functions.now json<|message|>{A}<|call|><|start|>assistant"
+        f"<|channel|>commentary to=functions.add json<|message|>{B}<|call|>",
+    ),
+    "DeepSeek": (
+        DEEPSEEK_V31,
+        f"<\uff5ctool\u2581calls\u2581begin\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>now<\uff5ctool\u2581sep\uff5c>{A}"
+        "<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581call\u2581begin\uff5c>add<\uff5ctool\u2581sep\uff5c>"
+        f"{B}<\uff5ctool\u2581call\u2581end\uff5c><\uff5ctool\u2581calls\u2581end\uff5c>",
+    ),
+    "Gemma 4": (
+        GEMMA4,
+        '<|tool_call>call:now{zone:<|"|>Z<|"|>,n:[1,{k:true}]}<tool_call|><|tool_call>call:add{a:1}<tool_call|>',
+    ),
+    "FunctionGemma": (
+        FUNCTION_GEMMA,
+        "<start_function_call>call:now{zone:<escape>Z<escape>,n:[1,{k:true}]}<end_function_call>"
+        "<start_function_call>call:add{a:1}<end_function_call><start_function_response>",
+    ),
+    "Functionary": (FUNCTIONARY, f"now\n{A}>>>add\n{B}"),
+    "LFM2": (LFM2, '<|tool_call_start|>[now(zone="Z", n=[1, {"k": True}]), add(a=1, unit="C")]<|tool_call_end|>'),
+    "Qwen3 Coder": (
+        QWEN3_CODER,
+        "<tool_call>\n<function=now>\n<parameter=zone>\nZ\n</parameter>\n<parameter=n>\n[1]\n</parameter>\n"
+        "</function>\n</tool_call>\n<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*NAMES, *WRITTEN])
+def test_a_call_that_is_malformed_in_the_middle_is_no_text_and_has_json(name: str) -> None:
+    calls, text = WRITTEN.get(name) or (template(name).calls, rendered(name, [ASKED, ADDED]))
+
+    def answer(text: str, *, is_cut: bool = False) -> Message:
+        parser = Parser(Style(calls, frozenset({"add", "now"}), texts=TEXTS))
+        message = Message().add(parser.push(text[:40])).add(parser.push(text[40:]))
+        return message.add(parser.finish(is_cut=is_cut, by_model=not is_cut))
+
+    assert found_names(answer(text)) == ["now", "add"]
+    begin = next(i for i in range(len(text)) if answer(text[:i], is_cut=True).calls)
+    end = text.index("add")  # of the first call's arguments, its end and the next one's begin
+    end = begin + max(1, (end - begin) // 2)
+    for i in range(begin + 1, end):
+        junk = JUNK[i % len(JUNK)]
+        for broken in (text[:i] + junk + text[i:], text[:i] + junk + text[i + 1 :]):
+            message = answer(broken)
+            assert "zone" not in message.content, broken
+            for call in message.calls:
+                json.loads(call.arguments)
+    for i in range(begin, len(text)):
+        assert not answer(text[:i], is_cut=True).content.strip(), text[:i]
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("{'zone': 'it''s'}", {"zone": "it''s"}),
+        ("{'zone': 'it\\'s \"old\"', 'n': None}", {"zone": 'it\'s "old"', "n": None}),
+        ('{"zone": "he said "hi, you", and left"}', {"zone": 'he said "hi, you", and left'}),
+        ('{zone: Paris, "n": True, "m": NaN}', {"zone": "Paris", "n": True, "m": None}),
+        ('{"n": [1, 2, {"k": 3}, ], }', {"n": [1, 2, {"k": 3}]}),
+        ('{"n": [1, {"k": 2}', {"n": [1, {"k": 2}]}),
+        ('{"path": "C:\\dir\\new", "re": "\\d+\\."}', {"path": "C:\\dir\new", "re": "\\d+\\."}),
+        ('{"text": "one\ntwo\t", "u": "\\u00fc\\u12"}', {"text": "one\ntwo\t", "u": "\u00fc\\u12"}),
+        ('{"n": [1, 2}', {"n": [1, 2]}),
+        ('{"n": }', {"n": None}),
+    ],
+)
+def test_arguments_as_models_write_them_become_the_json_that_was_meant(written: str, meant: Any) -> None:
+    for text in (f'<tool_call>{{"name": "now", "arguments": {written}}}</tool_call> So.', "".join(
+        ("<tool_call>{'name': 'now', 'arguments': ", written, "}</tool_call> So.")
+    )):  # fmt: skip
+        for cut in range(len(text)):
+            parser = Parser(Style(HERMES, frozenset({"now"})))
+            message = Message().add(parser.push(text[:cut])).add(parser.push(text[cut:]))
+            message.add(parser.finish(by_model=True))
+            assert found(message) == [("now", meant)]
+            assert message.content.strip() == "So."

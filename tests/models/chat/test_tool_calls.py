@@ -69,8 +69,8 @@ QUIET = settings(max_examples=150)
         (f'<tool_call>{{"type": "function", "function": {CALL}}}</tool_call>', called(ADD)),
         ('<tool_call>{"name": "f", "arguments": {"x": "cut sho', called(("f", '{"x": "cut sho'))),
         ('<tool_call>{"name": "f", "arguments": {"x": oops}}</tool_call>',
-         called(("f", '{"x": '), text="oops}}</tool_call>")),
-        ('<tool_call>{"name": "f", "arguments": {}; well', called(("f", "{}"), text="; well")),
+         called(("f", '{"x": "oops"}'))),
+        ('<tool_call>{"name": "f", "arguments": {}; well', called(("f", "{}"))),
         ("nothing of the kind <tool_call", content("nothing of the kind")),
         ("a <t", content("a <t")),
         ("a <tool_call> for you", content("a <tool_call> for you")),
@@ -427,7 +427,8 @@ def test_scan_agrees_with_the_standard_library(value: object, noise: str, at: in
 
 def test_nesting_has_a_limit() -> None:
     text = '<tool_call>{"name": "f", "arguments": ' + "[" * 5000
-    assert parse(text).content == "[" * (5000 - 256)
+    message = parse(text)
+    assert told(message) == called(("f", "[" * 256 + "]" * 256))
 
 
 def test_families_by_what_their_templates_write() -> None:

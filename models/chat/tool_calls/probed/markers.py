@@ -17,6 +17,7 @@ NAMESPACE = r"\]<\][^\s<>\[\]]+\[>\["
 """MiniMax M3's token before each tag."""
 
 _TAG = re.compile(rf"{NAMESPACE}|<[^<>\s\x00-\x03]+>|\[/?[A-Z_]+\]")
+_END = re.compile(rf"(?:{NAMESPACE})?<[^\n\x00-\x03]*")
 _WORD = re.compile(r"｜\w+｜")  # DeepSeek V3.2's token within tags
 _FIRST = re.compile(rf"<\|open\|>[^<\x00-\x03]*(?:<\|sep\|>)?|(?:{NAMESPACE})?<[^<>\x00-\x03]+>?|\[[A-Z_]+\]")
 
@@ -58,6 +59,11 @@ class Markers:
         """Tags that begin a call, with its section or without."""
         tags = (self.trigger, _first_tag(self.begin))
         return tuple(dict.fromkeys(tag for tag in tags if tag))
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Texts of tags that end a call, or all of them."""
+        return tuple(end[0].rstrip() for text in (self.end, self.section_end) if (end := _END.search(text)))
 
     @property
     def tags(self) -> tuple[str, ...]:

@@ -38,8 +38,6 @@ def arguments(p: Parser, name: str, id: str | None, close: str) -> Step[bool]:
         if not c and n_given:
             return False
         if c != "=" or not key:
-            if n_given:
-                p.argument("}")  # what follows is no argument
             raise NotACall
         if not n_given:
             p.begin(name, id)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from logitless.models.chat.tool_calls.call_object import MAX_NAME, CallObject, closing, value
-from logitless.models.chat.tool_calls.parser import BLANK, CallFormat, NotACall, Parser, PlainText, Step
+from logitless.models.chat.tool_calls.parser import BLANK, Broken, CallFormat, NotACall, Parser, PlainText, Step
 from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, TYPE, Markers
 from logitless.models.chat.tool_calls.probed.pythonic import arguments
 from logitless.models.chat.tool_calls.tagged import tagged_value
@@ -32,6 +32,7 @@ def call_format(markers: Markers) -> CallFormat:
         () if markers.trigger else (_WORD.match(before)[0],),  # type: ignore[index]
         partial(read_calls, markers),
         markers.tags,
+        markers.ends,
         around=markers.around,
         markers=markers,
         ends_reasoning=markers.triggers if markers.trigger == _KIMI else (),
@@ -62,18 +63,30 @@ def read_calls(m: Markers, p: Parser, trigger: str) -> Step[None]:
         p.back(trigger)
     if (yield from syntax(p, rest)) != FOUND:
         raise NotACall
-    while (yield from _call(m, p)):
-        p.mark()
-        if not (m.separator + m.begin).strip():
+    n_calls = p.n_calls
+    while (yield from _next_call(m, p, n_calls)):
+        is_bare = not (m.separator + m.begin).strip()
+        if is_bare or m.style == JSON:  # also with a bracket too many or without the separator
             c = yield from p.after_blanks()
-            p.back(p.raw if c else "")
-            if c != m.head[:1] or not c:
-                break
-        elif (yield from syntax(p, m.separator + m.begin)) != FOUND:
+            if c == m.head[:1] and c:  # also without the separator
+                p.back(c)
+                continue
+            p.back(p.raw)
+        if is_bare:
+            break
+        if (yield from syntax(p, m.separator + m.begin)) != FOUND:
             break
     else:
         return
     yield from _closed(p, m.section_end)
+
+
+def _next_call(m: Markers, p: Parser, n_calls: int) -> Step[bool]:
+    """Read one call; a malformed one is no text behind others. `n_calls`: calls before these."""
+    try:
+        return (yield from _call(m, p))
+    except NotACall as error:
+        raise (Broken if p.n_calls > n_calls else type(error)) from error
 
 
 def _call(m: Markers, p: Parser) -> Step[bool]:
@@ -101,7 +114,7 @@ def _call(m: Markers, p: Parser) -> Step[bool]:
             p.begin(name, id)
             if not (yield from value(p, p.argument)):
                 return False
-    p.mark()
+    p.end_call()
     yield from _closed(p, m.end)
     return True
 
