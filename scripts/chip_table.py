@@ -1,0 +1,236 @@
+"""`scripts/chip-table`: what the compilers of GPUs make of the shipped kernels.
+
+No device is needed and nothing is computed. Mesa's drivers run over Debian's mesa-drm-shim, a library that answers in
+place of a kernel driver for a chip that is not there; VK_KHR_pipeline_executable_properties tells the compiler's
+statistics and its machine code, whose loads from memory are counted by width. ocloc compiles the OpenCL text for Intel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from logitless.backends.errors import KernelRefused
+from logitless.backends.gpu import device as _kernels  # noqa: F401  (registers every kernel)
+from logitless.backends.gpu.language.dialect import KERNELS, SIMT, Defines, Kernel, render_opencl
+from logitless.backends.vulkan import api
+from logitless.backends.vulkan import device as vulkan_device
+from logitless.backends.vulkan.autotune import class_of
+from logitless.backends.vulkan.instance import all_devices
+from logitless.backends.vulkan.pipelines import Pipelines, shader_name
+
+# The driver, its shim, and the variable that names the chip to it; ocloc's names of devices.
+CHIPS = {
+    **{chip: ("radeon", "amdgpu", "AMDGPU_GPU_ID", chip) for chip in ("navi21", "navi31", "gfx1201", "phoenix")},
+    "renoir": ("radeon", "amdgpu", "AMDGPU_GPU_ID", "renoir"),
+    "m1": ("asahi", "asahi", "", ""),
+    "adreno740": ("freedreno", "freedreno", "FD_GPU_ID", "740"),
+    "ad102": ("nouveau", "nouveau", "NOUVEAU_CHIPSET", "0x192"),
+}
+INTEL = {"battlemage": "bmg", "dg2": "dg2", "tigerlake": "tgllp"}
+EXTENSION = "VK_KHR_pipeline_executable_properties"
+FEATURES, PIPELINE, PROPERTIES, EXECUTABLE, STATISTIC, TEXT = range(1000269000, 1000269006)
+CAPTURE = 0x40 | 0x80  # statistics, internal representations
+MEMBERS = ("b32", "i64", "u64", "f64")
+# Statistics by the names that drivers give them, in lower case.
+COLUMNS = {
+    "instructions": ("instructions", "instruction count", "instrs"),
+    "spills": ("spilled vgprs", "spilled sgprs", "spills", "fills", "spills to memory", "stp", "ldp"),
+    "waves": ("subgroups per simd", "max warps/sm", "max waves per core", "threads"),
+}
+# Loads from memory in machine code: mnemonics, whose width is in the name (bits, or words of four bytes).
+LOADS = re.compile(
+    r"\b(?:global|flat|buffer|s)_(?:buffer_)?load_(\w+)|\bldg?\.global(?:\.\w+)*?\.(\w+)|\bldg\.(\w+) .*?, (\d+)$", re.M
+)
+WIDTHS = {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16, "dwordx8": 32, "dwordx16": 64}
+
+
+def load_bytes(match: re.Match[str]) -> int:
+    """Bytes of a load; less than a word counts as one."""
+    name = next(part for part in match.groups()[:3] if part)
+    if name in WIDTHS:
+        return WIDTHS[name]
+    bits = re.search(r"\d+", name)
+    return max(int(bits[0]) // 8 if bits else 4, 4) * int(match[4] or 1)
+
+
+class Recorder:
+    """The Vulkan library, whose pipelines are compiled with statistics. `last`: those of the last pipeline."""
+
+    def __init__(self, ffi: Any, lib: Any) -> None:
+        self.ffi, self.lib, self.last = ffi, lib, {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.lib, name)
+
+    def vkCreateDevice(self, gpu: Any, info: Any, allocator: Any, out: Any) -> int:
+        names = [self.ffi.string(info.ppEnabledExtensionNames[i]) for i in range(info.enabledExtensionCount)]
+        self.keep = keep = [self.ffi.new("char[]", name) for name in (*names, EXTENSION.encode())]
+        array = self.ffi.new("char *[]", keep)
+        wish = self.ffi.new("VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR *")
+        wish.sType, wish.pipelineExecutableInfo, wish.pNext = FEATURES, 1, info.pNext
+        info.enabledExtensionCount, info.ppEnabledExtensionNames, info.pNext = len(keep), array, wish
+        result: int = self.lib.vkCreateDevice(gpu, info, allocator, out)
+        self.device = out[0]
+        return result
+
+    def vkCreateComputePipelines(self, device: Any, _: Any, n: int, info: Any, allocator: Any, out: Any) -> int:
+        info.flags |= CAPTURE
+        start = time.perf_counter()
+        result: int = self.lib.vkCreateComputePipelines(device, self.ffi.NULL, n, info, allocator, out)
+        self.last = {"seconds": time.perf_counter() - start}
+        if result == 0:
+            self.last |= self._statistics(out[0])
+        return result
+
+    def _call(self, name: str, info: Any, kind: str, code: int) -> list[Any]:
+        address = self.lib.vkGetDeviceProcAddr(self.device, name.encode())
+        call, count = self.ffi.cast(f"PFN_{name}", address), self.ffi.new("uint32_t *")
+        call(self.device, info, count, self.ffi.NULL)
+        self.items = items = self.ffi.new(f"{kind}[]", max(count[0], 1))
+        for i in range(count[0]):
+            items[i].sType = code
+        call(self.device, info, count, items)
+        if code == TEXT:  # sizes are known now
+            self.texts = [self.ffi.new("char[]", max(items[i].dataSize, 1)) for i in range(count[0])]
+            for i, text in enumerate(self.texts):
+                items[i].pData = text
+            call(self.device, info, count, items)
+        return [items[i] for i in range(count[0])]
+
+    def _statistics(self, pipeline: Any) -> dict[str, Any]:
+        which = self.ffi.new("VkPipelineExecutableInfoKHR *")
+        which.sType, which.pipeline = EXECUTABLE, pipeline
+        numbers = self._call(
+            "vkGetPipelineExecutableStatisticsKHR", which, "VkPipelineExecutableStatisticKHR", STATISTIC
+        )
+        found = {self.ffi.string(s.name).decode().lower(): getattr(s.value, MEMBERS[s.format]) for s in numbers}
+        name = "vkGetPipelineExecutableInternalRepresentationsKHR"
+        texts = self._call(name, which, "VkPipelineExecutableInternalRepresentationKHR", TEXT)
+        code = self.ffi.string(self.ffi.cast("char *", texts[-1].pData)).decode(errors="replace") if texts else ""
+        row: dict[str, Any] = {"all": found, "loads": Counter(load_bytes(m) for m in LOADS.finditer(code))}
+        for column, names in COLUMNS.items():
+            values = [found[name] for name in names if name in found]
+            row[column] = sum(values) if column == "spills" else values[0] if values else None
+        return row
+
+
+def variants(patterns: list[str]) -> Iterator[tuple[str, Kernel, Defines]]:
+    for kernel in KERNELS.values():
+        for defines in dict.fromkeys(kernel.variants(SIMT)):
+            name = shader_name(kernel, defines)[:-4]
+            if any(fnmatch.fnmatch(name, pattern) for pattern in patterns):
+                yield name, kernel, defines
+
+
+def compile_on_chip(patterns: list[str]) -> None:
+    """Compile shaders on the Vulkan device that the shim pretends; a line of JSON each."""
+    recorder = Recorder(*api.binding())
+    for name, module in list(sys.modules.items()):
+        if name.startswith("logitless.backends.vulkan.") and hasattr(module, "binding"):
+            module.binding = lambda: (recorder.ffi, recorder)  # type: ignore[attr-defined]
+    info = all_devices()[0]
+    if info.missing:
+        sys.exit(f"{info.name} lacks {info.missing}")
+    pipelines, shape = Pipelines(vulkan_device.Device(info)), class_of(info)
+    for name, kernel, defines in variants(patterns):
+        if (kernel.special and info.matrices is None) or ("_dot_" in name and not shape.dot):
+            continue
+        if kernel.threads(defines) > info.max_invocations:
+            continue
+        try:
+            pipelines.get(kernel, defines)
+        except KernelRefused as error:
+            recorder.last = {"failed": str(error)}
+        print(json.dumps({"kernel": name, **recorder.last}), flush=True)
+    os._exit(0)  # no-op drivers do not all end well
+
+
+def compile_for_intel(target: str, patterns: list[str]) -> list[dict[str, Any]]:
+    rows = []
+    for name, kernel, defines in variants(patterns):
+        if kernel.extensions:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "kernel.cl").write_text(render_opencl(kernel, defines, SIMT))
+            command = ["ocloc", "compile", "-file", "kernel.cl", "-device", target, "-q"]
+            start = time.perf_counter()
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            row: dict[str, Any] = {"kernel": name, "seconds": time.perf_counter() - start, "loads": {}}
+            spilled = re.findall(r"spilled .*?(\d+)", done.stdout + done.stderr)
+            rows.append(row | ({"failed": done.stdout} if done.returncode else {"spills": sum(map(int, spilled))}))
+    return rows
+
+
+def rows_of(chip: str, patterns: list[str]) -> list[dict[str, Any]]:
+    if chip in INTEL:
+        return compile_for_intel(INTEL[chip], patterns)
+    driver, shim, variable, value = CHIPS[chip]
+    with tempfile.TemporaryDirectory() as cache:
+        env = os.environ | {
+            "VK_DRIVER_FILES": f"/usr/share/vulkan/icd.d/{driver}_icd.json",
+            "LD_PRELOAD": f"/usr/lib/x86_64-linux-gnu/lib{shim}_noop_drm_shim.so",
+            "NVK_I_WANT_A_BROKEN_VULKAN_DRIVER": "1",
+            "MESA_SHADER_CACHE_DISABLE": "true",
+            "XDG_CACHE_HOME": cache,
+        }
+        command = [sys.executable, "-m", "scripts.chip_table", "--here", *patterns]
+        env |= {variable: value} if variable else {}
+        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{chip}: the compiler ended with {done.returncode}")
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
+def cell(row: dict[str, Any] | None) -> list[str]:
+    if row is None:
+        return ["–"] * 5
+    if "failed" in row:
+        return ["failed", *["–"] * 4]
+    numbers = [row.get(name) for name in ("instructions", "spills", "waves")]
+    loads = " ".join(f"{n}×{width}" for width, n in sorted((int(w), n) for w, n in row["loads"].items()))
+    return ["–" if n is None else f"{n:,}" for n in numbers] + [loads or "–", f"{row['seconds']:.2f}"]
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--chips", default=",".join(CHIPS), help=f"of {', '.join([*CHIPS, *INTEL])}")
+    parser.add_argument("--json", type=Path, help="file for all numbers")
+    parser.add_argument("--before", type=Path, help="an earlier --json: each number becomes `before → now`")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("patterns", nargs="+", help="names of kernels, as `linear_dot_q8_0-*`")
+    args = parser.parse_args(argv)
+    if args.here:
+        compile_on_chip(args.patterns)
+    results = {chip: rows_of(chip, args.patterns) for chip in args.chips.split(",")}
+    if args.json:
+        args.json.write_text(json.dumps(results))
+    earlier = json.loads(args.before.read_text()) if args.before else {}
+    print("| kernel | chip | instructions | spills | waves | loads × bytes | seconds |\n|---|---|---|---|---|---|---|")
+    for name in dict.fromkeys(row["kernel"] for rows in results.values() for row in rows):
+        for chip, rows in results.items():
+            now, old = (
+                cell(next((row for row in of if row["kernel"] == name), None)) for of in (rows, earlier.get(chip, []))
+            )
+            if now[0] != "–" or "ocloc" in now:
+                both = [f"{a} → {b}" if a not in (b, "–") else b for a, b in zip(old, now, strict=True)]
+                print(f"| {name} | {chip} | {' | '.join(both)} |")
+    for chip, rows in results.items():
+        spills, failed = sum(bool(row.get("spills")) for row in rows), sum("failed" in row for row in rows)
+        print(f"\n{chip}: {len(rows)} kernels, {failed} failed, {spills} spill", end="")
+    print()
+
+
+if __name__ == "__main__":
+    main()
