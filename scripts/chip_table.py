@@ -46,12 +46,15 @@ MEMBERS = ("b32", "i64", "u64", "f64")
 # Statistics by the names that drivers give them, in lower case.
 COLUMNS = {
     "instructions": ("instructions", "instruction count", "instrs"),
-    "spills": ("spilled vgprs", "spilled sgprs", "spills", "fills", "spills to memory", "stp", "ldp"),
+    "spills": ("spilled vgprs", "spilled sgprs", "spills", "fills", "spills to memory", "stp count", "ldp count"),
     "waves": ("subgroups per simd", "max warps/sm", "max waves per core", "threads"),
 }
 # Loads from memory in machine code: mnemonics, whose width is in the name (bits, or words of four bytes).
 LOADS = re.compile(
-    r"\b(?:global|flat|buffer|s)_(?:buffer_)?load_(\w+)|\bldg?\.global(?:\.\w+)*?\.(\w+)|\bldg\.(\w+) .*?, (\d+)$", re.M
+    r"\b(?:global|flat|buffer|s)_(?:buffer_)?load_(\w+)"
+    r"|\bld\.global[.\w]*\.([bus]\d+)\b"
+    r"|\bldg\.(?:a\.)?(\w+) .*, (\d+)$",
+    re.M,
 )
 WIDTHS = {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16, "dwordx8": 32, "dwordx16": 64}
 
@@ -69,7 +72,8 @@ class Recorder:
     """The Vulkan library, whose pipelines are compiled with statistics. `last`: those of the last pipeline."""
 
     def __init__(self, ffi: Any, lib: Any) -> None:
-        self.ffi, self.lib, self.last = ffi, lib, {}
+        self.ffi, self.lib = ffi, lib
+        self.last: dict[str, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.lib, name)
@@ -119,11 +123,13 @@ class Recorder:
         name = "vkGetPipelineExecutableInternalRepresentationsKHR"
         texts = self._call(name, which, "VkPipelineExecutableInternalRepresentationKHR", TEXT)
         code = self.ffi.string(self.ffi.cast("char *", texts[-1].pData)).decode(errors="replace") if texts else ""
-        row: dict[str, Any] = {"all": found, "loads": Counter(load_bytes(m) for m in LOADS.finditer(code))}
-        for column, names in COLUMNS.items():
-            values = [found[name] for name in names if name in found]
-            row[column] = sum(values) if column == "spills" else values[0] if values else None
-        return row
+        return {"statistics": found, "loads": Counter(load_bytes(m) for m in LOADS.finditer(code))}
+
+
+def column(row: dict[str, Any], name: str) -> int | None:
+    """A column of the table from a driver's statistics."""
+    values = [row["statistics"][key] for key in COLUMNS[name] if key in row["statistics"]]
+    return (sum(values) if name == "spills" else values[0]) if values else None
 
 
 def variants(patterns: list[str]) -> Iterator[tuple[str, Kernel, Defines]]:
@@ -167,9 +173,10 @@ def compile_for_intel(target: str, patterns: list[str]) -> list[dict[str, Any]]:
             command = ["ocloc", "compile", "-file", "kernel.cl", "-device", target, "-q"]
             start = time.perf_counter()
             done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-            row: dict[str, Any] = {"kernel": name, "seconds": time.perf_counter() - start, "loads": {}}
+            seconds = time.perf_counter() - start
             spilled = re.findall(r"spilled .*?(\d+)", done.stdout + done.stderr)
-            rows.append(row | ({"failed": done.stdout} if done.returncode else {"spills": sum(map(int, spilled))}))
+            row = {"kernel": name, "seconds": seconds, "loads": {}, "statistics": {"spills": sum(map(int, spilled))}}
+            rows.append(row | ({"failed": done.stdout} if done.returncode else {}))
     return rows
 
 
@@ -198,7 +205,7 @@ def cell(row: dict[str, Any] | None) -> list[str]:
         return ["–"] * 5
     if "failed" in row:
         return ["failed", *["–"] * 4]
-    numbers = [row.get(name) for name in ("instructions", "spills", "waves")]
+    numbers = [column(row, name) for name in COLUMNS]
     loads = " ".join(f"{n}×{width}" for width, n in sorted((int(w), n) for w, n in row["loads"].items()))
     return ["–" if n is None else f"{n:,}" for n in numbers] + [loads or "–", f"{row['seconds']:.2f}"]
 
@@ -223,11 +230,12 @@ def main(argv: list[str] | None = None) -> None:
             now, old = (
                 cell(next((row for row in of if row["kernel"] == name), None)) for of in (rows, earlier.get(chip, []))
             )
-            if now[0] != "–" or "ocloc" in now:
+            if any(row["kernel"] == name for row in rows):
                 both = [f"{a} → {b}" if a not in (b, "–") else b for a, b in zip(old, now, strict=True)]
                 print(f"| {name} | {chip} | {' | '.join(both)} |")
     for chip, rows in results.items():
-        spills, failed = sum(bool(row.get("spills")) for row in rows), sum("failed" in row for row in rows)
+        failed = sum("failed" in row for row in rows)
+        spills = sum("failed" not in row and bool(column(row, "spills")) for row in rows)
         print(f"\n{chip}: {len(rows)} kernels, {failed} failed, {spills} spill", end="")
     print()
 

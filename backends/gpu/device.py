@@ -30,7 +30,7 @@ from logitless.backends.gpu.language.dialect import Shape, TooLarge
 from logitless.backends.gpu.lowering import LOWERINGS, REWRITES, Dispatch, is_packed
 from logitless.backends.gpu.matmul import gemm, layout, linear, moe_linear  # noqa: F401
 from logitless.backends.gpu.quantize import joined
-from logitless.backends.gpu.sampling import sample  # noqa: F401
+from logitless.backends.gpu.sampling import log_probs  # noqa: F401
 from logitless.backends.gpu.training import conv, loss, optimizer  # noqa: F401
 from logitless.graph.backend import Bytes
 from logitless.graph.tensor import ALIASES, Tensor

@@ -24,14 +24,12 @@ register_all()
 
 @pytest.fixture
 def gpu(open_device: Callable[[str], Backend]) -> Iterator[Backend]:
-    """A device as if it were a GPU with groups of 1024 threads. Those of 256 have the same text,
-    and lavapipe takes half a minute to compile either (PoCL many).
-    """
+    """A device as if it were a GPU with groups of 512 threads. Those of 256 have the same text."""
     from logitless.backends.vulkan.backend import VulkanBackend
 
     open_device("vulkan:0")
     backend = VulkanBackend()
-    backend.shape = replace(SIMT, threads=1024)
+    backend.shape = replace(SIMT, threads=1024, dot=True)
     yield backend
     backend.close()
 

@@ -10,6 +10,7 @@ typedef uint2 uvec2;
 #define FN static inline
 #define PRECISE
 #define UNROLL __attribute__((opencl_unroll_hint))
+#define ROLLED __attribute__((opencl_unroll_hint(1)))
 #define LID ((uint)get_local_id(0))
 #define GX ((uint)get_group_id(0))
 #define GY ((uint)get_group_id(1))
@@ -182,6 +183,7 @@ GL = r"""
 #define FN
 #define PRECISE precise
 #define UNROLL [[unroll]]
+#define ROLLED [[dont_unroll]]
 #define LID gl_LocalInvocationID.x
 #define GX gl_WorkGroupID.x
 #define GY gl_WorkGroupID.y

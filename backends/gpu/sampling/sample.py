@@ -1,10 +1,16 @@
-"""Sampling and log-probabilities: one work group a row."""
+"""Sampling on GPUs: one work group runs the sampler chain of a row.
+
+The chain is data: a row's codes name the samplers (samplers.py), which take their turns in one loop.
+"""
 
 from __future__ import annotations
 
+import re
+
 from logitless.backends.gpu.language.dialect import KERNELS, Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Buffers, Dispatch, dispatch, groups_for, lower
-from logitless.backends.gpu.sampling import sample_body as text
+from logitless.backends.gpu.sampling import candidates as c
+from logitless.backends.gpu.sampling.samplers import by_sampler, constants
 from logitless.graph.ops.sampling import samplers
 from logitless.graph.tensor import Tensor
 
@@ -13,164 +19,200 @@ from logitless.graph.tensor import Tensor
 # other. A CPU gains nothing by any of it.
 ALONE = {"MANY": 1, "RUN": 1, "COPIES": 1}
 GPU = {"MANY": 8, "RUN": 4, "COPIES": 4}
-# the largest first; the first that a shape's `threads` allow is taken
-SIMT = [{"WG": 1024} | GPU, {"WG": 256} | GPU]
+SIMT = [{"WG": 512} | GPU, {"WG": 256} | GPU]
 SOFT, CPU = {"WG": 256} | ALONE, {"WG": 1} | ALONE
-ARRAYS = 6  # words a candidate, in scratch
 MAX_GROUPS = 32  # rows that are sampled at a time: each takes scratch for the whole vocabulary
 
-TYPICAL = """
-          float p = whole > 0.0f ? U2F(e) / whole : 0.0f;
-          OKH(i) = ~F2U(FABS(-LOG(p) - sum));
-          OKL(i) = rank;"""
-NEAR = """
-          float p = whole > 0.0f ? U2F(e) / whole : 0.0f;
-          BP(i) = F2U(p);
-          float d = FABS((p - target) * (1.0f / 0.3f));
-          if (k != LOWEST) KEY(i) = key_of(5.0f - 10.0f * d * d / (1.0f + d));"""
-STEP = f"""
-      uint sel = 0u, keep = 0u, stat = 0u, least = 0u;
-      bool soft = what == TOP_P || what == TYP_P || what == XTC || what == MIROSTAT_1 || what == MIROSTAT_2
-          || what == ADAPTIVE || what == DRAW;
-      bool peak = soft || what == MIN_P || what == GREEDY || what == TOP_N_SIGMA || what == TEMPERATURE;
-      uint min_keep = UINT(max(PARAM(MIN_KEEP), 0.0f));
-      /* what a sampler leaves alone */
-      if (what == TOP_K && !(PARAM(K) > 0.0f)) goto_next = true;
-      if (what == TOP_P && !(PARAM(P) < 1.0f)) goto_next = true;
-      if (what == TYP_P && !(PARAM(TYPICAL) < 1.0f)) goto_next = true;
-      if (what == MIN_P && !(PARAM(LEAST_P) > 0.0f)) goto_next = true;
-      if (what == TOP_N_SIGMA && (!(PARAM(N_SIGMA) > 0.0f) || n <= 1u)) goto_next = true;
-      bool dynamic = what == TEMPERATURE && PARAM(RANGE) > 0.0f;
-      if (dynamic && n <= 1u) goto_next = true;
-      if (what == XTC) {{
-        if (!(PARAM(XTC_PROBABILITY) > 0.0f) || PARAM(XTC_THRESHOLD) > 0.5f || n < 2u) goto_next = true;
-        else {{
-          used_xtc = 1u;
-          if (min(FLOAT(DRAWS[4u * drawn_xtc + 2u]) * 2.3283064365386963e-10f, 0.99999994f) > PARAM(XTC_PROBABILITY))
-            goto_next = true;
+# A row's variables, by their types. They lie in local memory: thread 0 decides what comes next, and
+# no thread has registers for them while it does something else.
+STATE = {
+    "uint": """what position final todo kind n order is_sorted best last taken count least_high least_low limit_key
+        sel keep least min_keep used_dist used_xtc spent_dist spent_xtc drawn drawn_xtc chosen n_left""",
+    "bool": "inert dynamic listed finished",
+    "float": "mu weight mu_before weight_before chosen_p top whole limit sum",
+    "uvec2": "total goal",
+}
+TYPES = {name: kind for kind, names in STATE.items() for name in names.split()}
+PLACES = {name: 2 * i for i, name in enumerate(TYPES)}  # words in `row`
+FORMS = {"uint": ("{}", "{}"), "bool": ("{} != 0u", "{} ? 1u : 0u"), "float": ("U2F({})", "F2U({})")}
+
+
+def _words(text: str) -> list[str]:
+    """The variables that a text names."""
+    return [name for name in TYPES if re.search(rf"\b{name}\b", text)]
+
+
+def _loaded(text: str) -> str:
+    """The text with its variables in registers."""
+    lines = []
+    for name in _words(text):
+        kind, at = TYPES[name], f"row[{PLACES[name]}]"
+        value = f"UVEC2({at}, row[{PLACES[name] + 1}])" if kind == "uvec2" else FORMS[kind][0].format(at)
+        lines.append(f"{kind} {name} = {value};")
+    return f"{' '.join(lines)} {text}"
+
+
+def _stored(text: str) -> str:
+    """Code that stores the variables that a text changes."""
+    lines = []
+    for name in _words(text):
+        if not re.search(rf"\b{name}(\.[xy])? *([-+|]?=[^=]|\+\+)", text):
+            continue
+        kind, at = TYPES[name], PLACES[name]
+        if kind == "uvec2":
+            lines.append(f"row[{at}] = {name}.x; row[{at + 1}] = {name}.y;")
+        else:
+            lines.append(f"row[{at}] = {FORMS[kind][1].format(name)};")
+    return " ".join(lines)
+
+
+def together(text: str) -> str:
+    """Text for all threads, which change the same variables in the same way."""
+    return f"{{ {_loaded(text)} BARRIER(); if (LID == 0u) {{ {_stored(text)} }} DEVICE_BARRIER(); }}"
+
+
+def alone(text: str) -> str:
+    """Text for thread 0, while the others wait."""
+    return f"if (LID == 0u) {{ {_loaded(text)} {_stored(text)} }} DEVICE_BARRIER();"
+
+
+def read(name: str) -> str:
+    """A variable where the text has not loaded it."""
+    return f"row[{PLACES[name]}]"
+
+
+# What a pass does with a candidate of key k: the greatest key is found (FIRST, LIKELIEST), weights
+# e of the softmax are written and summed (WEIGH), terms are counted and summed (STATISTIC,
+# DEVIATION), or keys are changed (CHANGE).
+PASS = f"""
+          if (pass == FIRST) {{
+            k = (e >> (i % 32u) & 1u) != 0u ? key_of(U2F(k)) : LOWEST;
+            if (!plain) {{ KEY(i) = k; ID(i) = i; }}
+          }}
+          if (pass <= LIKELIEST) {{ if (k > own_a) {{ own_a = k; own_b = i; }} }}
+          else if (pass == WEIGH) {{
+            float x = value_of(k);
+            float of_top = top <= -INF ? 0.0f : x == top ? 1.0f : EXP(x - top);
+            E(i) = F2U(of_top);
+            uvec2 both = add64(UVEC2(own_a, own_b), UVEC2(units(of_top), 0u));
+            own_a = both.x; own_b = both.y;
+          }} else {{
+            float p = whole > 0.0f ? U2F(e) / whole : 0.0f;
+            if (pass == CHANGE) {{
+              if (order == 3u && what != TYP_P) OKH(i) = k;
+              {by_sampler("change")}
+            }} else {{
+              float term = 0.0f;
+              {by_sampler("term")}
+              PRECISE float y = term - lost;
+              PRECISE float next = own_sum + y;
+              lost = (next - own_sum) - y;
+              own_sum = next;
+            }}
+          }}"""
+COMBINE = """
+          if (pass <= LIKELIEST) {
+            if (ra[b] > ra[a] || (ra[b] == ra[a] && rb[b] < rb[a])) { ra[a] = ra[b]; rb[a] = rb[b]; }
+          }
+          else if (pass == WEIGH) {
+            uvec2 both = add64(UVEC2(ra[a], rb[a]), UVEC2(ra[b], rb[b]));
+            ra[a] = both.x; rb[a] = both.y;
+          } else { ra[a] += ra[b]; rf[a] = rf[a] + rf[b]; }"""
+FIRST = "pass != FIRST"
+PASSED = f"""
+          uint own_a = 0u, own_b = 0u, second = pass > WEIGH ? 4u : 0u; /* weights, where they are known */
+          PRECISE float own_sum = 0.0f;
+          PRECISE float lost = 0.0f;
+          {
+    c.each(
+        PASS,
+        k=(FIRST, "KEY(i)", "F2U(L[r * n_vocab + i])"),
+        e=(FIRST, "WORD(second, i)", "attempt > 0u ? MASK_WORD(i / 32u) : ALL"),
+    )
+}
+          ra[LID] = own_a; rb[LID] = own_b; rf[LID] = own_sum;
+          {c.tree(COMBINE)}"""
+RESULT = """
+          if (pass == CHANGE) {
+            if (what == TYP_P) order = 2u; else if (order == 3u) order = 1u;
+            if (what == TYP_P || what == ADAPTIVE) is_sorted = 0u;
+          } else if (pass <= LIKELIEST) { top = value_of(ra[0]); best = rb[0]; }
+          else if (pass == WEIGH) { total = UVEC2(ra[0], rb[0]); whole = float_of(total); }
+          else { count = ra[0]; sum = rf[0]; }"""
+BEFORE = f"""
+          if (pass == STATISTIC) {{ {by_sampler("limits")} }}
+          if (pass == DEVIATION) limit = sum / FLOAT(count);
+          if (pass == CHANGE) {{ {by_sampler("changes")} }}"""
+# The part of the order that is the goal, kept or dropped.
+PART = f"""
+      uint wanted = 0u;
+      ROLLED for (uint turn = {c.NARROWS} ? 0u : 1u; turn < 2u; turn++) {{
+        if (turn == 0u) {c.BOUND}
+        else ROLLED for (uint again = 0u; sel != 0u && again < 2u; again++) {{
+          {c.SELECT}
+          if (what == MIROSTAT_1 && again == 0u) {{
+            {c.ZIPF}
+            goal = UVEC2(min(wanted, n), 0u); keep = 1u;
+          }} else if (taken < min(least, n)) {{
+            sel = 1u; goal = UVEC2(min(least, n), 0u);
+          }} else break;
         }}
-      }}
-      if (!goto_next && (what == PENALTIES || what == DRY)) {{
-        uint change = what == PENALTIES ? 1u : 2u;
-        {text.CHANGE}
-        goto_next = true;
-      }}
-      if (!goto_next) {{
-      if (what == TOP_K || what == TOP_P || what == TYP_P || what == XTC || what == MIROSTAT_1 || what == MIROSTAT_2
-          || dynamic) {{ SORT }}
-      if (peak) {text.MAXIMUM}
-      if (soft || dynamic) {text.SOFTMAX}
-      /* numbers about all candidates that come before the goal is known */
-      if (what == TYP_P || dynamic) stat = 1u;
-      if (what == XTC) {{ stat = 2u; limit = PARAM(XTC_THRESHOLD); }}
-      if (what == MIN_P) {{ stat = 3u; limit_key = key_of(top + LOG(PARAM(LEAST_P))); }}
-      if (what == MIROSTAT_2) {{ stat = 4u; limit = mu; }}
-      if (what == TOP_N_SIGMA) stat = 5u;
-      for (uint again = 0u; stat != 0u && again < 2u; again++) {{
-        {text.STATISTIC}
-        if (stat == 5u) {{ limit = sum / FLOAT(count); stat = 6u; }} else break;
-      }}
-      /* what is wanted of the order */
-      if (what == TOP_K) {{ sel = 1u; goal = UVEC2(min(UINT(PARAM(K)), n), 0u); keep = 1u; }}
-      if (what == TOP_P) {{ sel = 2u; goal = fraction_of(total, PARAM(P), true); least = min_keep; keep = 1u; }}
-      if (what == TYP_P) {{
-        {text.each(TYPICAL, rank="HIGH(i)", e="E(i)")}
-        DEVICE_BARRIER();
-        order = 2u; is_sorted = 0u;
-        sel = 2u; goal = add64(fraction_of(total, PARAM(TYPICAL), false), UVEC2(1u, 0u)); least = min_keep; keep = 1u;
-      }}
-      if (sel == 2u && (total.x | total.y) == 0u) {{ sel = 0u; keep = 0u; }} /* no sum of nothing reaches a part of 1 */
-      if (what == MIN_P && top > -INF) {{
-        if (is_sorted == 0u && count >= max(min_keep, 1u)) keep = 3u;
-        else {{
-          uint passed = is_sorted != 0u ? count : 0u;
-          SORT
-          sel = 1u; goal = UVEC2(min(max(max(passed, min_keep), 1u), n), 0u); keep = 1u;
-        }}
-      }}
-      if (what == XTC) {{
-        uint dropped = count == n ? n - 1u : count - 1u;
-        if (count > 0u && dropped > 0u && n - dropped >= min_keep) {{ sel = 1u; goal = UVEC2(dropped, 0u); keep = 2u; }}
-      }}
-      if (what == MIROSTAT_1) {{ sel = 1u; goal = UVEC2(min(n, {text.TOP}u), 0u); }}
-      if (what == MIROSTAT_2) {{ sel = 1u; goal = UVEC2(max(count, 1u), 0u); keep = 1u; }}
-      if (what == DRAW) {{
-        sel = 2u;
-        goal = part_of(total, DRAWS[4u * drawn], DRAWS[4u * drawn + 1u], true);
-      }}
-      if (what == PROBS) {{ order = 3u; sel = 1u; goal = UVEC2(min(n_probs, n), 0u); keep = 1u; }}
-      for (uint turn = {text.NARROWS} ? 0u : 1u; turn < 2u; turn++) {{
-      if (turn == 0u) {text.BOUND}
-      else for (uint again = 0u; sel != 0u && again < 2u; again++) {{
-        {text.SELECT}
-        if (what == MIROSTAT_1 && again == 0u) {{
-          {text.ZIPF}
-          goal = UVEC2(min(wanted, n), 0u); keep = 1u;
-        }} else if (taken < min(least, n)) {{
-          sel = 1u; goal = UVEC2(min(least, n), 0u);
-        }} else break;
-      }}
-      if (keep != 0u) {text.COMPACT}
-      }}
-      /* logits that a sampler changes */
-      float t = PARAM(TEMP);
-      if (dynamic) {{
-        float low = max(0.0f, t - PARAM(RANGE)), high = t + PARAM(RANGE);
-        float share = sum / LOG(FLOAT(n));
-        t = low + (high - low) * (share > 0.0f ? power(share, PARAM(EXPONENT)) : PARAM(EXPONENT) == 0.0f ? 1.0f : 0.0f);
-      }}
-      if (what == TEMPERATURE) {{
-        {text.KEEP_ORDER}
-        {text.each("KEY(i) = t > 0.0f ? key_of(value_of(k) / t) : i == best ? k : LOWEST;", k="KEY(i)")}
-        DEVICE_BARRIER();
-      }}
-      if (what == TOP_N_SIGMA && count > 0u) {{
-        {text.KEEP_ORDER}
-        float bound = top - PARAM(N_SIGMA) * sqrt(sum / FLOAT(count));
-        {text.each("if (value_of(k) < bound) KEY(i) = LOWEST;", k="KEY(i)")}
-        DEVICE_BARRIER();
-      }}
-      if (what == ADAPTIVE && PARAM(TARGET) >= 0.0f) {{
-        float target = min(max(PARAM(TARGET), 0.0f), 1.0f);
-        if (weight != 0.0f) target = min(max(2.0f * target - mu / weight, 0.0f), 1.0f);
-        {text.KEEP_ORDER}
-        {text.each(NEAR, k="KEY(i)", e="E(i)")}
-        is_sorted = 0u;
-        DEVICE_BARRIER();
-      }}
-      /* the choice */
-      if (what == GREEDY) {{
-        chosen = plain ? best : ID(best); chosen_p = 1.0f; n_left = 1u;
-        if (n_probs > 0u) {{
-          DEVICE_BARRIER();
-          if (LID == 0u) {{ KEY(0) = KEY(best); ID(0) = chosen; E(0) = F2U(1.0f); }}
-        }}
-        DEVICE_BARRIER();
-        n = 1u; whole = 1.0f;
-      }}
-      if (what == DRAW) {{
-        chosen = ID(last); chosen_p = whole > 0.0f ? U2F(E(last)) / whole : U2F(E(last)); n_left = n;
-        if (final == DIST || n > 1u) used_dist = 1u;
-        if (final == MIROSTAT_1 || final == MIROSTAT_2)
-          mu = mu - PARAM(ETA) * (-(LOG(chosen_p) * 1.44269504f) - PARAM(TAU));
-        if (final == ADAPTIVE && PARAM(TARGET) >= 0.0f) {{
-          mu = U2F(BP(last)) + PARAM(DECAY) * mu;
-          weight = 1.0f + PARAM(DECAY) * weight;
-        }}
-      }}
-      if (what == PROBS) {{
-        for (uint a = LID; a < n; a += WG) {{
+        if (keep != 0u) {c.COMPACT}
+      }}"""
+BEGIN = """
+      n = n_vocab; order = 0u; is_sorted = 0u; used_dist = 0u; used_xtc = 0u; final = 0u; position = ALL;
+      what = BEGIN; top = 0.0f; whole = 0.0f; limit_key = 0u;
+      count = 0u; last = 0u; taken = 0u; least_high = 0u; least_low = 0u;"""
+NEXT = """
+      if (what == GREEDY || what == DRAW) {
+        drawn += used_dist; drawn_xtc += used_xtc; spent_dist += used_dist; spent_xtc += used_xtc;
+        finished = attempt > 0u || !masked || (MASK_WORD(chosen / 32u) >> (chosen % 32u) & 1u) != 0u;
+        if (!finished && final == ADAPTIVE) { mu = mu_before; weight = weight_before; }
+        what = finished && n_probs > 0u ? PROBS : DONE;
+      } else if (what == PROBS) what = DONE;
+      else if (what == MIROSTAT_1 || what == MIROSTAT_2 || what == ADAPTIVE) what = DRAW;
+      else {
+        position++;
+        what = position < n_chain ? UINT(CHAIN[r * n_chain + position]) : 0u;
+        if (what == 0u) what = GREEDY; /* the end of the chain: the likeliest */
+        else if (what > TEMPERATURE && final == 0u) {
+          final = what;
+          if (what == DIST) what = DRAW;
+        }
+      }"""
+DECIDE = f"""
+      sel = 0u; keep = 0u; least = 0u; todo = 0u; min_keep = UINT(max(PARAM(MIN_KEEP), 0.0f));
+      dynamic = what == TEMPERATURE && PARAM(RANGE) > 0.0f; inert = false; listed = false;
+      kind = what == BEGIN ? 0u : what == PENALTIES ? 1u : what == DRY ? 2u : 3u;
+      for (uint j = begin; kind < 3u && j < end; j++) listed = listed || UINT(KIND[j]) == kind;
+      {by_sampler("inert", "inert = {};")}
+      if (!inert) {{ {by_sampler("begin")} }}
+      if (!inert) {{ {by_sampler("passes", "todo = {};")} }}
+      if (listed && order == 3u) todo |= CHANGE;"""
+PROBS = """
+        for (uint a = LID; a < n; a += WG) {
           uint rank = 0u;
           for (uint b = 0u; b < n; b++) if (KEY(b) > KEY(a) || (KEY(b) == KEY(a) && b < a)) rank++;
           float p = whole > 0.0f ? U2F(E(a)) / whole : U2F(E(a));
-          if (p > 0.0f) {{
+          if (p > 0.0f) {
             OUT[r * width + 3u + rank] = INT(ID(a));
             OUT[r * width + 3u + n_probs + rank] = U2I(F2U(p));
-          }}
-        }}
+          }
+        }"""
+STEP = f"""
+      {alone(DECIDE)}
+      ROLLED for (uint pass = FIRST; pass <= CHANGE; pass <<= 1u) {{
+        if (({read("todo")} & pass) == 0u) continue;
+        {alone(BEFORE)}
+        {{ {_loaded(PASSED)} }}
+        {alone(RESULT)}
       }}
-      }}
-"""
+      if ({read("listed")} != 0u) {together(c.ENTRIES)}
+      {alone("if (!inert) { " + by_sampler("goal") + " }")}
+      if (({read("sel")} | {read("keep")}) != 0u) {together(PART)}
+      if ({read("what")} == PROBS) {{ {_loaded(PROBS)} }}
+      BARRIER();
+      {alone(by_sampler("choose") + NEXT)}"""
 
 MASKS = """
 #define MASKED 1u
@@ -178,15 +220,33 @@ MASKS = """
 #define ALL 0xffffffffu
 #define MASK_WORD(w) S[r * (mask_words + 1u) + 1u + (w)]
 """
-FIRST = "KEY(i) = (bits >> (i % 32u) & 1u) != 0u ? k : LOWEST; ID(i) = i;"
+FLAGS = """
+#define FIRST 1u
+#define LIKELIEST 2u
+#define WEIGH 4u
+#define STATISTIC 8u
+#define DEVIATION 16u
+#define CHANGE 32u
+"""
+START = """
+      mu_before = STATE[seat]; weight_before = STATE[seat + 1u]; spent_dist = 0u; spent_xtc = 0u; finished = false;
+      if (!ISNAN(Q[r * N_PARAMS + AT_RESET])) mu_before = Q[r * N_PARAMS + AT_RESET];
+      if (!ISNAN(Q[r * N_PARAMS + AT_RESET + 1u])) weight_before = Q[r * N_PARAMS + AT_RESET + 1u];
+      mu = mu_before; weight = weight_before;"""
+END = """
+      uint flags = (spent_dist == 0u ? NO_DIST : spent_dist == 2u ? TWO_DIST : 0u)
+          | (spent_xtc == 0u ? NO_XTC : spent_xtc == 2u ? TWO_XTC : 0u);
+      OUT[r * width] = U2I(chosen | flags);
+      if (n_probs > 0u) { OUT[r * width + 1u] = INT(n_left); OUT[r * width + 2u] = U2I(F2U(chosen_p)); }
+      STATE[seat] = mu; STATE[seat + 1u] = weight;"""
 BODY = f"""
   uint width = n_probs == 0u ? 1u : 3u + 2u * n_probs, mask_words = (n_vocab + 31u) / 32u;
   uint per_row = has_mask != 0u ? 2u : 1u;
-  uint w0 = has_mask * n_rows * (mask_words + 1u) + GX * {ARRAYS}u * n_vocab;
+  uint w0 = has_mask * n_rows * (mask_words + 1u) + GX * {c.ARRAYS}u * n_vocab;
   for (uint start = GX; start < n_rows; start += NGX) {{
     int slot = SLOT[start];
     if (start > 0u && slot >= 0 && SLOT[start - 1u] == slot) continue; /* belongs to the rows before it */
-    uint drawn = per_row * start, drawn_xtc = drawn;
+    {alone("drawn = per_row * start; drawn_xtc = drawn;")}
     for (uint r = start; r < n_rows && (r == start || (slot >= 0 && SLOT[r] == slot)); r++) {{
       uint begin = UINT(PTR[r]), end = UINT(PTR[r + 1u]), first_code = UINT(CHAIN[r * n_chain]);
       for (uint i = LID; n_probs > 0u && i < n_probs; i += WG) {{
@@ -203,57 +263,15 @@ BODY = f"""
         continue;
       }}
       uint seat = UINT(min(max(slot, 0), INT(n_seats) - 1)) * N_STATE;
-      float mu = STATE[seat], weight = STATE[seat + 1u];
-      if (!ISNAN(Q[r * N_PARAMS + AT_RESET])) mu = Q[r * N_PARAMS + AT_RESET];
-      if (!ISNAN(Q[r * N_PARAMS + AT_RESET + 1u])) weight = Q[r * N_PARAMS + AT_RESET + 1u];
-      float mu_before = mu, weight_before = weight;
-      BARRIER();
-      uint chosen = 0u, n_left = 0u, spent_dist = 0u, spent_xtc = 0u;
-      float chosen_p = 0.0f;
-      bool masked = has_mask != 0u && S[r * (mask_words + 1u)] == MASKED, finished = false;
+      bool masked = has_mask != 0u && S[r * (mask_words + 1u)] == MASKED;
       bool plain = first_code == GREEDY && begin == end && !masked && n_probs == 0u; /* needs no list */
-      for (uint attempt = 0u; attempt < 2u && !finished; attempt++) {{
-      uint n = n_vocab, order = 0u, is_sorted = 0u, best = 0u, last = 0u, taken = 0u, count = 0u, wanted = 0u;
-      uint least_high = 0u, least_low = 0u, limit_key = 0u, used_dist = 0u, used_xtc = 0u, final = 0u;
-      float top = 0.0f, whole = 0.0f, limit = 0.0f, sum = 0.0f;
-      uvec2 total = UVEC2(0u, 0u), goal = UVEC2(0u, 0u);
-      if (!plain) {text.each(FIRST, k="key_of(L[r * n_vocab + i])", bits="attempt > 0u ? MASK_WORD(i / 32u) : ALL")}
-      DEVICE_BARRIER();
-      {{ uint change = 0u; {text.CHANGE} }}
-      uint at = 0u, what = first_code;
-      while (what != DONE) {{
-      bool goto_next = false;
-      if (what <= TEMPERATURE) {{ /* a filter, or the end of the chain: the likeliest */
-        if (what == 0u) what = GREEDY;
-      }} else if (what < DRAW && final == 0u) {{
-        final = what;
-        if (what == DIST) what = DRAW;
+      {alone(START)}
+      ROLLED for (uint attempt = 0u; attempt < 2u && {read("finished")} == 0u; attempt++) {{
+        {alone(BEGIN)}
+        while ({read("what")} != DONE) {{ {STEP} }}
+        BARRIER();
       }}
-      {STEP}
-      /* what comes next */
-      if (what == GREEDY || what == DRAW) {{
-        drawn += used_dist; drawn_xtc += used_xtc; spent_dist += used_dist; spent_xtc += used_xtc;
-        finished = attempt > 0u || !masked
-            || (MASK_WORD(chosen / 32u) >> (chosen % 32u) & 1u) != 0u;
-        if (!finished && final == ADAPTIVE) {{ mu = mu_before; weight = weight_before; }}
-        what = finished && n_probs > 0u ? PROBS : DONE;
-      }} else if (what == PROBS) what = DONE;
-      else if (what == MIROSTAT_1 || what == MIROSTAT_2 || what == ADAPTIVE) what = DRAW;
-      else {{
-        at++;
-        what = at < n_chain ? UINT(CHAIN[r * n_chain + at]) : 0u;
-      }}
-      DEVICE_BARRIER(); /* what comes next writes over candidates that other threads have read */
-      }}
-      }}
-      if (LID == 0u) {{
-        uint flags = (spent_dist == 0u ? NO_DIST : spent_dist == 2u ? TWO_DIST : 0u)
-            | (spent_xtc == 0u ? NO_XTC : spent_xtc == 2u ? TWO_XTC : 0u);
-        OUT[r * width] = U2I(chosen | flags);
-        if (n_probs > 0u) {{ OUT[r * width + 1u] = INT(n_left); OUT[r * width + 2u] = U2I(F2U(chosen_p)); }}
-        STATE[seat] = mu; STATE[seat + 1u] = weight;
-      }}
-      DEVICE_BARRIER();
+      {alone(END)}
     }}
   }}
 """
@@ -266,6 +284,7 @@ LOCAL = [
     ("float", "rf", "WG"),
     ("float", "rf_top", "128"),
     ("uint", "sh", "8"),
+    ("uint", "row", str(2 * len(TYPES))),
 ]
 Kernel(
     "sample",
@@ -289,7 +308,7 @@ Kernel(
     cpu=[CPU],
     soft=[SOFT],
     local=LOCAL,
-    functions=text.constants() + text.FUNCTIONS + MASKS,
+    functions=constants() + c.FUNCTIONS + FLAGS + MASKS,
 )
 # Each row's mask where `sample` looks for it: whether there is one (or the row waits for one), then
 # its words.
@@ -318,7 +337,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     masked = len(t.src) > 10
     mask_words = -(-n_vocab // 32)
     head = rows * (mask_words + 1) if masked else 0
-    scratch = 4 * (head + groups * ARRAYS * n_vocab)
+    scratch = 4 * (head + groups * c.ARRAYS * n_vocab)
     launches = []
     if masked:
         mask, row = t.src[10:]
@@ -329,82 +348,13 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     return [*launches, dispatch("sample", shape, bufs, words, groups, scratch, **threads("sample", shape))]
 
 
-ADD = """
-      float x = value_of(k);
-      PRECISE float y = (top <= -INF ? 0.0f : x == top ? 1.0f : EXP(x - top)) - lost;
-      PRECISE float next = own + y;
-      lost = (next - own) - y;
-      own = next;"""
-Kernel(
-    "log_probs",
-    [Arg("L", "f32"), Arg("IDS", "i32"), Arg("TARGET", "i32"), Arg("Y", "f32", "w"), Arg("S", "u32", "rw")],
-    ["uint n_vocab", "uint n_rows", "uint width", "uint n_top"],
-    f"""
-  uint w0 = GX * {ARRAYS}u * n_vocab;
-  for (uint r = GX; r < n_rows; r += NGX) {{
-    uint n = n_vocab, order = 3u, best = 0u, last = 0u, taken = 0u, least_high = 0u, least_low = 0u;
-    uint sel = 1u, keep = 1u, limit_key = 0u, count = 0u;
-    bool plain = false;
-    float top = 0.0f;
-    uvec2 goal = UVEC2(min(n_top, n), 0u);
-    {text.each("KEY(i) = k; ID(i) = i;", k="key_of(L[r * n_vocab + i])")}
-    DEVICE_BARRIER();
-    {text.MAXIMUM}
-    PRECISE float own = 0.0f;
-    PRECISE float lost = 0.0f;
-    {text.each(ADD, k="KEY(i)")}
-    rf[LID] = own;
-    {text.tree("rf[a] = rf[a] + rf[b];")}
-    float lse = rf[0] > 0.0f ? LOG(rf[0]) : 0.0f;
-    BARRIER();
-    if (LID == 0u) {{
-      uint target = TARGET[r] >= 0 ? UINT(TARGET[r]) : UINT(IDS[r * width]) & ID_BITS;
-      Y[r * (1u + 2u * n_top)] = L[r * n_vocab + min(target, n_vocab - 1u)] - top - lse;
-    }}
-    if (n_top > 0u) {{
-      for (uint turn = {text.NARROWS} ? 0u : 1u; turn < 2u; turn++) {{
-        if (turn == 0u) {text.BOUND}
-        else {text.SELECT}
-        {text.COMPACT}
-      }}
-      for (uint i = LID; i < n_top; i += WG) {{
-        uint to = r * (1u + 2u * n_top) + 1u + i;
-        Y[to] = -1.0f; Y[to + n_top] = -INF;
-      }}
-      DEVICE_BARRIER();
-      for (uint a = LID; a < n; a += WG) {{
-        uint rank = 0u;
-        for (uint b = 0u; b < n; b++) if (KEY(b) > KEY(a) || (KEY(b) == KEY(a) && b < a)) rank++;
-        if (KEY(a) != LOWEST) {{
-          uint to = r * (1u + 2u * n_top) + 1u + rank;
-          Y[to] = FLOAT(ID(a)); Y[to + n_top] = (value_of(KEY(a)) - top) - lse;
-        }}
-      }}
-    }}
-    DEVICE_BARRIER();
-  }}""",
-    simt=SIMT,
-    cpu=[CPU],
-    soft=[SOFT],
-    local=LOCAL,
-    functions=text.constants() + text.FUNCTIONS,
-)
-
-
-@lower("log_probs")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    logits, ids, _ = t.src
-    rows, n_vocab = logits.shape
-    groups = row_groups(rows, shape)
-    scratch = 4 * groups * ARRAYS * n_vocab
-    words = (n_vocab, rows, ids.shape[1], t.attrs["n"])
-    return [dispatch("log_probs", shape, (*t.src, t, None), words, groups, scratch, **threads("log_probs", shape))]
-
-
 def threads(kernel: str, shape: Shape) -> dict[str, int]:
-    """Threads of the largest group that the device allows a row."""
+    """Threads of a row's group: the largest that the device allows, where it is likely to have
+    registers for so many; GPUs of phones, which have no dot products, have not.
+    """
     sizes = [KERNELS[kernel].threads(variant) for variant in KERNELS[kernel].variants(shape)]
-    return {"WG": max((size for size in sizes if size <= shape.threads), default=min(sizes))}
+    most = min(shape.threads, 512 if shape.dot else 256)
+    return {"WG": max((size for size in sizes if size <= most), default=min(sizes))}
 
 
 def row_groups(rows: int, shape: Shape) -> int:

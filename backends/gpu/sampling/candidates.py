@@ -1,4 +1,4 @@
-"""Sampling kernel's code on GPUs: a group of threads runs the sampler chain of a row.
+"""Candidates of a row on GPUs: the list that samplers work on, and C text of what they do to it.
 
 Candidates are a list of n in the order of their ids, in the group's scratch: KEY (an unsigned
 number in the order of the logits), ID, the order key OKH, OKL, the weight E (e^(logit − greatest))
@@ -11,30 +11,14 @@ summed as integers in units of 2⁻³¹, so sums do not depend on the order of a
 
 A GPU waits here for memory, one access after the other. So neighbouring threads read neighbouring
 candidates, each thread has MANY loads in flight (`each`), and where few of many are needed, a lower
-bound of their keys is found first and leaves a short list (`BOUND`)."""
+bound of their keys is found first and leaves a short list (`BOUND`). Only the loads are written out:
+the loop over what was loaded is not, and all samplers share one pass (`PASSES`), so that compilers
+have little to do and registers suffice."""
 
 from __future__ import annotations
 
-from logitless.graph.ops.sampling import samplers as s
-
+ARRAYS = 6  # words a candidate
 TOP = 100  # likeliest candidates that mirostat 1 looks at
-
-
-def constants() -> str:
-    """The codes and columns of graph/ops/sampling/samplers.py, as defines."""
-    names = {
-        **{n: getattr(s, n) for n in ("PENALTIES", "DRY", "TOP_N_SIGMA", "TOP_K", "TYP_P", "TOP_P", "MIN_P", "XTC")},
-        **{n: getattr(s, n) for n in ("TEMPERATURE", "GREEDY", "DIST", "MIROSTAT_1", "MIROSTAT_2", "ADAPTIVE")},
-        **{f"AT_{n}": getattr(s, n) for n in ("TEMP", "RANGE", "EXPONENT", "K", "P", "LEAST_P", "N_SIGMA", "TYPICAL")},
-        **{f"AT_{n}": getattr(s, n) for n in ("XTC_PROBABILITY", "XTC_THRESHOLD", "REPEAT", "FREQUENCY", "PRESENCE")},
-        **{f"AT_{n}": getattr(s, n) for n in ("MIN_KEEP", "TAU", "ETA", "TARGET", "DECAY", "RESET")},
-        **{n: getattr(s, n) for n in ("N_PARAMS", "N_STATE", "NO_DIST", "NO_XTC", "TWO_DIST", "TWO_XTC")},
-        "DRAW": 32,
-        "PROBS": 33,
-        "DONE": 34,
-        "ID_BITS": s.ID,
-    }
-    return "".join(f"#define {name} {value}u\n" for name, value in names.items())
 
 
 FUNCTIONS = r"""
@@ -66,22 +50,20 @@ FN uvec2 fraction_of(uvec2 total, float f, bool round_up) { /* total · f for f 
 FN uint units(float e) { return UINT(RINT(e * 2147483648.0f)); }
 FN float float_of(uvec2 m) { return FMA(FLOAT(m.y), 2.0f, FLOAT(m.x) * 4.6566128730773926e-10f); }
 FN float power(float base, float exponent) { return EXP(exponent * LOG(base)); }
-#define KEY(i) S[w0 + (i)]
-#define ID(i) S[w0 + n_vocab + (i)]
-#define OKH(i) S[w0 + 2u * n_vocab + (i)]
-#define OKL(i) S[w0 + 3u * n_vocab + (i)]
-#define E(i) S[w0 + 4u * n_vocab + (i)]
-#define BP(i) S[w0 + 5u * n_vocab + (i)]
-#define HIGH(i) (order == 0u ? 0u : S[w0 + (order == 3u ? 0u : 2u * n_vocab) + (i)]) /* KEY or OKH */
+#define MOVED 5u /* words of a candidate that are its own for more than a pass */
+#define WORD(a, i) S[w0 + (a) * n_vocab + (i)]
+#define KEY(i) WORD(0u, i)
+#define ID(i) WORD(1u, i)
+#define OKH(i) WORD(2u, i)
+#define OKL(i) WORD(3u, i)
+#define E(i) WORD(4u, i)
+#define BP(i) WORD(5u, i)
+#define HIGH(i) (order == 0u ? 0u : WORD(order == 3u ? 0u : 2u, i)) /* KEY or OKH */
 #define LOW(i) (order == 2u ? OKL(i) : 0u)
-#define SORT if (is_sorted == 0u) { order = 3u; is_sorted = 1u; }
 #define PARAM(c) Q[r * N_PARAMS + AT_##c]
-/* whether COMPACT keeps candidate i, of whom high is HIGH(i), or KEY(i) with keep == 3 */
 FN bool reached(uint high, uint low, uint i, uint least_high, uint least_low, uint last) {
   return high > least_high || (high == least_high && (low > least_low || (low == least_low && i <= last)));
 }
-#define KEPT(high, low, i) \
-  (keep == 3u ? high >= limit_key : reached(high, low, i, least_high, least_low, last) == (keep == 1u))
 /* what a thread has gathered for digit `held` */
 #define FLUSH { \
   uint to_ = held * COPIES + LID % COPIES; \
@@ -93,97 +75,52 @@ FN bool reached(uint high, uint low, uint i, uint least_high, uint least_low, ui
 """
 
 
-def each(body: str, begin: str = "0u", end: str = "n", **reads: str) -> str:
+Read = str | tuple[str, ...]  # an expression; or a condition, one where it holds, and one where not
+HIGH: Read = ("order != 0u", "HIGH(i)", "0u")
+LOW: Read = ("order == 2u", "OKL(i)", "0u")
+
+
+def each(body: str, begin: str = "0u", end: str = "n", **reads: Read) -> str:
     """The body for every candidate i of a thread.
 
     `reads` are the words of a candidate that the body needs, by the name they have there. All are
     loaded, for MANY candidates, before the first is used.
     """
-    arrays = "".join(f"uint {name}_[MANY]; " for name in reads)
-    ask = " ".join(f"{name}_[u_] = {what};" for name, what in reads.items())
     take = " ".join(f"uint {name} = {name}_[u_];" for name in reads)
     return f"""
       for (uint i_ = {begin} + LID; i_ < {end}; i_ += MANY * WG) {{
-        {arrays}
-        UNROLL for (uint u_ = 0u; u_ < MANY; u_++) {{
-          uint i = MANY == 1 || i_ + u_ * WG >= {end} ? i_ : i_ + u_ * WG; /* never what another thread writes */
-          {ask}
-        }}
-        UNROLL for (uint u_ = 0u; u_ < MANY; u_++) {{
+        {" ".join(_load(name, read, end) for name, read in reads.items())}
+        ROLLED for (uint u_ = 0u; u_ < MANY; u_++) {{
           uint i = i_ + u_ * WG;
           if (MANY == 1 || i < {end}) {{ {take} {body} }}
         }}
       }}"""
 
 
-KEEP_ORDER = f"""
-      if (order == 3u) {{ {each("OKH(i) = k;", k="KEY(i)")} order = 1u; }}"""
+def _load(name: str, read: Read, end: str) -> str:
+    if isinstance(read, tuple):
+        condition, value, other = read
+        then, otherwise = (_load("", expression, end) for expression in (value, other))
+        return f"uint {name}_[MANY]; if ({condition}) {then.format(name)} else {otherwise.format(name)}"
+    at = f"MANY == 1 || i_ + u_ * WG >= {end} ? i_ : i_ + u_ * WG"  # never what another thread writes
+    loop = f"UNROLL for (uint u_ = 0u; u_ < MANY; u_++) {{{{ uint i = {at}; {{0}}_[u_] = {read}; }}}}"
+    return f"uint {name}_[MANY]; {loop.format(name)}" if name else loop
+
+
+# Whether COMPACT keeps a candidate, of whom `high` is the key where those of a least key are kept.
+KEPT = "(keep == 3u ? high >= limit_key : reached(high, low, i, least_high, least_low, last) == (keep == 1u))"
 
 
 def tree(combine: str) -> str:
     """Reduce the threads' values in local memory at LID into 0, in the same pairs in every run."""
     return f"""
       BARRIER();
-      for (uint o = WG / 2; o > 0u; o >>= 1u) {{
+      ROLLED for (uint o = WG / 2; o > 0u; o >>= 1u) {{
         if (LID < o) {{ uint a = LID, b = LID + o; {combine} }}
         BARRIER();
       }}"""
 
 
-GREATER = "if (k > own_key) { own_key = k; own_at = i; }"
-# `best`: index of the greatest key, the lowest of several; `top` its logit. `plain`: of the logits,
-# without a list.
-MAXIMUM = f"""
-      {{
-        uint own_key = 0u, own_at = 0u;
-        {each(GREATER, k="plain ? key_of(L[r * n_vocab + i]) : KEY(i)")}
-        ra[LID] = own_key; rb[LID] = own_at;
-        {tree("if (ra[b] > ra[a] || (ra[b] == ra[a] && rb[b] < rb[a])) { ra[a] = ra[b]; rb[a] = rb[b]; }")}
-        top = value_of(ra[0]); best = rb[0];
-        BARRIER();
-      }}"""
-WEIGH = """
-          float x = value_of(k);
-          float e = top <= -INF ? 0.0f : x == top ? 1.0f : EXP(x - top);
-          E(i) = F2U(e);
-          own = add64(own, UVEC2(units(e), 0u));"""
-SOFTMAX = f"""
-      {{
-        uvec2 own = UVEC2(0u, 0u);
-        {each(WEIGH, k="KEY(i)")}
-        ra[LID] = own.x; rb[LID] = own.y;
-        {tree("uvec2 m = add64(UVEC2(ra[a], rb[a]), UVEC2(ra[b], rb[b])); ra[a] = m.x; rb[a] = m.y;")}
-        total = UVEC2(ra[0], rb[0]); whole = float_of(total);
-        DEVICE_BARRIER(); /* weights are read by other threads than wrote them */
-      }}"""
-TERM = """
-          float p = weighed && whole > 0.0f ? U2F(e) / whole : 0.0f;
-          float term = 0.0f;
-          if (stat == 1u) term = p > 0.0f ? -p * LOG(p) : 0.0f;
-          else if (stat == 2u) own_count += p >= limit ? 1u : 0u;
-          else if (stat == 3u) own_count += k >= limit_key ? 1u : 0u;
-          else if (stat == 4u) own_count += -(LOG(p) * 1.44269504f) <= limit ? 1u : 0u;
-          else if (k != LOWEST) {
-            own_count++;
-            term = stat == 5u ? value_of(k) : (value_of(k) - limit) * (value_of(k) - limit);
-          }
-          PRECISE float y = term - lost;
-          PRECISE float next = own_sum + y;
-          lost = (next - own_sum) - y;
-          own_sum = next;"""
-# `count` and `sum` of what `stat` names, over the candidates.
-STATISTIC = f"""
-      {{
-        bool weighed = stat == 1u || stat == 2u || stat == 4u;
-        uint own_count = 0u;
-        PRECISE float own_sum = 0.0f;
-        PRECISE float lost = 0.0f;
-        {each(TERM, k="KEY(i)", e="weighed ? E(i) : 0u")}
-        ra[LID] = own_count; rf[LID] = own_sum;
-        {tree("ra[a] += ra[b]; rf[a] = rf[a] + rf[b];")}
-        count = ra[0]; sum = rf[0];
-        BARRIER();
-      }}"""
 # Candidates that are still possible count for their digit. Equal digits of a thread, one after the
 # other, are added up before.
 COUNT = """
@@ -210,22 +147,22 @@ SELECT = f"""
         bool alone = false;
         uvec2 before = UVEC2(0u, 0u);
         least_high = 0u; least_low = 0u; taken = 0u;
-        for (uint pass = 0u; pass < 12u && !alone; pass++) {{
+        ROLLED for (uint pass = 0u; pass < 12u && !alone; pass++) {{
           uint word = pass / 4u, shift = 24u - 8u * (pass % 4u); /* of HIGH, LOW and the place */
           if (word == 0u ? order == 0u : word == 1u ? order != 2u : shift != 0u && (n - 1u) >> shift == 0u) continue;
           for (uint d = LID; d < 256u * COPIES; d += WG) {{ hist[d] = 0u; h0[d] = 0u; h1[d] = 0u; }}
           BARRIER();
           uint held = 0u, own_count = 0u;
           uvec2 own = UVEC2(0u, 0u);
-          {each(COUNT, "from", "to", high="HIGH(i)", low="LOW(i)", e="sel == 2u ? E(i) : 0u")}
+          {each(COUNT, "from", "to", high=HIGH, low=LOW, e=("sel == 2u", "E(i)", "0u"))}
           FLUSH
           BARRIER();
           for (uint g = LID; g < 16u; g += WG) {{ /* copies into the first, and 16 digits into one of the 16 behind */
             uint all = 0u;
             uvec2 m = UVEC2(0u, 0u);
-            for (uint d = 16u * g; d < 16u * g + 16u; d++) {{
+            ROLLED for (uint d = 16u * g; d < 16u * g + 16u; d++) {{
               uint at = d * COPIES;
-              for (uint c = at + 1u; c < at + COPIES; c++) {{
+              ROLLED for (uint c = at + 1u; c < at + COPIES; c++) {{
                 uvec2 both = add64(UVEC2(h0[at], h1[at]), UVEC2(h0[c], h1[c]));
                 hist[at] += hist[c]; h0[at] = both.x; h1[at] = both.y;
               }}
@@ -238,8 +175,8 @@ SELECT = f"""
           BARRIER();
           if (LID == 0u) {{
             uint d = 0u;
-            for (uint step = 16u; step != 0u; step /= 16u) {{
-              for (uint end_d = d + 15u * step; d < end_d; d += step) {{
+            ROLLED for (uint step = 16u; step != 0u; step /= 16u) {{
+              ROLLED for (uint end_d = d + 15u * step; d < end_d; d += step) {{
                 uint at = (step == 16u ? 256u + d / 16u : d) * COPIES;
                 uvec2 after = add64(before, sel == 2u ? UVEC2(h0[at], h1[at]) : UVEC2(hist[at], 0u));
                 if (hist[at] != 0u && reaches(after, goal)) break;
@@ -255,13 +192,11 @@ SELECT = f"""
           before = UVEC2(sh[1], sh[2]); taken = sh[3]; alone = sh[4] == 1u;
           BARRIER();
         }}
-        {each(FOUND, "from", "to", high="HIGH(i)", low="LOW(i)")}
+        {each(FOUND, "from", "to", high=HIGH, low=LOW)}
         BARRIER();
         last = sh[0]; least_high = sh[1]; least_low = sh[2]; taken++;
         BARRIER();
       }}"""
-READ = "k{0} = KEY(i); id{0} = ID(i); high{0} = OKH(i); low{0} = OKL(i); e{0} = E(i);"
-WRITE = "KEY(to) = k{0}; ID(to) = id{0}; OKH(to) = high{0}; OKL(to) = low{0}; E(to) = e{0};"
 # Whether a small count is to be taken of a short list, which COMPACT makes before SELECT, in turn
 # 0. BOUND finds a key that so many are not below: of the threads' greatest keys the one that
 # reaches the count. Few others are not below it; where there are too many, because they are equal,
@@ -270,7 +205,7 @@ NARROWS = "WG > 1 && sel == 1u && keep == 1u && order != 0u && goal.x <= WG / 2u
 BOUND = f"""
       {{
         uint own = 0u, above = 0u, equal = 0u, few = max(goal.x, 1u);
-        {each("if (high > own) own = high;", high="HIGH(i)")}
+        {each("if (high > own) own = high;", high=HIGH)}
         ra[LID] = own;
         BARRIER();
         for (uint b = 0u; b < WG; b++) {{ above += ra[b] > own ? 1u : 0u; equal += ra[b] == own ? 1u : 0u; }}
@@ -278,11 +213,11 @@ BOUND = f"""
         BARRIER();
         least_high = sh[0]; least_low = 0u; last = n; taken = few;
       }}"""
-PICK = """
-          if (place < WG && KEPT(high, low, i)) {
+PICK = f"""
+          if (place < WG && {KEPT}) {{
             place = ATOMIC_TAKE(sh[5]);
             if (place < WG) ra[place] = i;
-          }"""
+          }}"""
 # keep 1: the prefix that SELECT or BOUND found, 2: all but it, 3: keys of at least limit_key. At
 # most a candidate a thread is found in any order, then put in the order of the list; more are moved
 # up one part of the list after another.
@@ -293,15 +228,17 @@ COMPACT = f"""
           if (LID == 0u) sh[5] = 0u;
           BARRIER();
           uint place = 0u;
-          {each(PICK, high="keep == 3u ? KEY(i) : HIGH(i)", low="LOW(i)")}
+          {each(PICK, high=("keep == 3u", "KEY(i)", "HIGH(i)"), low=LOW)}
           BARRIER();
           if (sh[5] <= WG) {{
             n = sh[5];
-            uint i = LID < n ? ra[LID] : 0u, to = 0u, k, id, high, low, e;
+            uint i = LID < n ? ra[LID] : 0u, to = 0u;
             for (uint b = 0u; b < n; b++) to += ra[b] < i ? 1u : 0u;
-            {READ.format("")}
-            DEVICE_BARRIER(); /* everything was read that is written over */
-            if (LID < n) {{ {WRITE.format("")} }}
+            ROLLED for (uint a = 0u; a < MOVED; a++) {{
+              uint word = WORD(a, i);
+              DEVICE_BARRIER(); /* everything was read that is written over */
+              if (LID < n) WORD(a, to) = word;
+            }}
           }}
           DEVICE_BARRIER();
         }} else
@@ -309,14 +246,10 @@ COMPACT = f"""
         {{
         uint filled = 0u;
         for (uint base = LID * RUN; base < n + LID * RUN; base += WG * RUN) {{ /* RUN neighbours a thread */
-          uint inside = 0u, found = 0u, k[RUN], id[RUN], high[RUN], low[RUN], e[RUN];
-          UNROLL for (uint u = 0u; u < RUN; u++) {{
-            uint i = min(base + u, n - 1u), by_high = keep == 3u ? KEY(i) : HIGH(i), by_low = LOW(i);
-            if (base + u < n && KEPT(by_high, by_low, i)) {{ inside |= 1u << u; found++; }}
-          }}
-          UNROLL for (uint u = 0u; u < RUN; u++) {{
-            uint i = base + u;
-            if ((inside >> u & 1u) != 0u) {{ {READ.format("[u]")} }}
+          uint inside = 0u, found = 0u;
+          ROLLED for (uint u = 0u; u < RUN; u++) {{
+            uint i = min(base + u, n - 1u), high = keep == 3u ? KEY(i) : HIGH(i), low = LOW(i);
+            if (base + u < n && {KEPT}) {{ inside |= 1u << u; found++; }}
           }}
           uint to = filled + found;
 #if WG == 1
@@ -324,7 +257,7 @@ COMPACT = f"""
 #else
           ra[LID] = found;
           DEVICE_BARRIER(); /* everything was read, here and before, that is written over */
-          for (uint o = 1u; o < WG; o <<= 2u) {{
+          ROLLED for (uint o = 1u; o < WG; o <<= 2u) {{
             rb[LID] = ra[LID] + (LID >= o ? ra[LID - o] : 0u);
             BARRIER();
             ra[LID] = rb[LID] + (LID >= 2u * o ? rb[LID - 2u * o] : 0u);
@@ -334,44 +267,41 @@ COMPACT = f"""
           filled += ra[WG - 1];
 #endif
           to -= found;
-          UNROLL for (uint u = 0u; u < RUN; u++) if ((inside >> u & 1u) != 0u) {{ {WRITE.format("[u]")} to++; }}
+          ROLLED for (uint a = 0u; a < MOVED; a++) {{
+            uint word[RUN], place = to;
+            UNROLL for (uint u = 0u; u < RUN; u++) word[u] = WORD(a, min(base + u, n - 1u));
+            DEVICE_BARRIER();
+            UNROLL for (uint u = 0u; u < RUN; u++)
+              if ((inside >> u & 1u) != 0u) {{ WORD(a, place) = word[u]; place++; }}
+          }}
           DEVICE_BARRIER();
         }}
         n = filled;
         }}
       }}"""
 # Sparse entries of one kind. A thread has all entries of its ids, so that they come in their order.
-CHANGE = f"""
-      {{
-        bool some = false;
-        for (uint j = begin; j < end; j++) some = some || UINT(KIND[j]) == change;
-        if (some) {{
-          {KEEP_ORDER}
-          DEVICE_BARRIER();
-          for (uint j = begin; j < end; j++) {{
-            uint id = UINT(IDS[j]);
-            if (UINT(KIND[j]) != change || id >= n_vocab || id % WG != LID) continue;
-            uint at = id;
-            if (n < n_vocab) {{ /* the list is in the order of ids */
-              uint lo = 0u, hi = n;
-              while (lo < hi) {{ uint mid = (lo + hi) / 2u; if (ID(mid) < id) lo = mid + 1u; else hi = mid; }}
-              at = lo;
-              if (at >= n || ID(at) != id) continue;
-            }}
-            PRECISE float x = value_of(KEY(at));
-            float value = VALUE[j];
-            if (change == 0u) x = x + value;
-            else if (change == 2u) x = x - value;
-            else {{
-              x = x <= 0.0f ? x * PARAM(REPEAT) : x / PARAM(REPEAT);
-              x = x - (value * PARAM(FREQUENCY) + PARAM(PRESENCE));
-            }}
-            KEY(at) = key_of(x);
-          }}
-          is_sorted = 0u;
-          DEVICE_BARRIER();
-        }}
-      }}"""
+ENTRIES = """
+        for (uint j = begin; j < end; j++) {
+          uint id = UINT(IDS[j]);
+          if (UINT(KIND[j]) != kind || id >= n_vocab || id % WG != LID) continue;
+          uint at = id;
+          if (n < n_vocab) { /* the list is in the order of ids */
+            uint lo = 0u, hi = n;
+            while (lo < hi) { uint mid = (lo + hi) / 2u; if (ID(mid) < id) lo = mid + 1u; else hi = mid; }
+            at = lo;
+            if (at >= n || ID(at) != id) continue;
+          }
+          PRECISE float x = value_of(KEY(at));
+          float value = VALUE[j];
+          if (kind == 0u) x = x + value;
+          else if (kind == 2u) x = x - value;
+          else {
+            x = x <= 0.0f ? x * PARAM(REPEAT) : x / PARAM(REPEAT);
+            x = x - (value * PARAM(FREQUENCY) + PARAM(PRESENCE));
+          }
+          KEY(at) = key_of(x);
+        }
+        is_sorted = 0u;"""
 TOPMOST = """
           if (reached(high, 0u, i, least_high, 0u, last)) {
             uint at = ATOMIC_TAKE(sh[5]);
@@ -383,7 +313,7 @@ ZIPF = f"""
       {{
         if (LID == 0u) sh[5] = 0u;
         BARRIER();
-        {each(TOPMOST, high="HIGH(i)", e="E(i)")}
+        {each(TOPMOST, high=HIGH, e="E(i)")}
         BARRIER();
         uint many = sh[5];
         for (uint a = LID; a < many; a += WG) {{
@@ -394,7 +324,7 @@ ZIPF = f"""
         BARRIER();
         PRECISE float tb = 0.0f;
         PRECISE float tt = 0.0f;
-        for (uint i = 0u; i + 1u < many; i++) {{
+        ROLLED for (uint i = 0u; i + 1u < many; i++) {{
           PRECISE float t = LOG(FLOAT(i + 2u) / FLOAT(i + 1u));
           tb = tb + t * LOG(U2F(h1[i]) / U2F(h1[i + 1u]));
           tt = tt + t * t;
