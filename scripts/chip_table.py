@@ -1,4 +1,4 @@
-"""`scripts/chip-table`: what the compilers of GPUs make of the shipped kernels.
+"""`scripts/chip-table`: instructions, spills and loads of the shipped kernels, by the compilers of GPUs.
 
 No device is needed and nothing is computed. Mesa's drivers run over Debian's mesa-drm-shim, a library that answers in
 place of a kernel driver for a chip that is not there; VK_KHR_pipeline_executable_properties tells the compiler's

@@ -1,4 +1,4 @@
-"""Candidates of a row on GPUs: the list that samplers work on, and C text of what they do to it.
+"""Candidates of a row on GPUs: the list that samplers work on, and C text of its passes and selections.
 
 Candidates are a list of n in the order of their ids, in the group's scratch: KEY (an unsigned
 number in the order of the logits), ID, the order key OKH, OKL, the weight E (e^(logit − greatest))
