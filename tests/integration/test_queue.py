@@ -23,11 +23,11 @@ async def until(session: aiohttp.ClientSession, url: str, name: str, value: int)
                     return
 
 
-async def test_the_queue(serve: Any) -> None:
+async def test_the_queue(serve_here: Any) -> None:
     if not MODEL.exists():
         pytest.skip("no stories260K.gguf beside the checkout")
     flags = ("-c", "2048", "-np", "1", "-t", "1", "--metrics", "--queue-requests", "4", "--queue-tokens", "40")
-    url = serve(MODEL, *flags).url
+    url = serve_here(MODEL, *flags).url
     order: list[str] = []
 
     async with aiohttp.ClientSession() as session:

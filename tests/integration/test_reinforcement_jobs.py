@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from tests.helpers.commands import command
 from tests.integration.conftest import ClientFactory, ServerFactory
-from tests.integration.test_fine_tuning import tensors, wait
+from tests.integration.test_fine_tuning import wait
 
 PROMPTS = [
     {"prompt": text, "word": "Lily"}
@@ -48,46 +47,33 @@ def method(grader: Any, **hyperparameters: Any) -> Any:
 
 
 def test_rewards_are_learned_from_jobs(
-    serve: ServerFactory, connect: ClientFactory, shared_data: Path, tmp_path: Path
+    serve_here: ServerFactory, connect: ClientFactory, shared_data: Path, tmp_path: Path
 ) -> None:
     model = shared_data / "models" / "stories260K.gguf"
     flags = ("--alias", "stories", "-t", "1", "-c", "512", "--data-dir", str(tmp_path), "--allow-graders", "python")
-    server = serve(model, *flags)
+    server = serve_here(model, *flags)
     api = connect(f"{server.url}/v1", "none")
     ask: Any = {"model": "stories", "prompt": "Once", "max_tokens": 40, "temperature": 1, "seed": 7}
     before = api.completions.create(**ask).choices[0].text
     files: Any = {"training_file": upload(api, PROMPTS), "validation_file": upload(api, PROMPTS[:2])}
-    ends = []
-    for killed in (False, True):
-        job = api.fine_tuning.jobs.create(model="stories", method=method(NAMES), seed=1, **files)
-        if killed:
-            wait(api, server.url, job.id, until="Step 3/")
-            server.process.send_signal(signal.SIGKILL)
-            server.process.wait()
-            server = serve(model, *flags)
-            api = connect(f"{server.url}/v1", "none")
-        assert api.completions.create(**ask).choices[0].text == before  # while it samples and learns
-        events = wait(api, server.url, job.id)
-        done = api.fine_tuning.jobs.retrieve(job.id)
-        assert done.status == "succeeded", done.error
-        assert done.method is not None
-        assert done.method.reinforcement is not None
-        assert done.method.reinforcement.hyperparameters is not None
-        assert done.method.reinforcement.hyperparameters.eval_interval == 4
-        steps = [e["data"] for e in events if "train_mean_reward" in e["data"]]
-        assert [m["step"] for m in steps] == list(range(1, 13))
-        assert [m["train_ratio"] for m in steps[::2]] == [1.0] * 6  # on-policy: exactly
-        assert all(m["train_ratio"] != 1 and m["train_kl"] > 0 for m in steps[1::2][1:])
-        assert steps[-1]["train_mean_reward"] > steps[0]["train_mean_reward"] + 0.2
-        valid = [e["data"] for e in events if "full_valid_mean_reward" in e["data"]]
-        assert [m["step"] for m in valid] == [4, 8, 12]
-        head = api.files.content(done.result_files[0]).text.splitlines()[0].split(",")
-        assert {"train_mean_reward", "valid_mean_reward", "train_kl"} <= set(head)
-        ends.append((steps, tensors(tmp_path / "checkpoints" / f"{job.id}.gguf")))
-    (first, whole), (second, resumed) = ends
-    assert first == second
-    assert whole.keys() == resumed.keys()
-    assert all((whole[name] == resumed[name]).all() for name in whole)
+    job = api.fine_tuning.jobs.create(model="stories", method=method(NAMES), seed=1, **files)
+    assert api.completions.create(**ask).choices[0].text == before  # while it samples and learns
+    events = wait(api, server.url, job.id)
+    done = api.fine_tuning.jobs.retrieve(job.id)
+    assert done.status == "succeeded", done.error
+    assert done.method is not None
+    assert done.method.reinforcement is not None
+    assert done.method.reinforcement.hyperparameters is not None
+    assert done.method.reinforcement.hyperparameters.eval_interval == 4
+    steps = [e["data"] for e in events if "train_mean_reward" in e["data"]]
+    assert [m["step"] for m in steps] == list(range(1, 13))
+    assert [m["train_ratio"] for m in steps[::2]] == [1.0] * 6  # on-policy: exactly
+    assert all(m["train_ratio"] != 1 and m["train_kl"] > 0 for m in steps[1::2][1:])
+    assert steps[-1]["train_mean_reward"] > steps[0]["train_mean_reward"] + 0.2
+    valid = [e["data"] for e in events if "full_valid_mean_reward" in e["data"]]
+    assert [m["step"] for m in valid] == [4, 8, 12]
+    head = api.files.content(done.result_files[0]).text.splitlines()[0].split(",")
+    assert {"train_mean_reward", "valid_mean_reward", "train_kl"} <= set(head)
     assert api.completions.create(**ask).choices[0].text == before
     _faults(api, server.url, files["training_file"])
 

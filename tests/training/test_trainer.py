@@ -518,8 +518,7 @@ def test_the_footprint_of_a_run_with_a_hook_counts_its_gradients(start: Open) ->
     assert planned.gradients == planned.parameters
 
 
-@pytest.mark.parametrize("kind", ["lora", "full"])
-@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize(("kind", "checkpointing"), [("lora", True), ("full", False)])
 def test_a_deep_models_step_is_planned(tmp_path: Path, session: Session, kind: str, checkpointing: bool) -> None:
     """96 layers leave more holes in the arena than a list of 256."""
     path = tmp_path / "deep.gguf"

@@ -61,7 +61,7 @@ def test_a_chat_goes_on_from_its_last_token() -> None:
 @pytest.mark.parametrize(("n", "known"), [(170, 160), (171, 160), (184, 176), (9, 0), (24, 16)])
 def test_another_end_of_a_prompt_goes_on_from_a_page_before_it(n: int, known: int) -> None:
     b = bench(n_slots=1)
-    asked(b, prompt(n), n_predict=500)
+    asked(b, prompt(n), n_predict=300)
     assert asked(b, [*prompt(n - 8), 3, 2, 1, 5]) == known
 
 

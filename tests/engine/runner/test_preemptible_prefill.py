@@ -54,7 +54,7 @@ def ids(n: int, salt: int, n_vocab: int) -> tuple[int, ...]:
 
 
 def answers(
-    engine: ModelRunner, crowded: bool, n_predict: int = 400
+    engine: ModelRunner, crowded: bool, n_predict: int = 240
 ) -> tuple[list[list[tuple[int, TokenProb | None]]], int]:
     """Of two streams and a long prompt that arrives; and the steps that ran between theirs."""
     words = tokenizer.from_metadata(engine.gguf.metadata, path=engine.gguf.path)
@@ -120,7 +120,7 @@ def test_prompts_between_streams_have_the_same_bits(
     assert none == 0
     assert n_runs >= 3  # of 64 tokens each, while the streams last
     assert between == plain
-    assert [len(tokens) for tokens in plain] == [400, 400, 12]
+    assert [len(tokens) for tokens in plain] == [240, 240, 12]
     engine.close()
 
 
