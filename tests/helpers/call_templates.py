@@ -23,6 +23,19 @@ def template(calls: str, opening: str = "<think>", closing: str = "</think>") ->
     return (_BEFORE + written + _AFTER).replace("(OPEN)", opening).replace("(CLOSE)", closing)
 
 
+_NEARLY = "[" + _EACH + "{{ f.name }}({% for k, v in f.arguments.items() %}"
+_NEARLY_END = "{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]"
+BARE_PYTHON = template(_NEARLY + "{{ k }}={{ v }}" + _NEARLY_END)  # vLLM's for Llama 3.2
+QUOTED_PYTHON = template(_NEARLY + '{{ k }}="{{ v }}"' + _NEARLY_END)  # vLLM's for Llama 4
+REPR_PYTHON = template(_NEARLY + "{{ k }}={{ v }}r" + _NEARLY_END)  # vLLM's for ToolACE
+LINES_OF_PYTHON = template(  # OLMo 3
+    "<function_calls>"
+    + _EACH
+    + "\n{{ f.name }}("
+    + _ITEMS
+    + "{{ k }}={{ v | tojson }}{{ ', ' if not loop.last }}{% endfor %})"
+    "{% endfor %}\n</function_calls>"
+)
 GRANITE = template("<|tool_call|>[" + _LIST + "]")
 HUNYUAN = template("<tool_calls>[" + _LIST + "]</tool_calls>")
 PLAIN_LIST = template("[" + _LIST + "]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import warnings
 from contextlib import suppress
 from typing import NoReturn
@@ -82,8 +83,21 @@ def tagged_value(p: Parser, is_text: bool, end: str, opens_line: bool, cdata: bo
         if is_text:
             p.argument(json.dumps(c, ensure_ascii=False)[1:-1])
             p.mark()
-    p.argument('"' if is_text else as_json(text))
+    p.argument('"' if is_text else nested_as_json(text, end.strip().partition("</")[0]))
     return True
+
+
+def nested_as_json(text: str, before: str) -> str:
+    """JSON of a value: of an object whose members, or a list whose items, are tags with a text `before` each
+    (MiniMax M3), or of a plain one."""
+    tags = re.escape(before)
+    found = re.findall(rf"{tags}<([^<>/\s]+)>(.*?){tags}</\1>", text, re.DOTALL) if before else []
+    if not found:
+        return as_json(text)
+    parts = [(json.dumps(key, ensure_ascii=False), nested_as_json(inner, before)) for key, inner in found]
+    if all(key == '"item"' for key, _ in parts):
+        return f"[{', '.join(value for _, value in parts)}]"
+    return f"{{{', '.join(f'{key}: {value}' for key, value in parts)}}}"
 
 
 def _cut(p: Parser) -> Step[bool]:

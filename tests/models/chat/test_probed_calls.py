@@ -678,3 +678,31 @@ def test_arguments_as_models_write_them_become_the_json_that_was_meant(written: 
             message.add(parser.finish(by_model=True))
             assert found(message) == [("now", meant)]
             assert message.content.strip() == "So."
+
+
+@pytest.mark.parametrize("name", ["BARE_PYTHON", "QUOTED_PYTHON", "REPR_PYTHON", "LINES_OF_PYTHON"])
+def test_templates_that_write_nearly_python_have_calls_in_python(name: str) -> None:
+    calls = template(name).calls
+    assert calls.markers is not None
+    assert calls.markers.style == "Python"
+    between = "\n" if name == "LINES_OF_PYTHON" else ", "
+    text = f"add(a=1, unit='C'){between}now(zone=\"Z\"){between}now(zone=Paris)"
+    text = f"<function_calls>\n{text}\n</function_calls>" if between == "\n" else f"[{text}]"
+    assert found(parsed(calls, text, "Done.")) == [
+        ("add", {"a": 1, "unit": "C"}),
+        *(("now", {"zone": z}) for z in ("Z", "Paris")),
+    ]
+    assert parsed(calls, text, "Done.").content == "Done."
+    assert parsed(calls, "[1] says: now (or never).").content == "[1] says: now (or never)."
+
+
+def test_members_in_tags_of_their_own_become_an_object_or_a_list() -> None:
+    ns, calls = "]<]minimax[>[", template("MINIMAX_M3").calls
+    tree = (
+        f"{ns}<zone>{ns}<city>Z\u00fcrich{ns}</city>\n{ns}<zip>8001{ns}</zip>{ns}<old>{ns}<item>1{ns}</item>"
+        f"{ns}<item>{ns}<b>true{ns}</b>{ns}</item>{ns}</old>{ns}</zone>\n"
+    )
+    text = f'{ns}<tool_call>\n{ns}<invoke name="now">\n{tree}{ns}</invoke>\n{ns}</tool_call>'
+    parser = Parser(Style(calls, frozenset({"now"})))
+    message = Message().add(parser.push(text)).add(parser.finish(by_model=True))
+    assert found(message) == [("now", {"zone": {"city": "Z\u00fcrich", "zip": 8001, "old": [1, {"b": True}]}})]

@@ -49,6 +49,8 @@ _TEXTS = frozenset((name, "jubof") for name in _NAMES)
 _ANSWER, _THOUGHT = "\u03bequomvi\u03be", "\u03bdrafbek\u03bd"
 _IDS = ("call00001", "call00002")
 _KIMI_IDS = tuple(f"functions.{name}:{i}" for i, name in enumerate(_NAMES))
+_PYTHON_CALL = re.compile(r"""(zurvam|kelpod)\(jubof=(["']?)vyqatr?\2(?:, ?)?wexid=(["']?)40917r?\3\)""")
+"""A call as Python writes one, or nearly so: templates leave out quotes, quote all values or write `r` for repr."""
 _USER = {"role": "user", "content": "hemtos"}
 _PROPERTIES = {"jubof": {"type": "string", "description": "a"}, "wexid": {"type": "integer", "description": "b"}}
 _PARAMETERS = {"type": "object", "properties": _PROPERTIES, "required": list(_PROPERTIES)}
@@ -135,7 +137,7 @@ class Probe:
 
     def _body(self, n: int) -> str:
         """The calls of a rendering; "" if it does not have them all."""
-        body = self._difference(n)
+        body = _PYTHON_CALL.sub(_as_python, self._difference(n))
         return body if _NAMES[n - 1] in body else ""
 
     def _difference(self, n: int) -> str:
@@ -163,6 +165,10 @@ class Probe:
         if re.fullmatch(r"<[^<>/]+>", before) and re.fullmatch(r"<[^<>]+>|", after):
             return before, after
         return None
+
+
+def _as_python(call: re.Match[str]) -> str:
+    return call[0] if call[2] == "'" else f'{call[1]}(jubof="vyqat", wexid=40917)'
 
 
 def _reads(calls: CallFormat, text: str, n: int) -> bool:

@@ -68,7 +68,9 @@ def read_calls(m: Markers, p: Parser, trigger: str) -> Step[None]:
         is_bare = not (m.separator + m.begin).strip()
         if is_bare or m.style == JSON:  # also with a bracket too many or without the separator
             c = yield from p.after_blanks()
-            if c == m.head[:1] and c:  # also without the separator
+            # also without the separator; or a call a line
+            close = m.section_end.strip()[:1]
+            if c and (c not in ("", close) and close if m.style == PYTHON else c == m.head[:1]):
                 p.back(c)
                 continue
             p.back(p.raw)
