@@ -34,21 +34,21 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
 os.environ.setdefault("GALLIVM_PERF", "nopt")
 
-LONG = (  # files, longest first
-    "test_ops.py",
-    "test_soak.py",
-    "test_device_models.py",
-    "test_page.py",
-    "test_goldens.py",
-    "test_decode_step.py",
-    "test_company.py",
-    "test_commands.py",
-    "test_fine_tuning.py",
-    "test_tuned_models.py",
-    "test_random_placements.py",
-    "test_cli.py",
+LONG = (  # files with the longest tests, which must not begin last
+    "test_llama_cpp.py",
     "test_api_schema.py",
-    "test_device_training.py",
+    "test_error_lines.py",
+    "test_killed_rewards.py",
+    "test_preference_jobs.py",
+    "test_packaging.py",
+    "test_gpu_attention.py",
+    "test_worker.py",
+    "test_fine_tuning.py",
+    "test_soak.py",
+    "test_ops.py",
+    "test_page.py",
+    "test_router.py",
+    "test_neon.py",
 )
 
 
