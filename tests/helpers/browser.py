@@ -73,7 +73,7 @@ class Tab:
         assert "exceptionDetails" not in reply, reply
         return reply["result"].get("value")
 
-    async def until(self, condition: str, seconds: float = 15) -> None:
+    async def until(self, condition: str, seconds: float = 60) -> None:
         """Wait, frame by frame, until an expression in the page is true."""
         loop = f"new Promise(r => {{ const f = () => ({condition}) ? r(true) : setTimeout(f, 20); f(); }})"
         try:

@@ -63,7 +63,7 @@ async def test_completion_with_probabilities_and_another_token(page: Tab) -> Non
     whole = await page.run("document.querySelector('.answer').textContent")
     await page.run("all('.answer .token')[2].id = 'third'")
     await page.point("#third")
-    assert await page.run("[$('tip').hidden, $('tip').querySelectorAll('li').length >= 5]") == [False, True]
+    await page.until("!$('tip').hidden && $('tip').querySelectorAll('li').length >= 5")
     assert all(await page.run("[...$('tip').querySelectorAll('.piece')].map(td => td.innerText.trim())"))
     shares = await page.run("[...$('tip').querySelectorAll('meter')].map(m => m.value)")
     assert shares[:5] == sorted(shares[:5], reverse=True)
@@ -113,10 +113,9 @@ async def test_a_finetune_from_its_data_to_its_answers(page: Tab) -> None:
     await page.fill("[name=batch_size]", "2")
     await page.fill("#suffix", "bears")
     await page.run("$('start').click()")
-    await page.until("document.querySelector('.badge.succeeded')", 60)
+    await page.until("document.querySelector('.badge.succeeded')")
     await page.until("document.querySelector('.job h4').textContent.startsWith('ft:shakespeare:bears:')")
-    points = await page.run("document.querySelector('.job polyline').getAttribute('points').split(' ').length")
-    assert points >= 2
+    await page.until("document.querySelector('.job polyline').getAttribute('points').split(' ').length >= 2")
     assert "Loss" in await page.run("document.querySelector('.job svg').getAttribute('aria-label')")
     await page.run("document.querySelector('.samples form').requestSubmit()")
     await page.until("all('.sample p').length >= 2 && all('.sample p').every(p => p.textContent.length > 5)")
@@ -148,7 +147,7 @@ async def test_preferences_and_rewards(page: Tab) -> None:
     await page.fill("[name=n_epochs]", "2")
     await page.until("!$('start').disabled")
     await page.run("$('start').click()")
-    await page.until("all('.job .note').some(p => p.textContent.includes('of the pairs apart'))", 60)
+    await page.until("all('.job .note').some(p => p.textContent.includes('of the pairs apart'))")
     await page.until("document.querySelector('.job .badge').textContent === 'dpo'")
     asks = json.dumps({"prompt": "Who wants?", "answer": "bear"}) + "\n"
     await page.run(f"{DATA}({json.dumps(asks * 2)})")

@@ -123,6 +123,7 @@ async def test_images_by_button_and_drop(page: Tab, tmp_path: Path, width: int, 
     await page.write("What are these?")
     await page.key("Enter", 13)
     await page.until("!$('stop') && document.querySelector('.answer')?.textContent")
+    await page.until("[...document.querySelectorAll('article.user img')].every(i => i.complete && i.naturalWidth)")
     shown = await page.run("[...document.querySelectorAll('article.user img')].map(i => [i.width, i.height])")
     assert shown == [[90, 60], [240, 40], [8, 8]]  # as they are: a thumbnail is not stretched
     assert await page.run("document.documentElement.scrollWidth <= innerWidth")
@@ -171,7 +172,7 @@ async def test_a_file_that_nothing_takes_is_refused(page: Tab, tmp_path: Path) -
     seen = "(e => (globalThis.seen = [e.defaultPrevented, e.dataTransfer.dropEffect]))"
     await page.run(f"window.addEventListener('dragover', {seen}); 0")
     await drag(page, ".talks", file, "dragEnter", "dragOver")
-    assert await page.run("globalThis.seen") == [True, "none"]  # else the browser would show the file instead
+    await page.until("String(globalThis.seen) === 'true,none'")  # else the browser would show the file instead
 
 
 async def test_image_for_a_routers_model_that_is_not_loaded_loads_it(
@@ -193,5 +194,5 @@ async def test_image_for_a_routers_model_that_is_not_loaded_loads_it(
         await page.run("document.querySelector('.drawer .icon-button').click(); $('text').focus()")
         await page.write("What is this?")
         await page.key("Enter", 13)
-        await page.until("!$('stop') && document.querySelector('.answer')?.textContent && !$('absent')", 60)
+        await page.until("!$('stop') && document.querySelector('.answer')?.textContent && !$('absent')")
         assert page.said == []
