@@ -4,9 +4,9 @@
 OpenCL C and to GLSL:
 
 * Buffers have names in capitals and are indexed only (`X[i]`, no pointers). Parameters are 32-bit
-  words in small letters. Element types are f32, u32, i32 (u64 in kernels of `SOFT` alone), u16 and
-  u8. The last two are read with `LOAD16(X, i)`, `LOAD8(X, i)` (uint) and written with
-  `STORE16(X, i, v)`, `STORE8(X, i, v)`.
+  words in small letters. Element types are f32, u32, i32, u16 and u8 (u64 in kernels of `SOFT`
+  alone, u32x4 in kernels of Vulkan alone). u16 and u8 are read with `LOAD16(X, i)`, `LOAD8(X, i)`
+  (uint) and written with `STORE16(X, i, v)`, `STORE8(X, i, v)`.
 * Variables are uint, int, float, bool, uvec2 (`UVEC2(a, b)`) or arrays of a constant size. Casts
   are `UINT(x)`, `INT(x)`, `FLOAT(x)`; bit casts `F2U`, `U2F`. The prelude has `EXP`, `LOG`, `SIN`,
   `COS`, `TANH` (the same bits on every device), `FMA`, `RINT`, `FABS`, `F16(bits)`, `TO_F16(x)`.

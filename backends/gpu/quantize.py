@@ -15,7 +15,9 @@ from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for
 from logitless.graph.tensor import ALIASES, Tensor
 
 ALIGNMENT = 64  # bytes
-WORDS = 11  # of 32 rounded activations: eight of four bytes, their scale, and the sums of each 16
+# Words of 32 rounded activations: eight of four bytes, their scale, the sums of each 16, and one that
+# makes three loads of 16 bytes.
+WORDS = 12
 # Eight threads have a block of 32, four numbers x each: number `block`, and `inside` or not to be
 # stored.
 ROUND = f"""

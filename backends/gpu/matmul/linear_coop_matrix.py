@@ -57,15 +57,14 @@ def _stage(dtype: str) -> str:
         lines.append(f"ds[{half}u * TN + column] = {d};")
         if unpack.has_minimum(dtype):
             lines.append(f"lows[{half}u * TN + column] = {low};")
-    rows = [
-        f"uint r = LID - (WG - TM), at = (min(GX * TM + r, n_m - 1u) * n_blocks + b) * {WORDS}u;",
-        "UNROLL for (uint j = 0u; j < 8u; j++) xs[r * STRIDE + j] = X[at + j];",
-        "xd[r] = U2F(X[at + 8u]);",
-    ]
+    rows = [f"uint r = LID - (WG - TM), at = (min(GX * TM + r, n_m - 1u) * n_blocks + b) * {WORDS // 4}u;"]
+    rows.append("uvec4 x0 = X[at], x1 = X[at + 1u], x2 = X[at + 2u];")
+    rows += [f"xs[r * STRIDE + {j}u] = x{j // 4}.{'xyzw'[j % 4]};" for j in range(8)]
+    rows.append("xd[r] = U2F(x2.x);")
     if halves == 2:
-        rows += ["xt[r] = U2F(X[at + 9u]);", "xt[TM + r] = U2F(X[at + 10u]);"]
+        rows += ["xt[r] = U2F(x2.y);", "xt[TM + r] = U2F(x2.z);"]
     elif unpack.has_minimum(dtype):
-        rows.append("xt[r] = U2F(X[at + 9u]) + U2F(X[at + 10u]);")
+        rows.append("xt[r] = U2F(x2.y) + U2F(x2.z);")
     own, of_rows = "\n        ".join([unpack.load_block(dtype), *lines]), "\n        ".join(rows)
     return f"if (LID < TN) {{\n        {own}\n      }}\n      if (LID >= WG - TM) {{\n        {of_rows}\n      }}"
 
@@ -159,7 +158,7 @@ for _dtype in unpack.BLOCKS:
     _halves = 2 if _dtype == "q6_k" else 1
     Kernel(
         f"linear_coop_{_dtype}",
-        [replace(_x, dtype="u32"), *_others],
+        [replace(_x, dtype="u32x4"), *_others],
         launch.words(_dtype),
         _body(_dtype),
         simt=[{"WG": WG, "MT": TM, "PAIR": pair, "R": 1, "CHUNKS": CHUNKS} for pair in (0, 1)],

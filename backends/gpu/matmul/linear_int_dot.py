@@ -32,15 +32,16 @@ def block_step(dtype: str) -> str:
     for half in range(halves):
         d, low = ("d", "low") if half == 0 else ("d1", "low1")
         steps = " ".join(
-            f"sum += dot_of_bytes({unpack.quants(dtype, j)}, X[at + {j}u], 0);"
+            f"sum += dot_of_bytes({unpack.quants(dtype, j)}, x{j // 4}.{'xyzw'[j % 4]}, 0);"
             for j in range(half * 8 // halves, (half + 1) * 8 // halves)
         )
-        sums = f"U2F(X[at + {9 + half}u])" if halves == 2 else "(U2F(X[at + 9u]) + U2F(X[at + 10u]))"
+        parts = (half, 2) if halves == 2 else (0, 1, 2)
+        sums = f"U2F(x2.{'yz'[half]})" if halves == 2 else "(U2F(x2.y) + U2F(x2.z))"
         minimum = f"acc[m] = FMA({low}, {sums}, acc[m]);" if unpack.has_minimum(dtype) else ""
         lines.append(
-            f"UNROLL for (uint m = 0u; m < MT; m++) {{ uint at = xr[m] / 32u * {WORDS}u + b * {WORDS}u; int sum = 0; "
-            f"{steps} PRECISE float scale = {d} * U2F(X[at + 8u]); "
-            f"acc[m] = FMA(FLOAT(sum), scale, acc[m]); {minimum} }}"
+            f"UNROLL for (uint m = 0u; m < MT; m++) {{ uint at = (xr[m] / 32u + b) * {WORDS // 4}u; int sum = 0; "
+            f"uvec4 {', '.join(f'x{i} = X[at + {i}u]' for i in parts)}; {steps} "
+            f"PRECISE float scale = {d} * U2F(x2.x); acc[m] = FMA(FLOAT(sum), scale, acc[m]); {minimum} }}"
         )
     return "\n      ".join(lines)
 
@@ -49,7 +50,7 @@ for _dtype in unpack.BLOCKS:
     _x, *_others = launch.args(_dtype)
     Kernel(
         f"linear_dot_{_dtype}",
-        [replace(_x, dtype="u32"), *_others],
+        [replace(_x, dtype="u32x4"), *_others],
         launch.words(_dtype),
         "  uint n_blocks = n_k / 32u;" + frame(launch.begin(_dtype, UNIT), block_step(_dtype)),
         simt=[tile | {"PAIR": pair, "R": 1} for tile in TILES for pair in (0, 1)],

@@ -97,7 +97,7 @@ for _dtype in layout.PACKINGS:
     if _dtype in unpack.BLOCKS:
         Kernel(
             f"expert_linear_dot_{_dtype}",
-            _args("u32", _weights),
+            _args("u32x4", _weights),
             WORDS,
             linear.n_blocks(_dtype)
             + split_k.frame(_begin(split_k.UNIT), linear_int_dot.block_step(_dtype), row=ROW, end=_end)
