@@ -125,6 +125,23 @@ def test_each_different_flag_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [name for name, holds in DIFFERENT.items() if not holds()] == []
 
 
+@pytest.mark.parametrize("line", [line for lines, _ in first_table("accepted") for line in lines])
+def test_a_flag_without_effect_is_named_by_the_line_at_the_start(line: str) -> None:
+    options = parse(FLAGS, line.split(), {})
+    assert options.notices == [line.split()[0]]
+    assert vars(options) | {"notices": [], "given": []} == vars(parse(FLAGS, [], {}))
+
+
+def test_the_first_table_has_all_flags_without_effect() -> None:
+    named = {line.split()[0] for lines, _ in first_table("accepted") for line in lines}
+    silent = {"--jinja", "--check-tensors"}  # always so; the other way is refused
+    for flag in FLAGS:
+        if flag.status == IGNORED and not silent.intersection(flag.all_names):
+            assert named.intersection((*flag.all_names, *flag.off_names)), flag.names
+            named -= {*flag.all_names, *flag.off_names}
+    assert not named
+
+
 def test_the_first_table_has_all_flags_that_differ_or_are_not_here() -> None:
     lines = [line for cells in rows(FIRST) for line in words(cells[0])]
     flags = [BY_NAME[name] for line in lines for name in re.findall(r"(?<!\S)--[a-z-]+", line)]
