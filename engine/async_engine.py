@@ -21,7 +21,7 @@ from logitless.engine.errors import InvalidRequest, RequestError, ServerFault, T
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Lora, Token
 from logitless.engine.sleep import Sleep, trim_memory
 from logitless.engine.stats import Latencies
-from logitless.engine.stream import MOST_STREAMED, MOST_TOGETHER, UNREAD, Stream, event_weight
+from logitless.engine.stream import MOST_STREAMED, MOST_TOGETHER, STREAMED, UNREAD, Delivery, Stream, event_weight
 from logitless.engine.time_sharing import Background, TimeSlicer
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.media.prompt_media import PromptMedia
@@ -216,26 +216,14 @@ class AsyncEngine:
         return running, waiting
 
     async def submit(
-        self,
-        requests: Sequence[CompletionRequest],
-        client: str = "",
-        *,
-        whole: bool = False,
-        most_logprobs: int | None = None,
-        keeps_logprobs: bool = False,
+        self, requests: Sequence[CompletionRequest], client: str = "", delivery: Delivery = STREAMED
     ) -> Stream:
-        """Queue a client's requests, all or none.
-
-        `whole`: the events between a request's first token and its last come together; that costs
-        the event loop less. `most_logprobs` bounds the log-probabilities of a whole, or of a stream
-        whose reader keeps them (`keeps_logprobs`); the sequences of others wait for their reader.
-        Raises the RequestError of the first one that is refused.
-        """
+        """Queue a client's requests, all or none. Raises the RequestError of the first one that is refused."""
         self._check_open()
         admitted: asyncio.Future[None] = self._new_future()
         try:
             told = partial(_resolve, admitted, None)
-            stream = self._open(requests, client, told, whole, most_logprobs, keeps_logprobs)
+            stream = self._open(requests, client, delivery, told)
         except RequestError:
             admitted.cancel()
             raise
@@ -249,18 +237,10 @@ class AsyncEngine:
             del admitted
         return stream
 
-    def begin(
-        self,
-        requests: Sequence[CompletionRequest],
-        client: str = "",
-        *,
-        whole: bool = False,
-        most_logprobs: int | None = None,
-        keeps_logprobs: bool = False,
-    ) -> Stream:
+    def begin(self, requests: Sequence[CompletionRequest], client: str = "", delivery: Delivery = STREAMED) -> Stream:
         """Queue a client's requests without waiting for the engine thread: a refusal is raised by the stream."""
         self._check_open()
-        return self._open(requests, client, None, whole, most_logprobs, keeps_logprobs)
+        return self._open(requests, client, delivery)
 
     def _check_open(self) -> None:
         if self.served is None:
@@ -272,18 +252,17 @@ class AsyncEngine:
         self,
         requests: Sequence[CompletionRequest],
         client: str,
-        admitted: Callable[[BaseException | None], None] | None,
-        whole: bool,
-        most: int | None,
-        keeps: bool,
+        delivery: Delivery,
+        admitted: Callable[[BaseException | None], None] | None = None,
     ) -> Stream:
         """A stream for these requests. `admitted` gets the error of a refusal, or None; without it the
         stream does."""
+        most = delivery.most_logprobs
         weight = sum([r.prompt_weight for r in requests]) if most is not None else 0
-        stream = Stream(self, len(requests), whole=whole, most=most, keeps=keeps, prompt_weight=weight)
+        stream = Stream(self, len(requests), delivery, weight)
         if most is not None and (weight or any(r.sampling.n_probs > 0 for r in requests)):
-            if weight > (most if whole else min(most, MOST_STREAMED)):
-                raise _too_many_logprobs(most if whole else min(most, MOST_STREAMED))
+            if weight > (room := most if delivery.whole else min(most, MOST_STREAMED)):
+                raise _too_many_logprobs(room)
             if self._weight_unread() + weight > MOST_TOGETHER:
                 raise TooManyRequests(_NO_ROOM)
             self._with_logprobs.add(stream)

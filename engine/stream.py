@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from logitless.engine.requests import Event, Failed, Finished, Token
@@ -32,29 +33,35 @@ class Owner(Protocol):
         """Free the room of a stream's log-probabilities."""
 
 
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """How the events of requests reach their reader.
+
+    `whole`: those between a request's first token and its last come together; that costs the event
+    loop less. `most_logprobs` bounds the log-probabilities of a whole, or of a stream whose reader
+    keeps them until its end (`keeps_logprobs`); the sequences of others wait for their reader.
+    """
+
+    whole: bool = False
+    most_logprobs: int | None = None
+    keeps_logprobs: bool = False
+
+
+STREAMED = Delivery()
+
+
 class Stream:
     """Events of requests that were submitted together, as (index of the request, event), in order.
 
     Iterate over it, or take arrived events with `batch`. As an async context manager it cancels
-    running requests on exit. Use it on the event loop's thread only. `whole`: see AsyncEngine.submit.
+    running requests on exit. Use it on the event loop's thread only.
     """
 
-    def __init__(
-        self,
-        owner: Owner,
-        n: int,
-        *,
-        whole: bool = False,
-        most: int | None = None,
-        keeps: bool = False,
-        prompt_weight: int = 0,
-    ) -> None:
-        """`most`, `prompt_weight`: memory of the log-probabilities, of all and of those of the prompts.
-        `keeps`: the reader keeps them until the end."""
+    def __init__(self, owner: Owner, n: int, delivery: Delivery, prompt_weight: int = 0) -> None:
+        """`prompt_weight`: memory of the log-probabilities of the prompts."""
         self._owner = owner
-        self.whole = whole
-        self.most = most
-        self._keeps = whole or keeps
+        self.whole, self.most = delivery.whole, delivery.most_logprobs
+        self._keeps = delivery.whole or delivery.keeps_logprobs
         self._events: list[tuple[int, Event]] = []
         self._arrived: asyncio.Future[None] | None = None
         self._running = set(range(n))

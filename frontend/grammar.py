@@ -9,9 +9,9 @@ from dataclasses import replace
 from threading import Lock
 from typing import Any
 
+from logitless.engine.params import FORMS, Generation
 from logitless.engine.sampling.grammar_mask import GrammarConstraint
 from logitless.frontend.fields import article, as_integer, as_text, bad_request
-from logitless.frontend.generation import FORMS, Generation
 from logitless.frontend.timing import measured
 from logitless.models.grammar import Grammar, GrammarError, in_regex
 from logitless.models.grammar.errors import NotEnforceable

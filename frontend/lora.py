@@ -9,10 +9,10 @@ from msgspec import Struct
 
 from logitless.engine.adapters import Adapters
 from logitless.engine.errors import NotFound
+from logitless.engine.params import LoraScale
 from logitless.engine.requests import Lora
 from logitless.engine.sampling.params import Param
 from logitless.frontend.fields import as_number, bad_request, limited
-from logitless.frontend.generation import LoraScale
 
 MAX_SCALE = 1e4
 

@@ -12,17 +12,17 @@ from msgspec.structs import replace as replace_struct
 
 from logitless.engine.adapters import Adapters
 from logitless.engine.errors import InvalidRequest, exceeds_context
+from logitless.engine.params import Generation
 from logitless.engine.requests import CompletionRequest
 from logitless.engine.sampling.params import Param, SamplerParams
 from logitless.frontend.config import FrontendConfig
 from logitless.frontend.fields import article, as_integer, as_text, bad_request, limited, read
-from logitless.frontend.generation import Generation
 from logitless.frontend.grammar import Grammars, parse_constraint, preserved_ids, response_kind
 from logitless.frontend.lora import parse_lora, tuned_name
 from logitless.frontend.media.media import Media, Medium
 from logitless.frontend.media.sources import Sources
 from logitless.frontend.sampling import parse_sampling
-from logitless.frontend.speculation import parse_speculation
+from logitless.frontend.speculation import DOTTED, parse_speculation
 from logitless.frontend.workers import check
 from logitless.models.chat.tool_calls import Style
 from logitless.models.media.prompt_media import PromptMedia
@@ -37,6 +37,10 @@ MAX_BEST_OF = 20
 MAX_RESULTS = 2048  # of one HTTP request
 MAX_TOKENS = 1 << 20  # of the prompts of one HTTP request together, or of the only one
 MAX_PREDICTED = 1 << 22  # characters of a prediction, times the prompts
+_AS_THEY_ARE = (  # fields of a CompletionRequest that are those of its body
+    *("ignore_eos", "cache_prompt", "cache_salt", "n_cache_reuse", "id_slot", "priority"),
+    *("n_keep", "n_discard", "n_indent", "return_progress"),
+)
 LONG_TEXT = 1 << 16  # characters of a prompt, from where on a look before tokenizing is worth it
 
 
@@ -61,40 +65,31 @@ G = TypeVar("G", bound=Generation)
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyOptions:
-    """Form of the results."""
+class Job:
+    """The generations of one request: `best_of` for each prompt, prompt by prompt, and the form of their reply."""
 
-    stream: bool = False
+    requests: tuple[CompletionRequest, ...]
+    params: Generation  # the body's fields over the server's defaults, without its prompt
     model: str = ""  # the adapter's name that the request gave; "": the base model
-    include_usage: bool = False
     many: bool = False  # native: reply with an array even for one result
-    n: int = 1  # results shown per prompt
-    best_of: int = 1  # results computed per prompt
     top: int | None = None  # log-probabilities to show beside the chosen token; None: no probabilities at all
     prompt_top: int | None = None  # vLLM's prompt_logprobs
-    token_ids: bool = False  # vLLM's return_token_ids
-    tokens_as_ids: bool = False  # name tokens token_id:7
-    return_tokens: bool = False
-    timings_per_token: bool = False
-    return_progress: bool = False
-    response_fields: tuple[str, ...] = ()
-    verbose: bool = False
-    sse_ping_interval: int = 30
     prefixes: tuple[str, ...] = ()  # echo: what every prompt's results start with
     style: Style = field(default_factory=Style)  # chat: the parts that an answer may have
     reasoning: bool = True  # chat: show the reasoning
     functions: bool = False  # chat: tell of a call in OpenAI's first form
     skipped_tools: tuple[str, ...] = ()  # chat: types of tools that a provider's service would run
-    user: str = ""  # the client's end user; users take turns
     settings: Mapping[str, Any] = field(default_factory=dict)  # accepted fields that only generation_settings shows
 
+    @property
+    def n(self) -> int:
+        """Results shown for each prompt."""
+        return self.params.n_cmpl
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """The generations of one HTTP request: `options.best_of` for each prompt, prompt by prompt."""
-
-    requests: tuple[CompletionRequest, ...]
-    options: ReplyOptions
+    @property
+    def best_of(self) -> int:
+        """Results computed for each prompt."""
+        return self.params.n_cmpl if self.params.best_of is None else self.params.best_of
 
 
 class Prompt(NamedTuple):
@@ -139,40 +134,45 @@ class RequestParser:
         """
         n = self.config.n_parallel
         refuse_unsupported(body)
-        return read(kind, body, defaults=self._defaults, n_cmpl=n, id_slot=n - 1)
+        return read(kind, _nested(body), defaults=self._defaults, n_cmpl=n, id_slot=n - 1)
+
+    def text(self, kind: type[G], body: Mapping[str, Any]) -> G:
+        """The body of a request without a conversation."""
+        for name in ("tools", "functions"):
+            if body.get(name):
+                bad_request(name, "needs a chat: POST /v1/chat/completions")
+        return self.read(kind, body)
 
     def native(self, body: Mapping[str, Any]) -> Job:
         """POST /completion."""
-        request = self.read(Completion, _counted(body))
-        _refuse_tools(body)
-        prompts, many = self.prompts(body.get("prompt"), n=_n_results(request))
-        room, most, special = self.room_of(request), most_tokens(request), request.add_special_tokens
+        params = self.text(Completion, _counted(body))
+        prompts, many = self.prompts(params.prompt, n=_n_results(params))
+        room, most, special = self.room_of(params), most_tokens(params), params.add_special_tokens
         tokens = [room.take(self.prompt(prompt, add_special=special, most=most)) for prompt in prompts]
-        return self.job(request, body, tokens, many=many, top=request.n_probs or None)
+        return self.job(replace_struct(params, prompt=None), tokens, many=many, top=params.n_probs or None)
 
     def openai(self, body: Mapping[str, Any]) -> Job:
         """POST /v1/completions, with fields that llama-server refuses: echo, best_of, suffix."""
-        request = self.read(OpenAICompletion, _counted(body))
-        _refuse_tools(body)
-        top = request.n_probs if request.n_probs is not None else request.logprobs
-        if request.n_probs == 0:
+        params = self.text(OpenAICompletion, _counted(body))
+        top = params.n_probs if params.n_probs is not None else params.logprobs
+        if params.n_probs == 0:
             top = None
-        echo, suffix = request.echo, request.suffix
-        prompts, many = self.prompts(body.get("prompt"), n=_n_results(request))
-        room, most, special = self.room_of(request), most_tokens(request), request.add_special_tokens
+        echo, suffix = params.echo, params.suffix
+        prompts, many = self.prompts(params.prompt, n=_n_results(params))
+        room, most, special = self.room_of(params), most_tokens(params), params.add_special_tokens
         tokens = [room.take(Prompt(self.tokens(p, add_special=special, most=most))).ids for p in prompts]
         if suffix:
             if echo and top is not None:
                 bad_request("suffix", "cannot be combined with echo and logprobs")
             after = self.encode(suffix)
             tokens = [self._gap(before, after) for before in tokens]
-        prefixes = tuple(self._shown(*pair) for pair in zip(prompts, tokens, strict=True)) if echo else ()
-        return self.job(request, body, map(Prompt, tokens), many=many, top=top, prefixes=prefixes, prompt_probs=echo)
+        prefixes = tuple(self._text_of(*pair) for pair in zip(prompts, tokens, strict=True)) if echo else ()
+        params = replace_struct(params, prompt=None)
+        return self.job(params, map(Prompt, tokens), many=many, top=top, prefixes=prefixes, prompt_probs=echo)
 
     def job(
         self,
-        asked: Generation,
-        body: Mapping[str, Any],
+        params: Generation,
         prompts: Iterable[Prompt],
         *,
         many: bool = False,
@@ -181,93 +181,61 @@ class RequestParser:
         prompt_probs: bool = False,
     ) -> Job:
         """The requests for these prompts, with every field that all endpoints share."""
-        n = asked.n_cmpl
-        best_of = n if asked.best_of is None else asked.best_of
-        limited("best_of", best_of, n, max(n, MAX_BEST_OF), True)
-        if best_of > n and asked.stream:
+        n, prompt_top = params.n_cmpl, self._prompt_top(params)
+        job = Job((), params, tuned_name(params.model, self.adapters), many or n > 1, top, prompt_top, prefixes)
+        limited("best_of", job.best_of, n, max(n, MAX_BEST_OF), True)
+        if job.best_of > n and params.stream:
             bad_request("best_of", "cannot be streamed when it is more than n")
         prompts = list(prompts)
-        n_probs = 0 if top is None else max(1, top)
-        if best_of > n:
-            n_probs = max(1, n_probs)
-        prompt_top = self._prompt_top(asked)
+        n_probs = max(1, top or 0) if top is not None or job.best_of > n else 0
         counts = [count for count in (prompt_top, top if prompt_probs else None) if count is not None]
-        fields = self._fields(asked, n_probs, max(counts) if counts else None)
-        options = ReplyOptions(
-            stream=asked.stream,
-            model=tuned_name(asked.model, self.adapters),
-            include_usage=asked.stream_options.include_usage,
-            many=many or n > 1,
-            n=n,
-            best_of=best_of,
-            top=top,
-            prompt_top=prompt_top,
-            token_ids=asked.return_token_ids,
-            tokens_as_ids=asked.return_tokens_as_token_ids,
-            return_tokens=asked.return_tokens,
-            timings_per_token=asked.timings_per_token,
-            return_progress=asked.return_progress,
-            response_fields=tuple(asked.response_fields),
-            verbose=asked.verbose,
-            sse_ping_interval=asked.sse_ping_interval,
-            prefixes=prefixes,
-            user=asked.safety_identifier,
-            settings={"backend_sampling": asked.backend_sampling},
-        )
-        speculation = parse_speculation(asked, body, self.config, self.tokenizer, self.n_ctx)
+        fields = self._fields(params, n_probs, max(counts) if counts else None)
+        speculation = parse_speculation(params, self.config, self.tokenizer, self.n_ctx)
         if len(prompts) * len(speculation.prediction) > MAX_PREDICTED:
             bad_request("prediction", f"has more than {MAX_PREDICTED} characters for all prompts")
         requests: list[CompletionRequest] = []
-        for given, media in prompts:
+        for ids, media in prompts:
             check()
-            ids = given if media is not None else self._truncated(given, asked)
+            if media is None:
+                ids = self._truncated(ids, params)
             drafts = speculation.after(ids if media is None else (), self.tokenizer)
             of_prompt = CompletionRequest(prompt=ids, media=media, speculation=drafts, **fields)
-            requests += [of_prompt, *(varied(of_prompt, i) for i in range(1, best_of))]
-        return Job(tuple(requests), options)
+            requests += [of_prompt, *(varied(of_prompt, i) for i in range(1, job.best_of))]
+        settings = {"backend_sampling": params.backend_sampling}
+        return replace(job, requests=tuple(requests), settings=settings)
 
-    def _fields(self, asked: Generation, n_probs: int, n_prompt_probs: int | None) -> dict[str, Any]:
+    def _fields(self, params: Generation, n_probs: int, n_prompt_probs: int | None) -> dict[str, Any]:
         """Fields of a CompletionRequest that do not depend on its prompt."""
         config = self.config
-        sampling = parse_sampling(asked, config.defaults, self.tokenizer, min(n_probs, self.tokenizer.n_vocab))
-        constraint = parse_constraint(asked, self.grammars)
-        if constraint is not None or asked.grammar == "":  # "" takes the server's default away
+        sampling = parse_sampling(params, config.defaults, self.tokenizer, min(n_probs, self.tokenizer.n_vocab))
+        constraint = parse_constraint(params, self.grammars)
+        if constraint is not None or params.grammar == "":  # "" takes the server's default away
             sampling = replace_struct(sampling, grammar=constraint)
-        n = asked.n_predict if asked.n_predict >= 0 else config.n_predict
-        if 0 <= n < asked.min_tokens:
+        n = params.n_predict if params.n_predict >= 0 else config.n_predict
+        if 0 <= n < params.min_tokens:
             bad_request("min_tokens", f"must be at most max_tokens, which is {n}")
-        stop = [asked.stop] if isinstance(asked.stop, str) else asked.stop
-        if len(asked.cache_salt) > MAX_SALT:
+        stop = [params.stop] if isinstance(params.stop, str) else params.stop
+        if len(params.cache_salt) > MAX_SALT:
             bad_request("cache_salt", f"must have at most {MAX_SALT} characters")
-        return {
+        return {name: getattr(params, name) for name in _AS_THEY_ARE} | {
             "sampling": sampling,
             "n_predict": n,
             "stop": tuple(text for text in stop if text) or config.reverse_prompts,
-            "ignore_eos": asked.ignore_eos,
-            "cache_prompt": asked.cache_prompt,
-            "cache_salt": asked.cache_salt,
-            "n_cache_reuse": asked.n_cache_reuse,
-            "id_slot": asked.id_slot,
-            "priority": asked.priority,
-            "n_keep": asked.n_keep,
-            "n_discard": asked.n_discard,
-            "n_indent": asked.n_indent,
-            "t_max_predict_ms": max(0.0, asked.t_max_predict_ms),
-            "return_progress": asked.return_progress,
+            "t_max_predict_ms": max(0.0, params.t_max_predict_ms),
             "prompt_logprobs": n_prompt_probs,
-            "lora": parse_lora(asked.model, asked.lora, self.adapters),
-            "special": config.special or not asked.skip_special_tokens,
-            "end_text": config.special or asked.include_stop_str_in_output,
-            "stop_text": asked.include_stop_str_in_output,
-            "preserved": preserved_ids(asked, self.tokenizer),
+            "lora": parse_lora(params.model, params.lora, self.adapters),
+            "special": config.special or not params.skip_special_tokens,
+            "end_text": config.special or params.include_stop_str_in_output,
+            "stop_text": params.include_stop_str_in_output,
+            "preserved": preserved_ids(params, self.tokenizer),
         }
 
-    def _prompt_top(self, asked: Generation) -> int | None:
+    def _prompt_top(self, params: Generation) -> int | None:
         """Log-probabilities beside each token of the prompt (`prompt_logprobs`); None: none at all."""
-        n = asked.prompt_logprobs
+        n = params.prompt_logprobs
         if n is None:
             return None
-        if asked.stream:
+        if params.stream:
             bad_request("prompt_logprobs", "cannot be streamed")
         n = self.tokenizer.n_vocab if n < 0 else min(n, self.tokenizer.n_vocab)
         if n > MAX_TOP:
@@ -276,16 +244,16 @@ class RequestParser:
 
     # -- prompts
 
-    def _truncated(self, prompt: tuple[int, ...], asked: Generation) -> tuple[int, ...]:
+    def _truncated(self, prompt: tuple[int, ...], params: Generation) -> tuple[int, ...]:
         """The part of the prompt that `truncate_prompt_tokens` keeps."""
-        n = asked.truncate_prompt_tokens
+        n = params.truncate_prompt_tokens
         if n is None:
             return prompt
         if n == 0:
             bad_request("truncate_prompt_tokens", "must be -1 or at least 1")
         if n < 0:
-            n = max(1, self.n_ctx - max(1, asked.n_predict))
-        return prompt[-n:] if asked.truncation_side == "left" else prompt[:n]
+            n = max(1, self.n_ctx - max(1, params.n_predict))
+        return prompt[-n:] if params.truncation_side == "left" else prompt[:n]
 
     def prompts(self, value: object, name: str = "prompt", *, n: int = 1) -> tuple[list[object], bool]:
         """The prompts in the value of the field `name`, each with `n` results, and whether it was a list of them."""
@@ -302,9 +270,9 @@ class RequestParser:
             bad_request(name, f"one request has at most {MAX_RESULTS} results, not {len(value) * n}")
         return value, True
 
-    def room_of(self, asked: Generation) -> Room:
+    def room_of(self, params: Generation) -> Room:
         """The room of a request's prompts: that of the context, where they are not cut to it."""
-        return Room(self.n_ctx, spare=1) if asked.truncate_prompt_tokens is None else Room(MAX_TOKENS)
+        return Room(self.n_ctx, spare=1) if params.truncate_prompt_tokens is None else Room(MAX_TOKENS)
 
     def prompt(
         self, prompt: object, name: str = "prompt", *, add_special: bool = True, most: int | None = None
@@ -388,7 +356,7 @@ class RequestParser:
                 raise exceeds_context(len(ids), self.n_ctx, at_least=True)
         return ids
 
-    def _shown(self, prompt: object, ids: tuple[int, ...]) -> str:
+    def _text_of(self, prompt: object, ids: tuple[int, ...]) -> str:
         """Text that `echo` puts in front: as it was given, or that of the tokens."""
         if isinstance(prompt, dict):
             prompt = prompt["prompt_string"]
@@ -422,14 +390,14 @@ def _longest(tokenizer: Tokenizer) -> int:
     return max(len(tokenizer.piece(id)) for id in range(tokenizer.n_vocab))
 
 
-def most_tokens(asked: Generation) -> int | None:
+def most_tokens(params: Generation) -> int | None:
     """Tokens of a prompt that are worth computing; None: those of the context."""
-    return None if asked.truncate_prompt_tokens is None else MAX_TOKENS
+    return None if params.truncate_prompt_tokens is None else MAX_TOKENS
 
 
-def _n_results(asked: Generation) -> int:
+def _n_results(params: Generation) -> int:
     """Results for each prompt."""
-    return max(asked.n_cmpl, asked.best_of or 0)
+    return max(params.n_cmpl, params.best_of or 0)
 
 
 def _counted(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -440,18 +408,19 @@ def _counted(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**body, "logprobs": body.get("top_logprobs") or 1 if wanted else None}
 
 
+def _nested(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The body with `speculative` as an object: it may be written as `speculative.n_max`."""
+    dotted = {key.removeprefix(DOTTED): value for key, value in body.items() if key.startswith(DOTTED)}
+    inner = body.get("speculative") or {}
+    return {**body, "speculative": {**inner, **dotted}} if dotted and isinstance(inner, dict) else body
+
+
 def varied(request: CompletionRequest, i: int) -> CompletionRequest:
     """Result i of a prompt: the seeds count up, as llama-server's."""
     sampling = request.sampling
     if sampling.seed in (-1, 0xFFFFFFFF):
         return request
     return replace(request, sampling=replace_struct(sampling, seed=(sampling.seed + i) & 0xFFFFFFFF))
-
-
-def _refuse_tools(body: Mapping[str, Any]) -> None:
-    for name in ("tools", "functions"):
-        if body.get(name):
-            bad_request(name, "needs a chat: POST /v1/chat/completions")
 
 
 _REFUSED = {  # fields of other servers that change the output: better refused than ignored

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from logitless.engine.params import Generation, Text
 from logitless.engine.sampling.params import FLOAT_MAX, SamplerParams, SamplingParams, chain_from_names
 from logitless.frontend.fields import (
     article,
@@ -17,7 +18,6 @@ from logitless.frontend.fields import (
     limited,
     warn_once,
 )
-from logitless.frontend.generation import Generation, Text
 from logitless.frontend.workers import check
 from logitless.models.tokenizer import Tokenizer
 

@@ -6,10 +6,10 @@ from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from logitless.engine.params import Generation, Speculative
 from logitless.engine.speculation.settings import KINDS, MODEL, MODEL_ONLY, MTP, SpeculationParams
 from logitless.frontend.config import FrontendConfig
 from logitless.frontend.fields import article, as_text, bad_request, read
-from logitless.frontend.generation import Generation, Speculative
 from logitless.models.tokenizer import Tokenizer
 
 MOST_CHARACTERS = 64  # of a prediction's token: what lies beyond n_ctx of these could never be verified
@@ -17,7 +17,7 @@ CONTEXT_TOKENS = 16  # of the prompt's end, that decide where a prediction's fir
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class TextDraft:
     """A request's speculation, with a prediction that is still text."""
 
     params: SpeculationParams
@@ -30,35 +30,33 @@ class Wishes:
         return replace(self.params, draft=tuple(continuation(tokenizer, prompt, self.prediction)))
 
 
-def parse_speculation(
-    asked: Generation, body: Mapping[str, Any], config: FrontendConfig, tokenizer: Tokenizer, n_ctx: int
-) -> Wishes:
+def parse_speculation(params: Generation, config: FrontendConfig, tokenizer: Tokenizer, n_ctx: int) -> TextDraft:
     """Speculation settings of a request, over the server's defaults."""
-    dotted = {key.removeprefix(_DOTTED): value for key, value in body.items() if key.startswith(_DOTTED)}
-    given = {**asked.speculative, **dotted}
-    for name, value in given.items():
+    for name, value in params.speculative.items():
         if value is not None and name not in Speculative.__struct_fields__:
-            bad_request(_DOTTED + name, f"is not one of {', '.join(Speculative.__struct_fields__)}")
+            bad_request(DOTTED + name, f"is not one of {', '.join(Speculative.__struct_fields__)}")
     default = config.speculation
-    limits = read(Speculative, given, defaults={"n_min": default.n_min, "p_min": default.p_min}, within=_DOTTED)
+    limits = read(
+        Speculative, params.speculative, defaults={"n_min": default.n_min, "p_min": default.p_min}, within=DOTTED
+    )
     kinds = default.kinds
     if limits.type is not None:
-        kinds = parse_kinds(f"{_DOTTED}type", limits.type, config.models_that_draft)
-    params = SpeculationParams(
+        kinds = parse_kinds(f"{DOTTED}type", limits.type, config.models_that_draft)
+    drafts = SpeculationParams(
         kinds=kinds,
         n_max=limits.n_max,
         n_min=limits.n_min,
         p_min=limits.p_min,
-        draft=draft_tokens(asked.draft_tokens, tokenizer, n_ctx),
+        draft=draft_tokens(params.draft_tokens, tokenizer, n_ctx),
     )
-    prediction = _prediction(asked.prediction)
-    if prediction and params.draft:
+    prediction = _prediction(params.prediction)
+    if prediction and drafts.draft:
         bad_request("draft_tokens", "cannot be given together with prediction")
-    return Wishes(params, prediction[: n_ctx * MOST_CHARACTERS])
+    return TextDraft(drafts, prediction[: n_ctx * MOST_CHARACTERS])
 
 
 _NEEDED = {MODEL: "with a draft model (--model-draft)", MTP: "started with --spec-type draft-mtp"}
-_DOTTED = "speculative."
+DOTTED = "speculative."
 
 
 def parse_kinds(name: str, text: str, models: Container[str]) -> tuple[str, ...]:

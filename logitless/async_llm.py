@@ -22,6 +22,7 @@ from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.errors import InvalidRequest, Unavailable
 from logitless.engine.finetuning.status import ENDED, RUNNING
 from logitless.engine.requests import Event
+from logitless.engine.stream import Delivery
 from logitless.errors import Error, RequestError, TrainingError, public_errors
 from logitless.frontend.config import FrontendConfig
 from logitless.frontend.parser import Job, RequestParser
@@ -530,10 +531,10 @@ class AsyncLLM:
         return self._requests(served)
 
     async def _events(self, *jobs: Job, whole: bool = False) -> AsyncGenerator[tuple[int, Event], None]:
-        """(index of the request, event) of all requests. `whole`: see AsyncEngine.submit."""
+        """(index of the request, event) of all requests. `whole`: see Delivery."""
         requests = [request for job in jobs for request in job.requests]
         with public_errors():
-            stream = await self.service.submit(requests, whole=whole)
+            stream = await self.service.submit(requests, delivery=Delivery(whole))
         async with stream:
             async for index, event in stream:
                 yield index, event

@@ -83,8 +83,8 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """RequestError: a parameter has the wrong type, or is outside its limits."""
         from logitless.engine.errors import InvalidRequest
+        from logitless.engine.params import Generation
         from logitless.frontend.fields import read
-        from logitless.frontend.generation import Generation
 
         n = plain(self.logprobs)
         if n is not None and (not isinstance(n, int) or n < 0):

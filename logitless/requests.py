@@ -247,7 +247,7 @@ class ChatResult(CompletionResult):
 
     def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
-        self._parser = Parser(job.options.style)
+        self._parser = Parser(job.style)
         self._message = ParsedMessage()
 
     def chat_chunks(self, event: Event) -> list[ChatChunk]:

@@ -31,9 +31,9 @@ _BIAS = re.compile(r"(\d+)([+-].+)")
 def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer, *, ignore_eos: bool = False) -> SamplingParams:
     """Sampling parameters of the flags, parsed as the fields of a request."""
     from logitless.engine.errors import InvalidRequest
+    from logitless.engine.params import Generation
     from logitless.engine.sampling.params import SamplingParams, chain_from_names
     from logitless.frontend.fields import read
-    from logitless.frontend.generation import Generation
     from logitless.frontend.sampling import parse_sampling
 
     body = {name: getattr(options, flag.dest) for name, flag in SAMPLERS.items()}

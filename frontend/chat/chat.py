@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from msgspec.structs import replace as replace_struct
 
 from logitless.engine.errors import InvalidRequest
+from logitless.engine.params import Generation
 from logitless.engine.sampling.params import Param
 from logitless.engine.sampling.reasoning_budget import ReasoningLimit
 from logitless.frontend.chat.messages import Chat, content_text, parse_messages
@@ -16,7 +17,6 @@ from logitless.frontend.chat.tool_grammar import chat_constraint
 from logitless.frontend.chat.tools import Tools, parse_style, parse_tools, preserved_ids
 from logitless.frontend.dialects import functions
 from logitless.frontend.fields import bad_request, read
-from logitless.frontend.generation import Generation
 from logitless.frontend.media.media import Medium
 from logitless.frontend.parser import (
     MAX_TOKENS,
@@ -68,54 +68,50 @@ def parse_chat(
     older = functions.chat_body(body)
     if older is not None:
         job = older.read(lambda chat: _parse(chat, parser, template))
-        return replace(job, options=replace(job.options, functions=bool(body.get("functions"))))
+        return replace(job, functions=bool(body.get("functions")))
     return _parse(body, parser, template, media)
 
 
 def _parse(
     body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, media: Sequence[Medium] = ()
 ) -> Job:
-    asked = parser.read(ChatGeneration, body)
-    top = asked.n_probs or None
-    if asked.logprobs:
-        top = asked.top_logprobs
+    params = parser.read(ChatGeneration, body)
+    top = params.n_probs or None
+    if params.logprobs:
+        top = params.top_logprobs
     elif body.get("top_logprobs") is not None:
         bad_request("top_logprobs", "needs logprobs to be true")
     prompt = _render(body, parser, template, media)
-    prefixes = (prompt.prefill,) if prompt.prefill and asked.echo else ()
-    job = parser.job(asked, body, [chat_ids(prompt, parser, most_tokens(asked))], top=top, prefixes=prefixes)
-    told = {
-        **job.options.settings,
-        "chat_format": "Content-only" if prompt.style.calls is None else prompt.style.calls.name,
-        "reasoning_format": prompt.reasoning_format,
-        "reasoning_in_content": prompt.style.tags_in_content,
-    }
-    assert template is not None  # render_chat refuses
+    assert template is not None  # _render refuses
+    prefixes = (prompt.prefill,) if prompt.prefill and params.echo else ()
+    job = parser.job(params, [chat_ids(prompt, parser, most_tokens(params))], top=top, prefixes=prefixes)
     first = job.requests[0]
-    given, begun = first.sampling.grammar, prompt.style.primer
     # reasoning that the client wants as text would be a part of the JSON
     thinks = prompt.thinks and (bool(prompt.tools.tools) or prompt.reasoning_format != "none")
-    constraint = chat_constraint(given, prompt.tools, template, begun, thinks, parser.grammars)
-    preserved = first.preserved | prompt.preserved
-    turn_end = "" if asked.ignore_eos else template.turn_end(parser.tokenizer)
-    requests = [
-        replace(
-            request,
-            preserved=preserved,
-            turn_end=turn_end,
-            reasoning=prompt.limit,
-            sampling=replace_struct(request.sampling, grammar=constraint),
-        )
-        for request in job.requests
-    ]
-    options = replace(
-        job.options,
+    constraint = chat_constraint(
+        first.sampling.grammar, prompt.tools, template, prompt.style.primer, thinks, parser.grammars
+    )
+    of_chat: dict[str, Any] = {
+        "preserved": first.preserved | prompt.preserved,
+        "turn_end": "" if params.ignore_eos else template.turn_end(parser.tokenizer),
+        "reasoning": prompt.limit,
+    }
+    return replace(
+        job,
+        requests=tuple(
+            replace(request, sampling=replace_struct(request.sampling, grammar=constraint), **of_chat)
+            for request in job.requests
+        ),
         style=prompt.style,
-        settings=told,
         reasoning=prompt.include_reasoning,
         skipped_tools=prompt.tools.skipped,
+        settings={
+            **job.settings,
+            "chat_format": "Content-only" if prompt.style.calls is None else prompt.style.calls.name,
+            "reasoning_format": prompt.reasoning_format,
+            "reasoning_in_content": prompt.style.tags_in_content,
+        },
     )
-    return Job(tuple(requests), options)
 
 
 def chat_ids(prompt: ChatPrompt, parser: RequestParser, most: int | None = None) -> Prompt:
@@ -142,7 +138,7 @@ def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
 
 
 def _render(
-    body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, given: Sequence[Medium] = ()
+    body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, media: Sequence[Medium] = ()
 ) -> ChatPrompt:
     refuse_unsupported(body)
     if template is None:
@@ -155,10 +151,14 @@ def _render(
         "reasoning_budget_message": config.reasoning_budget_message,
     }
     chat = read(Chat, body, defaults=defaults)
-    media = list(given)
+    media = list(media)
     messages = parse_messages(chat, body["messages"], template.between_parts, parser.media, media)
-    tools = parse_tools(chat, body, template)
-    add, last = _continued(chat, messages, body, parser)
+    tools = parse_tools(chat, body.get("tools") or (), template)
+    if tools.tools:
+        _refuse_beside_tools(body)
+    if chat.continue_final_message and body.get("add_generation_prompt") is True:
+        bad_request("continue_final_message", "cannot be true when add_generation_prompt is")
+    add, last = _continued(chat, messages, body["messages"][-1], parser)
     if last is not None:
         messages = messages[:-1]
     messages = _opened(config.first_messages, messages)
@@ -202,6 +202,13 @@ def _render(
     )
 
 
+def _refuse_beside_tools(body: Mapping[str, Any]) -> None:
+    if body.get("grammar"):
+        bad_request("grammar", "cannot be combined with tools")
+    if body.get("stream") and body.get("logprobs"):
+        bad_request("logprobs", "cannot be streamed together with tools")
+
+
 def _opened(first: Sequence[dict[str, str]], messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The conversation behind the server's first messages. Its own system message replaces theirs."""
     if messages and first and messages[0]["role"] in ("system", "developer"):
@@ -213,7 +220,7 @@ def _opened(first: Sequence[dict[str, str]], messages: list[dict[str, Any]]) -> 
 def _continued(
     chat: Chat,
     messages: list[dict[str, Any]],
-    body: Mapping[str, Any],
+    last_message: Mapping[str, Any],
     parser: RequestParser,
 ) -> tuple[bool, tuple[str, str] | None]:
     """(add a generation prompt, the (text, reasoning) of a last message that is to be continued)."""
@@ -222,17 +229,14 @@ def _continued(
     proceed = chat.continue_final_message
     if proceed is None:
         proceed = parser.config.prefill_assistant and ends_with_assistant
-    if chat.continue_final_message:
-        if body.get("add_generation_prompt") is True:
-            bad_request("continue_final_message", "cannot be true when add_generation_prompt is")
-        if not ends_with_assistant:
-            bad_request("continue_final_message", "the last message must be the assistant's")
+    if chat.continue_final_message and not ends_with_assistant:
+        bad_request("continue_final_message", "the last message must be the assistant's")
     if not proceed:
         return chat.add_generation_prompt, None
     if len(messages) > 1 and messages[-2]["role"] == "assistant":
         bad_request("messages", "must not end with two messages of the assistant")
     media: list[Medium] = []
-    text = content_text(body["messages"][-1], len(messages) - 1, "\n\n", parser.media, media) or ""
+    text = content_text(last_message, len(messages) - 1, "\n\n", parser.media, media) or ""
     if media:
         bad_request(media[0].name, "an answer that is continued is text alone")
     return True, (text, last.get("reasoning_content") or "")

@@ -55,9 +55,8 @@ class Tools:
         )
 
 
-def parse_tools(chat: Chat, body: Mapping[str, Any], template: ChatTemplate) -> Tools:
+def parse_tools(chat: Chat, entries: Sequence[Mapping[str, Any]], template: ChatTemplate) -> Tools:
     """The tools that may be called: none where tool_choice says none, one where it names one."""
-    entries = body.get("tools") or ()
     skipped = tuple(tool["type"] for tool in entries if is_hosted(tool))
     if skipped:
         kinds = ", ".join(sorted({repr(kind[:32]) for kind in skipped}))
@@ -90,10 +89,6 @@ def parse_tools(chat: Chat, body: Mapping[str, Any], template: ChatTemplate) -> 
         bad_request("tool_choice", "required needs tools")
     if not tools or choice == "none":
         return Tools(skipped=skipped)
-    if body.get("grammar"):
-        bad_request("grammar", "cannot be combined with tools")
-    if body.get("stream") and body.get("logprobs"):
-        bad_request("logprobs", "cannot be streamed together with tools")
     return Tools(tools, functions, custom, choice, parallel, chat.parse_tool_calls, skipped)
 
 

@@ -432,7 +432,7 @@ def _fitted(job: Job, options: Options, parser: RequestParser, truncate: bool) -
 
 def _logged(job: Job, asked: Written) -> Job:
     """The job, which shows log-probabilities if they are asked for."""
-    return replace(job, options=replace(job.options, top=asked.top_logprobs if asked.logprobs else None))
+    return replace(job, top=asked.top_logprobs if asked.logprobs else None)
 
 
 def embed_texts(given: str | Sequence[str], name: str, parser: RequestParser, n_ctx: int, truncate: bool) -> list[Any]:

@@ -41,8 +41,8 @@ class Answers:
     """The parsers of a job's answers: whole messages, or more deltas as more text comes."""
 
     def __init__(self, reply: Reply) -> None:
-        self._reply, self._style = reply, reply.options.style
-        self._shows_reasoning = reply.options.reasoning
+        self._reply, self._style = reply, reply.job.style
+        self._shows_reasoning = reply.job.reasoning
         self._parsers = [Parser(self._style) for _ in reply.results]
         self._n_tokens = [0] * len(reply.results)
         self._n_reasoning = [0] * len(reply.results)
@@ -104,7 +104,7 @@ class ChatReply(OpenAIReply):
         message = AnswerMessage(content=answer.content, reasoning_content=answer.reasoning or UNSET)
         if answer.calls:
             message.content = answer.content or None
-            if self.options.functions:
+            if self.job.functions:
                 message.function_call = FunctionCall(answer.calls[0].name, answer.calls[0].arguments)
             else:
                 message.tool_calls = [_call(call) for call in answer.calls]
@@ -115,7 +115,7 @@ class ChatReply(OpenAIReply):
             message=message,
             stop_reason=self.stop_reason(result),
             token_ids=self.token_ids(result),
-            logprobs=UNSET if self.options.top is None else self.logprobs(result, self._probs(result)),
+            logprobs=UNSET if self.job.top is None else self.logprobs(result, self._probs(result)),
         )
 
     def whole(self) -> OpenAIAnswer[Any]:
@@ -137,13 +137,13 @@ class ChatReply(OpenAIReply):
 
     def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> ChatLogprobs:
         post = result.request.sampling.post_sampling_probs
-        top, as_ids = self.options.top or 0, self.options.tokens_as_ids
+        top, as_ids = self.job.top or 0, self.params.return_tokens_as_token_ids
         return ChatLogprobs(entries(probs, self.tokenizer, top, post, as_ids=as_ids))
 
     @property
     def _called(self) -> Reason:
         """The reason of an end with calls."""
-        return "function_call" if self.options.functions else "tool_calls"
+        return "function_call" if self.job.functions else "tool_calls"
 
     def _shape(self, delta: Delta) -> MessageDelta:
         """A delta as OpenAI's API has it, with llama-server's reasoning_content."""
@@ -152,7 +152,7 @@ class ChatReply(OpenAIReply):
         if isinstance(delta, Reasoning):
             return MessageDelta(reasoning_content=delta.text)
         name, text = (delta.name, "") if isinstance(delta, CallBegin) else (UNSET, delta.text)
-        if self.options.functions:
+        if self.job.functions:
             return MessageDelta(function_call=FunctionDelta(name, text))
         call = ToolCallDelta(index=delta.index)
         if isinstance(delta, CallBegin):

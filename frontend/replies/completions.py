@@ -41,10 +41,9 @@ class OpenAIReply(Reply):
 
     def __init__(self, job: Job, served: LoadedModel, config: FrontendConfig) -> None:
         super().__init__(job, served, config)
-        wanted = self.results if self.options.top is not None else ()
+        wanted = self.results if self.job.top is not None else ()
         self._shown = [Shown(self.tokenizer, result.request) for result in wanted]
-        options = self.options
-        self._plain = options.top is None and not options.timings_per_token and not options.token_ids
+        self._plain = job.top is None and not (job.params.timings_per_token or job.params.return_token_ids)
 
     def choice(self, result: Result) -> Struct:
         """One whole result."""
@@ -80,7 +79,7 @@ class OpenAIReply(Reply):
             choices=[self.choice(result) for result in chosen],
             usage=self.usage(),
             timings=timings(chosen[0].finished.timings),
-            verbose=self.native(chosen[0]) if self.options.verbose else UNSET,
+            verbose=self.native(chosen[0]) if self.params.verbose else UNSET,
             **self.head,
         )
 
@@ -96,11 +95,11 @@ class OpenAIReply(Reply):
             return b"%b%b%b" % (before, encode_json(token.text), after)
         result.prompt_probs = token.prompt_probs
         opening = self._open(result)
-        if self.options.top is not None:
+        if self.job.top is not None:
             result.held.append(token)
             result.held_weight += event_weight(token)
             result.untold += token.text
-        if self.options.token_ids:
+        if self.params.return_token_ids:
             result.untold_ids.append(token.id)
         if result.held_weight > HELD and not token.text:  # none of these tokens shows a text
             tokens, result.held, result.held_weight = result.held, [], 0
@@ -108,13 +107,13 @@ class OpenAIReply(Reply):
         if not token.text:
             return opening
         extra = {}
-        if self.options.timings_per_token and token.timings is not None:
+        if self.params.timings_per_token and token.timings is not None:
             extra["timings"] = timings(token.timings)
         deltas = self.deltas(result, token.text)
         return opening + self._told(result, deltas, self._begun(result) if deltas else [], **extra)
 
     def progress(self, result: Result, progress: Progress) -> bytes:
-        waits = result.prefix and self.options.top is not None  # for the prompt's probabilities
+        waits = result.prefix and self.job.top is not None  # for the prompt's probabilities
         opening = b"" if waits else self._open(result)
         return opening + self.chunk([self.delta(result, None, None)], **progress_fields(progress))
 
@@ -133,15 +132,15 @@ class OpenAIReply(Reply):
     def last_extra(self, result: Result) -> dict[str, Any]:
         """Further fields of a result's last chunk."""
         extra: dict[str, Any] = {}
-        if self.options.verbose:
+        if self.params.verbose:
             extra["verbose"] = self.native(result)
-        if not self.options.include_usage or len(self.results) > 1:
+        if not self.params.stream_options.include_usage or len(self.results) > 1:
             extra["timings"] = timings(result.finished.timings)
         return extra
 
     def ending(self) -> bytes:
         done = b"data: [DONE]\n\n"
-        if not self.options.include_usage:
+        if not self.params.stream_options.include_usage:
             return done
         extra = {"timings": timings(self.results[0].finished.timings)} if len(self.results) == 1 else {}
         return self.chunk([], usage=self.usage(), **extra) + done
@@ -172,7 +171,7 @@ class OpenAIReply(Reply):
 
     def _told(self, result: Result, deltas: Sequence[ChunkChoice], tokens: list[Token], **extra: Any) -> bytes:
         """Chunks with these parts; the first has the tokens' probabilities."""
-        if self.options.top is not None and deltas:
+        if self.job.top is not None and deltas:
             deltas[0].logprobs = self.logprobs(result, [token.prob for token in tokens if token.prob is not None])
         if deltas:
             deltas[0].token_ids = self._ids(result)
@@ -181,7 +180,7 @@ class OpenAIReply(Reply):
     def _ids(self, result: Result) -> Opt[list[int]]:
         """The ids of the tokens since the last chunk, where they are asked for."""
         ids, result.untold_ids = result.untold_ids, []
-        return ids if self.options.token_ids else UNSET
+        return ids if self.params.return_token_ids else UNSET
 
     def stop_reason(self, result: Result) -> Opt[int | str | None]:
         """vLLM's: the token or the text that ended a request with stop_token_ids."""
@@ -190,7 +189,7 @@ class OpenAIReply(Reply):
 
     def token_ids(self, result: Result) -> Opt[list[int]]:
         """vLLM's: the ids of a whole choice's tokens, where they are asked for."""
-        return [token.id for token in result.tokens] if self.options.token_ids else UNSET
+        return [token.id for token in result.tokens] if self.params.return_token_ids else UNSET
 
 
 class CompletionReply(OpenAIReply):
@@ -205,7 +204,7 @@ class CompletionReply(OpenAIReply):
 
     def choice(self, result: Result) -> TextChoice:
         logprobs = None
-        if self.options.top is not None:
+        if self.job.top is not None:
             probs = self._probs(result)
             logprobs = self.logprobs(result, probs)
             if result.prefix:
@@ -235,21 +234,21 @@ class CompletionReply(OpenAIReply):
     def opening(self, result: Result) -> bytes:
         """The prompt's text, probabilities and ids come in the first chunk, as far as they are asked for."""
         first = self.delta(result, result.prefix, None)
-        if result.prefix and self.options.top is not None:
+        if result.prefix and self.job.top is not None:
             first.logprobs = self._of_prefix(result, result.prompt_probs)
-        if self.options.token_ids:
+        if self.params.return_token_ids:
             first.prompt_token_ids = list(result.request.prompt)
-        return self.chunk([first]) if result.prefix or self.options.token_ids else b""
+        return self.chunk([first]) if result.prefix or self.params.return_token_ids else b""
 
     def _of_prefix(self, result: Result, probs: Sequence[TokenProb | None]) -> TextLogprobs:
         return self._new_legacy(result).of_prompt(result.request.prompt, probs, result.prefix)
 
     def last_extra(self, result: Result) -> dict[str, Any]:
         extra = super().last_extra(result)
-        if len(self.results) == 1 and not self.options.include_usage:  # as llama-server's last chunk
+        if len(self.results) == 1 and not self.params.stream_options.include_usage:  # as llama-server's last chunk
             extra["usage"] = self.usage()
         return extra
 
     def _new_legacy(self, result: Result) -> LegacyLogprobs:
-        as_ids = self.options.tokens_as_ids
-        return LegacyLogprobs(self.tokenizer, self.options.top or 0, result.request, as_ids=as_ids)
+        as_ids = self.params.return_tokens_as_token_ids
+        return LegacyLogprobs(self.tokenizer, self.job.top or 0, result.request, as_ids=as_ids)

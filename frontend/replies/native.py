@@ -19,17 +19,17 @@ class NativeReply(Reply):
         shown = []
         for result in self.chosen():
             data = self.native(result)
-            if self.options.top is not None:
+            if self.job.top is not None:
                 data.completion_probabilities = self._probabilities(result, self.probable(result))
             shown.append(self._selected(data))
-        return shown if self.options.many else shown[0]
+        return shown if self.job.many else shown[0]
 
     def token(self, result: Result, token: Token) -> bytes:
         result.n_tokens += 1
         data = self._chunk(result, token.text, [token.id], token.id_slot)
-        if token.prob is not None and self.options.top is not None:
+        if token.prob is not None and self.job.top is not None:
             data.completion_probabilities = self._probabilities(result, [token])
-        if self.options.timings_per_token and token.timings is not None:
+        if self.params.timings_per_token and token.timings is not None:
             data.timings = timings(token.timings)
         return sse(data)
 
@@ -37,7 +37,7 @@ class NativeReply(Reply):
         """Entries of the next tokens of a result."""
         probs = [token.prob for token in tokens if token.prob is not None]
         post = result.request.sampling.post_sampling_probs
-        return entries(probs, self.tokenizer, self.options.top or 0, post, chosen=False)
+        return entries(probs, self.tokenizer, self.job.top or 0, post, chosen=False)
 
     def progress(self, result: Result, progress: Progress) -> bytes:
         return sse(replace(self._chunk(result, "", [], progress.id_slot), **progress_fields(progress)))
@@ -55,10 +55,10 @@ class NativeReply(Reply):
         """`response_fields`: only these; a path with slashes is looked up and shown under its whole
         name.
         """
-        if not self.options.response_fields:
+        if not self.params.response_fields:
             return data
         selected, fields = {}, dict(zip(data.__struct_encode_fields__, astuple(data), strict=True))
-        for path in self.options.response_fields:
+        for path in self.params.response_fields:
             first, *names = path.split("/")
             value = fields.get(first, UNSET)
             if value is UNSET:

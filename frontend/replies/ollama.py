@@ -44,7 +44,7 @@ class OllamaReply(Reply):
         self._began = time.monotonic()
         self._answers, self._blocks = Answers(self), Blocks()
         self._ids: list[int] = []  # /api/generate: tokens of the answer, for its context
-        wanted = self.options.top is not None
+        wanted = self.job.top is not None
         self._shown = Shown(self.tokenizer, self.results[0].request) if wanted else None
 
     def whole(self) -> object:
@@ -114,9 +114,9 @@ class OllamaReply(Reply):
 
     def _logprobs(self, result: Result, tokens: list[Token]) -> dict[str, Any]:
         probs = [token.prob for token in tokens if token.prob is not None]
-        if self.options.top is None or not probs:
+        if self.job.top is None or not probs:
             return {}
-        return {"logprobs": entries(probs, self.tokenizer, self.options.top, False)}
+        return {"logprobs": entries(probs, self.tokenizer, self.job.top, False)}
 
     def _line(self, **fields: Any) -> OllamaAnswer:
         return OllamaAnswer(self.model, timestamp(), **fields)

@@ -13,7 +13,7 @@ from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import RequestError
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Progress, Timings, Token, TokenProb
 from logitless.engine.sampling.params import SamplerParams
-from logitless.engine.stream import MOST_WHOLE
+from logitless.engine.stream import MOST_WHOLE, Delivery
 from logitless.frontend.answers.generation import (
     AdapterScale,
     CompletionTokensDetails,
@@ -26,7 +26,7 @@ from logitless.frontend.answers.generation import (
     Usage,
 )
 from logitless.frontend.config import BUILD_INFO, FrontendConfig
-from logitless.frontend.parser import Job, ReplyOptions
+from logitless.frontend.parser import Job
 from logitless.frontend.replies.encoding import error_object, lazy, sse
 from logitless.frontend.replies.probabilities import Shown, by_id
 
@@ -74,14 +74,14 @@ class Reply:
     parse_seconds = 0.0  # of finding tool calls and reasoning in the answers
 
     def __init__(self, job: Job, served: LoadedModel, config: FrontendConfig) -> None:
-        self.options: ReplyOptions = job.options
+        self.job, self.params = job, job.params
         self.tokenizer = served.tokenizer
-        self.model = self.options.model or config.model
+        self.model = self.job.model or config.model
         self.created = int(time.time())
         self.id = self.id_prefix + secrets.token_urlsafe(24)
-        prefixes = self.options.prefixes
+        prefixes = self.job.prefixes
         self.results = [
-            Result(i, request, prefixes[i // self.options.best_of] if prefixes else "")
+            Result(i, request, prefixes[i // self.job.best_of] if prefixes else "")
             for i, request in enumerate(job.requests)
         ]
         self.head: dict[str, Any] = {
@@ -90,6 +90,10 @@ class Reply:
             "model": self.model,
             "system_fingerprint": BUILD_INFO,
         }
+
+    def delivery(self, *, whole: bool = False) -> Delivery:
+        """How the events come to this reply."""
+        return Delivery(whole, self.most_logprobs, self.keeps_logprobs)
 
     # -- as a whole
 
@@ -111,12 +115,12 @@ class Reply:
     def is_large(self) -> bool:
         """True if `whole` takes so long that other streams should not wait for it."""
         n_prompt = sum(len(result.request.prompt) for result in self.results)
-        has_logprobs = self.options.top is not None or self.options.prompt_top is not None
+        has_logprobs = self.job.top is not None or self.job.prompt_top is not None
         return len(self.results) > MANY or n_prompt > LONG or has_logprobs
 
     def chosen(self) -> list[Result]:
         """The results to show: the best `n` of the `best_of` of every prompt."""
-        n, best_of = self.options.n, self.options.best_of
+        n, best_of = self.job.n, self.job.best_of
         if n == best_of:
             return self.results
         groups = [self.results[i : i + best_of] for i in range(0, len(self.results), best_of)]
@@ -166,14 +170,14 @@ class Reply:
 
     def settings(self, request: CompletionRequest) -> GenerationSettings:
         """`generation_settings`: the request's parameters, with every default filled in."""
-        options = self.options
-        others = {**options.settings, "stream": options.stream, "timings_per_token": options.timings_per_token}
+        params = self.params
+        others = {**self.job.settings, "stream": params.stream, "timings_per_token": params.timings_per_token}
         return generation_settings(request, others)
 
     def native(self, result: Result) -> NativeCompletion:
         """The final object of /completion (also `__verbose` of the others)."""
-        done, request, stream = result.finished, result.request, self.options.stream
-        wanted = self.options.return_tokens and not stream
+        done, request, stream = result.finished, result.request, self.params.stream
+        wanted = self.params.return_tokens and not stream
         return NativeCompletion(
             index=result.index,
             content="" if stream else result.content,
@@ -196,11 +200,11 @@ class Reply:
     def of_prompt(self, result: Result) -> dict[str, Any]:
         """vLLM's fields about the prompt, where they are asked for."""
         fields: dict[str, Any] = {}
-        if self.options.prompt_top is not None:
-            probs, top = result.finished.prompt_probs, self.options.prompt_top
+        if self.job.prompt_top is not None:
+            probs, top = result.finished.prompt_probs, self.job.prompt_top
             of = partial(by_id, top=top, tokenizer=self.tokenizer)
             fields["prompt_logprobs"] = lazy(lambda: (None if p is None else of(p) for p in probs))
-        if self.options.token_ids:
+        if self.params.return_token_ids:
             fields["prompt_token_ids"] = list(result.request.prompt)
         return fields
 
@@ -211,7 +215,7 @@ class Reply:
 
     def usage(self) -> Usage:
         """Token counts; a prompt with several results counts once."""
-        prompts = [result.finished for result in self.results[:: self.options.best_of]]
+        prompts = [result.finished for result in self.results[:: self.job.best_of]]
         n_prompt = sum(done.n_prompt for done in prompts)
         n_predicted = sum(result.finished.n_predicted for result in self.results)
         n_cached = sum(done.n_cached for done in prompts)

@@ -34,9 +34,9 @@ class VerifyReply(Reply):
             usage=self.usage(),
             timings=timings(done.timings),
         )
-        if self.options.top is not None:
+        if self.job.top is not None:
             probs = [token.prob for token in result.tokens if token.prob is not None]
             answer.completion_probabilities = entries(
-                probs, self.tokenizer, self.options.top, request.sampling.post_sampling_probs, chosen=False
+                probs, self.tokenizer, self.job.top, request.sampling.post_sampling_probs, chosen=False
             )
         return answer

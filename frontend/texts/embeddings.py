@@ -11,12 +11,12 @@ import numpy as np
 from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest, NotSupported
+from logitless.engine.params import LoraScale
 from logitless.engine.requests import Lora
 from logitless.engine.runner.embedder import F32, Embedder
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.frontend.chat.messages import part_texts
 from logitless.frontend.fields import article, bad_request, read
-from logitless.frontend.generation import LoraScale
 from logitless.frontend.lora import parse_lora, tuned_name
 from logitless.frontend.media.media import Medium
 from logitless.frontend.parser import MAX_RESULTS, Prompt, RequestParser, Room

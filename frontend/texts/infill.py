@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest
+from logitless.engine.params import Generation
 from logitless.engine.sampling.params import Param
 from logitless.frontend.fields import bad_request
-from logitless.frontend.generation import Generation
 from logitless.frontend.parser import MAX_TOKENS, MAX_TOP, Job, Prompt, RequestParser
 from logitless.models.tokenizer import Tokenizer
 
@@ -41,17 +41,17 @@ def parse_infill(body: Mapping[str, Any], parser: RequestParser) -> Job:
     pre, suf, mid = tokenizer.fim_pre_id, tokenizer.fim_suf_id, tokenizer.fim_mid_id
     if pre is None or suf is None or mid is None:
         raise InvalidRequest("this model's vocabulary has no tokens for infill")
-    asked = parser.read(Infill, body)
-    prefix, suffix = (parser.encode(text, most=MAX_TOKENS) for text in (asked.input_prefix, asked.input_suffix))
-    prompt = parser.encode(asked.prompt, parse_special=True)
-    extra = _extra(asked.input_extra, tokenizer, parser)
+    params = parser.read(Infill, body)
+    prefix, suffix = (parser.encode(text, most=MAX_TOKENS) for text in (params.input_prefix, params.input_suffix))
+    prompt = parser.encode(params.prompt, parse_special=True)
+    extra = _extra(params.input_extra, tokenizer, parser)
     n_suffix = max(0, N_BATCH // 4 - 2 - len(prompt))
-    n_extra = max(0, parser.n_ctx - N_BATCH - 2 * max(0, asked.n_predict))
+    n_extra = max(0, parser.n_ctx - N_BATCH - 2 * max(0, params.n_predict))
     bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
     before, after = [pre, *prefix[-(3 * (N_BATCH // 4)) :], *prompt], [suf, *suffix[:n_suffix]]
     parts = (after, before) if parser.config.spm_infill else (before, after)
     ids = [*extra[len(extra) - min(n_extra, len(extra)) :], *bos, *parts[0], *parts[1], mid]
-    return parser.job(asked, body, [Prompt(tuple(ids))], top=asked.n_probs or None)
+    return parser.job(params, [Prompt(tuple(ids))], top=params.n_probs or None)
 
 
 def _extra(files: Sequence[ExtraFile], tokenizer: Tokenizer, parser: RequestParser) -> list[int]:

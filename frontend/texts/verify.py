@@ -9,10 +9,10 @@ from typing import Annotated, Any
 from msgspec.structs import replace as replace_struct
 
 from logitless.engine.errors import InvalidRequest
+from logitless.engine.params import Generation
 from logitless.engine.sampling.params import Param
 from logitless.frontend.config import FrontendConfig
 from logitless.frontend.fields import as_integer, bad_request, limited
-from logitless.frontend.generation import Generation
 from logitless.frontend.parser import MAX_TOP, Job, Prompt, RequestParser
 
 
@@ -44,20 +44,20 @@ def parse_verify(body: Mapping[str, Any], parser: RequestParser, known: tuple[in
     """`prompt` (or `known`, a slot's tokens), `draft_tokens`, sampling settings, `n_probs`, and
     `rng_used`.
     """
-    asked = parser.read(Verify, body)
+    params = parser.read(Verify, body)
     if known == ():
         bad_request("id_slot", "this slot holds nothing to go on from")
     if known is not None:
         prompt = known
     else:
-        prompts, many = parser.prompts(body.get("prompt"))
+        prompts, many = parser.prompts(params.prompt)
         if many:
             bad_request("prompt", "a draft is verified after one prompt")
         prompt = parser.tokens(prompts[0])
     for name in ("stream", "n", "n_cmpl", "best_of", "prediction", "stop", "n_predict", "max_tokens"):
         if body.get(name) not in ((None, False) if name == "stream" else (None, 1, [])):
             bad_request(name, "has no meaning here")
-    job = parser.job(asked, body, [Prompt(prompt)], top=asked.n_probs or None)
+    job = parser.job(replace_struct(params, prompt=None), [Prompt(prompt)], top=params.n_probs or None)
     (request,) = job.requests
     n_draft = len(request.speculation.draft)
     if n_draft == 0:
@@ -68,7 +68,7 @@ def parse_verify(body: Mapping[str, Any], parser: RequestParser, known: tuple[in
         stop=(),
         verify=True,
         speculation=replace(request.speculation, kinds=(), n_max=n_draft, n_min=0),
-        sampling=replace_struct(request.sampling, rng_used=_rng_used(asked.rng_used, 8 * parser.n_ctx)),
+        sampling=replace_struct(request.sampling, rng_used=_rng_used(params.rng_used, 8 * parser.n_ctx)),
     )
     return replace(job, requests=(request,))
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from aiohttp import web
 from msgspec import Struct
@@ -95,10 +95,10 @@ async def render_chat_completion(request: web.Request) -> web.Response:
 def _rendered(job: Job, reply: Reply) -> list[RenderedRequest]:
     """The job's prompts, each with its sampling. Nothing is generated."""
     found = []
-    for i, request in enumerate(job.requests[:: job.options.best_of]):
+    for i, request in enumerate(job.requests[:: job.best_of]):
         s = request.sampling
         sampling = RenderedSampling(
-            n=job.options.n,
+            n=job.n,
             temperature=s.temperature,
             top_p=s.top_p,
             top_k=s.top_k,
@@ -112,14 +112,14 @@ def _rendered(job: Job, reply: Reply) -> list[RenderedRequest]:
             max_tokens=None if request.n_predict < 0 else request.n_predict,
         )
         ids = [max(0, id) for id in request.prompt]
-        name = reply.id if len(job.requests) == job.options.best_of else f"{reply.id}-{i}"
-        found.append(RenderedRequest(name, ids, sampling, reply.model, job.options.stream))
+        name = reply.id if len(job.requests) == job.best_of else f"{reply.id}-{i}"
+        found.append(RenderedRequest(name, ids, sampling, reply.model, job.params.stream))
     return found
 
 
 def user_of(request: web.Request, job: Job) -> str:
     """Whom a generation counts for: the user that the request names, of this client."""
-    return f"{client_of(request)} {job.options.user}"
+    return f"{client_of(request)} {job.params.safety_identifier}"
 
 
 async def verify(request: web.Request) -> web.StreamResponse:
@@ -140,13 +140,13 @@ async def run(request: web.Request, context: Context, job: Job, reply: Reply) ->
     whose request has X-Conversation-Id goes on, to be found again (logitless.server.api.llamacpp.resume)."""
     _ = context.writer
     is_events = reply.content_type == EVENTS
-    if job.options.stream and CONVERSATION in request.headers and is_events:
+    if job.params.stream and CONVERSATION in request.headers and is_events:
         return await _resumable(request, context, job, reply)
-    if job.options.stream:
+    if job.params.stream:
         requests, user = await _prepared(request, context, job, reply)
-        async with await context.service.submit(requests, user, **_limits(reply)) as stream:
+        async with await context.service.submit(requests, user, reply.delivery()) as stream:
             told = _told(request, context, stream, reply)
-            ping_interval = reply.options.sse_ping_interval if is_events else -1
+            ping_interval = reply.params.sse_ping_interval if is_events else -1
             return await send(request, context, told, ping_interval, reply.content_type)
     async with collected(request, context, job, reply):
         if reply.is_large:
@@ -175,13 +175,13 @@ async def _prepared(
 ) -> tuple[Sequence[CompletionRequest], str]:
     """The job's requests, with the client's cache salt and priority, and whom they count for."""
     record = request[RECORD]
-    record.generates(reply.model, len(job.requests), job.options.best_of)
-    record.skipped_tools = job.options.skipped_tools
+    record.generates(reply.model, len(job.requests), job.best_of)
+    record.skipped_tools = job.skipped_tools
     if (trace := request.get(TRACE)) is not None:
-        o = job.options
-        trace.generates(job.requests[0], reply, n=o.n, stream=o.stream, has_tools=o.style.calls is not None)
+        has_tools = job.style.calls is not None
+        trace.generates(job.requests[0], reply, n=job.n, stream=job.params.stream, has_tools=has_tools)
     if context.config.log_prompts_dir:
-        await context.keep_prompts(request, [each.text_ids for each in job.requests[:: job.options.best_of]])
+        await context.keep_prompts(request, [each.text_ids for each in job.requests[:: job.best_of]])
     client, shared = request[CLIENT], context.config.cache_shared
     requests: Sequence[CompletionRequest] = job.requests
     if client.salt or any(r.cache_salt for r in requests):
@@ -206,7 +206,7 @@ async def collected(request: web.Request, context: Context, job: Job, reply: Rep
     """Have the job done and give its results to the reply, whose log-probabilities have their room while
     the block runs."""
     requests, user = await _prepared(request, context, job, reply)
-    async with context.service.begin(requests, user, whole=True, **_limits(reply)) as stream:
+    async with context.service.begin(requests, user, reply.delivery(whole=True)) as stream:
         with _running(request, context, stream, reply):
             try:
                 while events := await stream.batch():
@@ -218,11 +218,6 @@ async def collected(request: web.Request, context: Context, job: Job, reply: Rep
         yield
 
 
-def _limits(reply: Reply) -> dict[str, Any]:
-    """Bounds of a stream's log-probabilities."""
-    return {"most_logprobs": reply.most_logprobs, "keeps_logprobs": reply.keeps_logprobs}
-
-
 async def _resumable(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
     session = await begin_session(request, context, job, reply, request.headers[CONVERSATION])
     return await send(request, context, session.read(0), -1)
@@ -231,7 +226,7 @@ async def _resumable(request: web.Request, context: Context, job: Job, reply: Re
 async def generated(request: web.Request, context: Context, job: Job, reply: Reply) -> AsyncGenerator[bytes, None]:
     """The server-sent events of one generation among several of a reply; a failure is raised."""
     requests, user = await _prepared(request, context, job, reply)
-    async with context.service.begin(requests, user, **_limits(reply)) as stream:
+    async with context.service.begin(requests, user, reply.delivery()) as stream:
         with _running(request, context, stream, reply):
             while events := await stream.batch():
                 request[RECORD].take(events)
@@ -259,14 +254,14 @@ async def begin_session(
     session = context.sessions.open(place, lasting=around is not None)
     try:
         requests, user = await _prepared(request, context, job, reply)
-        stream = await context.service.submit(requests, user, **_limits(reply))
+        stream = await context.service.submit(requests, user, reply.delivery())
     except BaseException:
         if context.sessions.find(place) is session:
             context.sessions.drop(place)
         raise
 
     told = _told(request, context, stream, reply)
-    session.begin(stream, told if around is None else around(told), reply.options.sse_ping_interval)
+    session.begin(stream, told if around is None else around(told), reply.params.sse_ping_interval)
     return session
 
 
@@ -354,7 +349,7 @@ async def _attend(request: web.Request, writer: _Writer, interval: int, timeout:
 
 def _is_heavy(reply: Reply, events: list[tuple[int, Event]]) -> bool:
     """True if the log-probabilities of these events take long to write."""
-    if reply.options.top is None:
+    if reply.job.top is None:
         return False
     if reply.keeps_logprobs and any(isinstance(event, Finished) for _, event in events):
         return True

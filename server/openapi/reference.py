@@ -9,9 +9,9 @@ from typing import Any
 
 from msgspec import Struct
 
+from logitless.engine.params import Generation
 from logitless.engine.sampling.params import FLOAT_MAX, INT_MAX, params_of
 from logitless.frontend.answers.errors import Error
-from logitless.frontend.generation import Generation
 from logitless.server.openapi.operations import ERRORS, OLLAMA, OPERATIONS, Body, Operation
 from logitless.server.openapi.schemas import Schema, answer_schema, object_schema, of_types
 

@@ -20,7 +20,7 @@ from logitless.engine.loading.open_model import open_model
 from logitless.engine.loading.options import ModelOptions
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Ranking, Token, TokenProb
 from logitless.engine.sampling.params import SamplingParams
-from logitless.engine.stream import MOST_WHOLE
+from logitless.engine.stream import MOST_WHOLE, Delivery
 from logitless.frontend.replies import encoding, reply
 from logitless.frontend.replies.encoding import encode_json, json_pieces, lazy, plain
 from logitless.server.api import generate
@@ -31,6 +31,7 @@ from tests.server.test_service import started
 
 REQUEST = CompletionRequest((97,), n_predict=40, sampling=SamplingParams(n_probs=20))
 CHAT = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 20, "max_tokens": 40}
+WHOLE = Delivery(True, MOST_WHOLE)
 BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/completion", {"prompt": "x", "n_probs": 20, "n_predict": 40, "n": 2}),
     ("/v1/completions", {"prompt": "x", "logprobs": 20, "max_tokens": 40, "echo": True}),
@@ -125,16 +126,16 @@ async def test_log_probabilities_of_a_prompt_are_refused_before_they_are_compute
 async def test_all_answers_together_have_a_bound(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(async_engine, "MOST_TOGETHER", 600)
     service = await started(FakeScheduler())
-    first = service.begin([REQUEST], whole=True, most_logprobs=MOST_WHOLE)
+    first = service.begin([REQUEST], delivery=WHOLE)
     events = [event async for _, event in first]
     assert isinstance(events[-1], Failed)
     assert events[-1].code == TooManyRequests.code
     with pytest.raises(TooManyRequests):  # until the first one is written
-        service.begin([REQUEST], whole=True, most_logprobs=MOST_WHOLE)
-    async with service.begin([replace(REQUEST, sampling=SamplingParams())], whole=True, most_logprobs=1) as plainly:
+        service.begin([REQUEST], delivery=WHOLE)
+    async with service.begin([replace(REQUEST, sampling=SamplingParams())], delivery=Delivery(True, 1)) as plainly:
         assert isinstance([event async for _, event in plainly][-1], Finished)
     first.close()
-    async with service.begin([replace(REQUEST, n_predict=4)], whole=True, most_logprobs=MOST_WHOLE) as again:
+    async with service.begin([replace(REQUEST, n_predict=4)], delivery=WHOLE) as again:
         assert isinstance([event async for _, event in again][-1], Finished)
     await service.stop()
 
@@ -157,7 +158,7 @@ async def test_a_stream_that_is_not_read_waits_and_goes_on(monkeypatch: pytest.M
     service = await started(scheduler)
 
     async def ids(most: int | None) -> list[int]:
-        async with await service.submit([REQUEST], most_logprobs=most) as reading:
+        async with await service.submit([REQUEST], delivery=Delivery(most_logprobs=most)) as reading:
             if most is not None:
                 async with asyncio.timeout(5):
                     while not reading.held:
@@ -180,7 +181,7 @@ async def test_a_stream_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(async_engine, "UNREAD_SECONDS", 0)
     scheduler = FakeScheduler()
     service = await started(scheduler)
-    async with await service.submit([REQUEST], most_logprobs=MOST_WHOLE) as unread:
+    async with await service.submit([REQUEST], delivery=Delivery(most_logprobs=MOST_WHOLE)) as unread:
         async with asyncio.timeout(5):
             while not unread.ended:
                 await asyncio.sleep(0)
@@ -236,7 +237,7 @@ async def test_refusals_leave_no_pending_future(monkeypatch: pytest.MonkeyPatch)
     service = await started(FakeScheduler())
     for _ in range(3):
         with pytest.raises(InvalidRequest):
-            await service.submit([replace(REQUEST, prompt=(97,) * 50, prompt_logprobs=20)], most_logprobs=1)
+            await service.submit([replace(REQUEST, prompt=(97,) * 50, prompt_logprobs=20)], delivery=Delivery(False, 1))
     await service.ask(lambda _: None)
     await asyncio.sleep(0)
     assert not service._pending
@@ -260,7 +261,7 @@ async def test_a_newcomer_takes_the_only_slot_of_a_stream_that_is_not_read(
 
     async with await service.submit([request]) as alone:
         expected = await ids(alone)
-    async with await service.submit([request], most_logprobs=MOST_WHOLE) as slow:
+    async with await service.submit([request], delivery=Delivery(most_logprobs=MOST_WHOLE)) as slow:
         async with asyncio.timeout(5):
             while not slow.held:
                 await asyncio.sleep(0)

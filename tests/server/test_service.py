@@ -17,6 +17,7 @@ import pytest
 from logitless.engine.async_engine import AsyncEngine, LoadedModel, ModelInfo
 from logitless.engine.errors import RequestError, ServerFault, Unavailable
 from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
+from logitless.engine.stream import Delivery
 from logitless.frontend.workers import to_thread
 from logitless.server.app import serve
 from logitless.server.config import ServerConfig
@@ -48,7 +49,7 @@ async def test_events_come_in_order_and_end():
 async def test_events_of_a_whole_stream_come_with_the_first_token_and_the_last():
     gate = threading.Semaphore(0)
     service = await started(FakeScheduler(gate=gate))
-    async with await service.submit([REQUEST, replace(REQUEST, n_predict=2)], whole=True) as stream:
+    async with await service.submit([REQUEST, replace(REQUEST, n_predict=2)], delivery=Delivery(whole=True)) as stream:
         gate.release()
         assert [(i, event.text) for i, event in await stream.batch() if isinstance(event, Token)] == [
             (0, "a"),

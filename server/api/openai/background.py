@@ -69,7 +69,7 @@ async def run_behind(
         context.stored.forget(key, reply.id)
         raise
     context.background[key, reply.id] = session
-    if job.options.stream:
+    if job.params.stream:
         return await send(request, context, session.read(0), -1)
     return json_response(queued)
 

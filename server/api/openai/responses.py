@@ -238,7 +238,7 @@ class ResponsesReply(Reply):
 
     def token(self, result: Result, token: Token) -> bytes:
         text = self._start(result)
-        if self.options.timings_per_token and token.timings is not None:
+        if self.params.timings_per_token and token.timings is not None:
             self._timings = timings(token.timings)
         return text + self._told(self._add(result, token.text, token))
 
@@ -257,7 +257,7 @@ class ResponsesReply(Reply):
 
     def _add(self, result: Result, text: str, token: Token | None = None) -> list[Step]:
         """The steps that more text makes: of a token, or the last. A text's block gets the entries of its tokens."""
-        if token is not None and token.prob is not None and self.options.top is not None:
+        if token is not None and token.prob is not None and self.job.top is not None:
             self._untold.append(token.prob)
         deltas = self._answers.deltas(result, text, last=token is None)
         if not deltas:
@@ -387,7 +387,7 @@ class ResponsesReply(Reply):
 
     def _logprobs(self, probs: list[TokenProb]) -> list[TokenLogprob]:
         post = self.results[0].request.sampling.post_sampling_probs
-        return entries(probs, self.tokenizer, self.options.top or 0, post) if probs else []
+        return entries(probs, self.tokenizer, self.job.top or 0, post) if probs else []
 
 
 def _within(

@@ -16,6 +16,7 @@ import pytest
 from gguf import GGUFReader
 
 from logitless.engine.errors import InvalidRequest
+from logitless.engine.params import Generation
 from logitless.engine.requests import CompletionRequest, Token, TokenProb
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.sampling.grammar_mask import GrammarConstraint
@@ -23,7 +24,6 @@ from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.sampler import RowSampler
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.frontend.fields import read
-from logitless.frontend.generation import Generation
 from logitless.frontend.sampling import parse_sampling
 from logitless.graph.ops.sampling import samplers as s
 from logitless.models import tokenizer as tokenizers
