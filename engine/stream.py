@@ -35,7 +35,7 @@ class Owner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """How the events of requests reach their reader.
+    """Delivery of the events of requests to their reader.
 
     `whole`: those between a request's first token and its last come together; that costs the event
     loop less. `most_logprobs` bounds the log-probabilities of a whole, or of a stream whose reader

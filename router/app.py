@@ -36,11 +36,12 @@ from logitless.router.proxy import OUTLIVES, Unconnected, ask, pass_back, stream
 from logitless.server.api import info, tools
 from logitless.server.api.context import api_key, client_of, json_response
 from logitless.server.api.generate import CONVERSATION
+from logitless.server.api.info import description
 from logitless.server.api.llamacpp.resume import LookupBody, stream_id
 from logitless.server.api.llamacpp.sessions import Place
-from logitless.server.api.openai import files, fine_tuning
+from logitless.server.api.openai import fine_tuning
 from logitless.server.api.openai.tuning_context import DESK, LISTENERS, SILENCE, desk_of
-from logitless.server.app import PUBLIC, add_heads, description, endpoints
+from logitless.server.app import add_heads
 from logitless.server.auth import Keys
 from logitless.server.bodies.form import form_texts, is_form
 from logitless.server.bodies.json_body import json_object
@@ -51,14 +52,14 @@ from logitless.server.listen import listen
 from logitless.server.middleware import Guard
 from logitless.server.observing.record import RECORD
 from logitless.server.observing.traffic import TRAFFIC
+from logitless.server.routes import AROUND, HERE, PUBLIC, Handler, routes
 from logitless.server.slashes import canonical
-from logitless.server.ui.page import add_pages
+from logitless.server.ui.page import PAGE, add_pages
 
 _LARGE = 1 << 16  # bytes of a body whose parsing would hold up the streams of others
 _AT_ONCE = 0.5  # seconds that a listing waits for servers to say what their models are
 _SOON = 5.0  # seconds from a closed connection to the end of the child's process; to the beginning of its answer
 _LISTS = frozenset({"/models", "/v1/models"})
-_JOBS = "/v1/fine_tuning/jobs"
 
 
 class Router:
@@ -92,47 +93,15 @@ class Router:
     def app(self) -> web.Application:
         """The application."""
         config, prefix = self._config, self._prefix
-        app = Guard(config, self._keys, PUBLIC - _LISTS - {"/api/tags"}).application()
-        for path in ("/health", "/v1/health"):
-            app.router.add_get(prefix + path, self._health)
-        for path in _LISTS:
-            app.router.add_get(prefix + path, self._models)
+        app = Guard(config, self._keys, (PUBLIC.union(PAGE)) - _LISTS - {"/api/tags"}).application()
+        app[DESK], app[LISTENERS], app[SILENCE] = self._desk, self._desk.listeners, config.timeout
         app.router.add_post(prefix + "/models", self._download)
         app.router.add_delete(prefix + "/models", self._remove)
         app.router.add_get(prefix + "/models/sse", self._events)
-        app.router.add_get(prefix + "/v1/models/{id:.+}", self._model)
-        app.router.add_get(prefix + "/props", self._props)
-        app.router.add_get(prefix + "/metrics", self._metrics)
         app.router.add_post(prefix + "/models/load", self._load)
         app.router.add_post(prefix + "/models/unload", self._unload)
-        self._add_jobs(app)
-        for method, path in (
-            ("GET", "/v1/responses/{id}"),
-            ("GET", "/v1/responses/{id}/input_items"),
-            ("DELETE", "/v1/responses/{id}"),
-            ("POST", "/v1/responses/{id}/cancel"),
-            ("GET", "/v1/conversations/{id}"),
-            ("POST", "/v1/conversations/{id}"),
-            ("DELETE", "/v1/conversations/{id}"),
-            ("GET", "/v1/conversations/{id}/items"),
-            ("POST", "/v1/conversations/{id}/items"),
-            ("GET", "/v1/conversations/{id}/items/{item}"),
-            ("DELETE", "/v1/conversations/{id}/items/{item}"),
-            ("POST", "/v1/chat/completions/control"),
-        ):
-            app.router.add_route(method, prefix + path, self._ask_around)
-        app.router.add_post(prefix + "/v1/conversations", self._new_conversation)
-        for path in ("/v1/stream", "/v1/stream/{id}"):
-            app.router.add_get(prefix + path, self._follow_stream)
-            app.router.add_delete(prefix + path, self._stop_stream)
-        app.router.add_post(prefix + "/v1/streams/lookup", self._look_up_streams)
-        app.router.add_get(prefix + "/openapi.json", self._openapi)
         if config.tools or config.tools.proxy:
             tools.add_tools(app, config, self._keys)
-        app.router.add_get(prefix + "/tools", tools.tools)
-        app.router.add_post(prefix + "/tools", tools.call)
-        for method in ("GET", "POST", "DELETE"):
-            app.router.add_route(method, prefix + "/cors-proxy", tools.proxy)
         guarded = bool(config.admin_api_key)
         ollama = OllamaRoutes(self._fleet, self._cached, self._is_known, self._read_body, guarded=guarded)
         ollama.add_to(app, prefix)
@@ -143,33 +112,30 @@ class Router:
             )
         else:
             add_refusals(app, prefix)
-        for method, path in endpoints():  # routes added above take precedence
-            app.router.add_route(method, prefix + path, self._pass_on)
+        own: dict[str, Handler] = {
+            "info.health": self._health,
+            "info.models": self._models,
+            "info.model": self._model,
+            "info.props": self._props,
+            "info.metrics": self._metrics,
+            "info.openapi": self._openapi,
+            "openai.fine_tuning.delete_model": self._delete_model,
+            "openai.fine_tuning.create": self._create_job,
+            "openai.fine_tuning.resume": self._resume_job,
+            "openai.conversations.create": self._new_conversation,
+            "llamacpp.resume.follow": self._follow_stream,
+            "llamacpp.resume.stop": self._stop_stream,
+            "llamacpp.resume.lookup": self._look_up_streams,
+        }
+        for route in routes():  # those added above take precedence
+            other = self._ask_around if route.router == AROUND else self._pass_on
+            handler = route.load() if route.router == HERE else own.get(route.handler, other)
+            for path in route.paths:
+                app.router.add_route(route.method.upper(), prefix + path, handler)
         add_pages(app, config)
         add_heads(app)
         app.cleanup_ctx.append(self._connections)
         return app
-
-    def _add_jobs(self, app: web.Application) -> None:
-        """Routes of files and jobs: listings come from the store, work goes to the model's server."""
-        app[DESK], app[LISTENERS], app[SILENCE] = self._desk, self._desk.listeners, self._config.timeout
-        for method, path, handler in (
-            ("GET", "/v1/files", files.files),
-            ("POST", "/v1/files", files.upload),
-            ("GET", "/v1/files/{id}", files.file),
-            ("DELETE", "/v1/files/{id}", files.delete),
-            ("GET", "/v1/files/{id}/content", files.content),
-            ("DELETE", "/v1/models/{id:.+}", self._delete_model),
-            ("GET", _JOBS, fine_tuning.jobs),
-            ("POST", _JOBS, self._create_job),
-            ("GET", f"{_JOBS}/{{id}}", fine_tuning.job),
-            ("POST", f"{_JOBS}/{{id}}/cancel", fine_tuning.cancel),
-            ("POST", f"{_JOBS}/{{id}}/pause", fine_tuning.pause),
-            ("POST", f"{_JOBS}/{{id}}/resume", self._resume_job),
-            ("GET", f"{_JOBS}/{{id}}/events", fine_tuning.events),
-            ("GET", f"{_JOBS}/{{id}}/checkpoints", fine_tuning.checkpoints),
-        ):
-            app.router.add_route(method, self._prefix + path, handler)
 
     async def _connections(self, _: web.Application) -> Any:
         """HTTP client of the children, without limits of connections and time."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from functools import partial
 
 from aiohttp import web
@@ -30,10 +29,10 @@ from logitless.server.observing import tracing
 from logitless.server.observing.record import CLIENT_LEFT, PROBES, RECORD, REQUEST_ID, FileAnswer, Record
 from logitless.server.observing.traffic import TRAFFIC, Traffic
 from logitless.server.origins import Origins
+from logitless.server.routes import Handler
 from logitless.server.slashes import Slashes, canonical
 
 log = logging.getLogger("logitless.http")
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # paths whose requests need the admin key, where there is one, unless they only read
 ADMIN_PATHS = (

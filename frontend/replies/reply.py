@@ -92,7 +92,7 @@ class Reply:
         }
 
     def delivery(self, *, whole: bool = False) -> Delivery:
-        """How the events come to this reply."""
+        """Delivery of the events to this reply."""
         return Delivery(whole, self.most_logprobs, self.keeps_logprobs)
 
     # -- as a whole

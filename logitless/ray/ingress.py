@@ -22,15 +22,15 @@ from logitless.ray.config import FleetConfig
 from logitless.ray.prefixes import Route, route_of
 from logitless.router.proxy import NOT_BACK, passed_headers
 from logitless.server.api.context import client_of, json_response
-from logitless.server.app import PUBLIC, endpoints
 from logitless.server.asgi import Message
 from logitless.server.auth import Keys
 from logitless.server.bodies.json_body import json_object
 from logitless.server.bodies.room import BODIES
 from logitless.server.config import ServerConfig
 from logitless.server.middleware import ADMIN_PATHS, Guard
+from logitless.server.routes import PUBLIC, routes
 from logitless.server.slashes import canonical
-from logitless.server.ui.page import add_pages
+from logitless.server.ui.page import PAGE, add_pages
 
 log = logging.getLogger("logitless.ray")
 LOST = "the replica ended while it answered; ask again and another one answers"
@@ -67,14 +67,15 @@ class Ingress:
     def app(self) -> web.Application:
         """The application."""
         keys = Keys(self._config.api_keys, self._config.api_key_file)
-        app = Guard(self._config, keys, PUBLIC).application()
+        app = Guard(self._config, keys, PUBLIC.union(PAGE)).application()
         for path in ("/health", "/v1/health"):
             app.router.add_get(self._prefix + path, self._health)
         for path in _LISTS:
             app.router.add_get(self._prefix + path, self._lists)
-        for method, path in endpoints():  # routes added above take precedence
-            for allowed in ("GET", "HEAD") if method == "GET" else (method,):
-                app.router.add_route(allowed, self._prefix + path, self._pass_on)
+        for route in routes():  # those added above take precedence
+            for path in route.paths:
+                for allowed in ("GET", "HEAD") if route.method == "get" else (route.method.upper(),):
+                    app.router.add_route(allowed, self._prefix + path, self._pass_on)
         add_pages(app, self._config)
         return app
 

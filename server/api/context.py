@@ -35,6 +35,7 @@ from logitless.server.observing.prompts import PromptFiles
 from logitless.server.observing.record import RECORD
 from logitless.server.observing.tracing import TRACE
 from logitless.server.outgoing.fetch import fetch_all
+from logitless.server.routes import OLLAMA, ROUTES
 from logitless.server.slashes import canonical
 
 T = TypeVar("T")
@@ -196,8 +197,8 @@ def raw_json_response(body: bytes, status: int = 200) -> web.Response:
     return web.Response(body=body, status=status, headers=_JSON)
 
 
-_OLLAMAS = re.compile(
-    r"/api/(?:generate|chat|embed|embeddings|tags|ps|show|version|pull|push|delete|copy|create|blobs/[^/]*)"
+_OLLAMAS = re.compile(  # LM Studio's route has OpenAI's errors
+    "|".join(each.path.replace("{id}", "[^/]*") for each in ROUTES if each.tag == OLLAMA and "/v0/" not in each.path)
 )
 
 

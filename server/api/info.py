@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import PurePath
 
@@ -17,7 +18,10 @@ from logitless.frontend.dialects import anthropic
 from logitless.frontend.replies.reply import generation_settings
 from logitless.server.api.context import CONTEXT, STARTED, Context, is_anthropics, json_response
 from logitless.server.api.llamacpp.text import special_text
+from logitless.server.auth import Keys
 from logitless.server.clients import CLIENT
+from logitless.server.config import ServerConfig
+from logitless.server.routes import routes
 
 
 async def health(request: web.Request) -> web.Response:
@@ -159,3 +163,24 @@ async def change_props(request: web.Request) -> web.Response:
         raise NotSupported("this server does not allow changing its properties; start it with --props")
     await context.parsed(request, lambda body: body)
     return json_response(Done())
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """GET /metrics."""
+    from logitless.server.observing.metrics import metrics  # prometheus_client is imported when someone asks
+
+    return await metrics(request)
+
+
+async def openapi(request: web.Request) -> web.Response:
+    """GET /openapi.json."""
+    return description(request.app[CONTEXT].config, request.app[CONTEXT].keys)
+
+
+def description(config: ServerConfig, keys: Keys) -> web.Response:
+    """All routes as an OpenAPI document."""
+    from logitless.server.openapi.document import document  # its tables are made when someone asks
+
+    shown = ((each.method, path) for each in routes() if each.summary for path in each.paths)
+    plain = ((method, re.sub(r"{(\w+):[^}]*}", r"{\1}", path)) for method, path in shown)
+    return json_response(document(BUILD_INFO, plain, prefix=config.api_prefix.rstrip("/"), keys=bool(keys)))

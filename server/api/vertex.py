@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Annotated, Any
@@ -27,11 +26,6 @@ class PredictBody(Struct, frozen=True, kw_only=True):
     """POST /predict."""
 
     instances: Annotated[Sequence[Any], Param("chat requests, each with @requestFormat", least=1, most=64)]
-
-
-def wanted() -> bool:
-    """True if Vertex has started this process."""
-    return os.environ.get("AIP_MODE") == "PREDICTION"
 
 
 async def predict(request: web.Request) -> web.StreamResponse:

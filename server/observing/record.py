@@ -15,6 +15,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from logitless.engine.requests import Event, Failed, Finished, StopType, Timings, Token
+from logitless.server.routes import POLLED
 
 log = logging.getLogger("logitless.access")
 REQUEST_ID: Final = "X-Request-Id"
@@ -22,12 +23,6 @@ CLIENT_LEFT: Final = 499  # nginx's status of a request whose client closed the 
 _ID = re.compile(r"[!-~]{1,128}")
 _LONGEST_PATH = 200  # characters of a path in the log
 PROBES = frozenset(("/health", "/v1/health", "/metrics"))  # logged with -v only, while they succeed, and never traced
-_JOBS = "/v1/fine_tuning/jobs"
-_POLLED = PROBES | {  # state that pages and monitors read again and again: logged with -v only, while it succeeds
-    *("/props", "/slots", "/models", "/v1/models", "/lora-adapters", "/tools", "/api/tags", "/api/ps", "/api/version"),
-    *("/v1/batches", "/v1/batches/{id}", _JOBS, f"{_JOBS}/{{id}}", f"{_JOBS}/{{id}}/events"),
-    f"{_JOBS}/{{id}}/checkpoints",
-}
 _REASONS: dict[StopType, str] = {"eos": "stop", "word": "stop", "limit": "length"}  # vLLM's words
 _PLAIN = re.compile(r"[!#-~]+")  # a value that needs no quotes
 
@@ -129,7 +124,7 @@ class Record:
     @property
     def level(self) -> int:
         """Level of the access line."""
-        polls = self.route in _POLLED and self.method in ("GET", "HEAD") and self.status < 400
+        polls = self.route in POLLED and self.method in ("GET", "HEAD") and self.status < 400
         return logging.DEBUG if polls else logging.INFO
 
     @property

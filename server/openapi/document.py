@@ -9,8 +9,9 @@ from typing import Any
 from logitless.frontend.answers import UNSET
 from logitless.frontend.answers.errors import Error
 from logitless.frontend.answers.models import ApiDocument
-from logitless.server.openapi.operations import BYTES, ERRORS, FORM, JSON, OLLAMA, OPERATIONS, Operation
+from logitless.server.openapi.operations import ERRORS, OPERATIONS
 from logitless.server.openapi.schemas import Schema, answer_schema, body_schema, event_schema, of_types
+from logitless.server.routes import BYTES, FORM, JSON, OLLAMA, Route
 
 _FAILURES = {
     "400": "A field is wrong; the message names it.",
@@ -44,7 +45,7 @@ def document(version: str, routes: Iterable[tuple[str, str]], *, prefix: str = "
     )
 
 
-def _operation(path: str, schemas: dict[str, Schema], operation: Operation) -> Schema:
+def _operation(path: str, schemas: dict[str, Schema], operation: Route) -> Schema:
     """One operation of a path; `schemas` gets those that it refers to."""
     error = ERRORS.get(operation.tag, Error)
     schema, components = answer_schema(error)
@@ -84,7 +85,7 @@ def _operation(path: str, schemas: dict[str, Schema], operation: Operation) -> S
     return described
 
 
-def _success(operation: Operation, error: str, schemas: dict[str, Schema]) -> Schema:
+def _success(operation: Route, error: str, schemas: dict[str, Schema]) -> Schema:
     """The response of a request that is not refused."""
     if operation.refused:
         return {}

@@ -12,8 +12,9 @@ from msgspec import Struct
 from logitless.engine.params import Generation
 from logitless.engine.sampling.params import FLOAT_MAX, INT_MAX, params_of
 from logitless.frontend.answers.errors import Error
-from logitless.server.openapi.operations import ERRORS, OLLAMA, OPERATIONS, Body, Operation
+from logitless.server.openapi.operations import ERRORS, OPERATIONS, Body
 from logitless.server.openapi.schemas import Schema, answer_schema, object_schema, of_types
+from logitless.server.routes import OLLAMA, Route
 
 _SHARED = "Generation fields"
 
@@ -32,7 +33,7 @@ def markdown() -> str:
     return "\n".join([*parts, *(_object(name, schema) for name, schema in sorted(objects.items()))])
 
 
-def _operation(operation: Operation, objects: dict[str, Schema]) -> list[str]:
+def _operation(operation: Route, objects: dict[str, Schema]) -> list[str]:
     """One endpoint; `objects` gets those that its answer refers to."""
     parts = [f"### {operation.method.upper()} {operation.path}\n\n{_plain(operation.summary)}.\n"]
     if operation.aliases:
@@ -45,7 +46,7 @@ def _operation(operation: Operation, objects: dict[str, Schema]) -> list[str]:
     return [*parts, *_fields(operation.body), *_answer(operation, objects)]
 
 
-def _answer(operation: Operation, objects: dict[str, Schema]) -> list[str]:
+def _answer(operation: Route, objects: dict[str, Schema]) -> list[str]:
     """The types of an endpoint's answer and of its stream's events; `objects` gets those that they refer to."""
     told = []
     if operation.answer is not None:

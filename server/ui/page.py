@@ -18,8 +18,9 @@ from aiohttp import web
 from logitless.frontend.config import BUILD_INFO
 from logitless.server.api.context import json_response
 from logitless.server.config import ServerConfig
-from logitless.server.middleware import OPEN_TO_ALL, Handler
+from logitless.server.middleware import OPEN_TO_ALL
 from logitless.server.observing.record import FileAnswer
+from logitless.server.routes import Handler
 
 _SCRIPT = "text/javascript"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": _SCRIPT, ".woff2": "font/woff2", ".txt": "text/plain"}

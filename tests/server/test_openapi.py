@@ -14,8 +14,9 @@ from logitless.server.app import make_app
 from logitless.server.config import ServerConfig
 from logitless.server.middleware import OPEN_TO_ALL
 from logitless.server.openapi.document import document
-from logitless.server.openapi.operations import JSON, OPERATIONS
+from logitless.server.openapi.operations import OPERATIONS
 from logitless.server.openapi.schemas import answer_schema, body_schema
+from logitless.server.routes import JSON
 from logitless.server.ui.page import PAGE
 from tests.helpers.http_fakes import running
 from tests.helpers.paths import ROOT
