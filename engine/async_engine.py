@@ -315,6 +315,12 @@ class AsyncEngine:
 
         return await self.ask(end)
 
+    def unload(self) -> None:
+        """Put the model to sleep at once if it is idle; the next request wakes it."""
+        if self.served is not None and self.served.sleep is not None:
+            sleep = self.served.sleep
+            self._post(lambda _: sleep.expire())
+
     def cancel(self, stream: Stream) -> None:
         """Stop the stream's sequences."""
         self.forget(stream)
@@ -520,7 +526,7 @@ class AsyncEngine:
             self._wake.wait()
         elif not self._wake.wait(sleep.left()):
             sleep.begin()
-            log.info("the model was idle for %g seconds: it sleeps", sleep.seconds)
+            log.info("the model sleeps: it is idle, and the next request loads it again")
 
     def _use_model(self) -> None:
         """Wake the model and restart its idle time.

@@ -1,4 +1,4 @@
-"""Sleep mode (--sleep-idle-seconds): unloads an idle model and loads it for the next request.
+"""Sleep mode: unloads an idle model (--sleep-idle-seconds, Ollama's keep_alive 0), loads it for the next request.
 
 The semantics are llama-server's (tools/server, "Sleeping on Idle"). Only requests that need the
 model count as use: /health, /props, /models, /slots and /metrics neither wake it nor keep it awake.
@@ -11,6 +11,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from threading import TIMEOUT_MAX
 from typing import Protocol
 
 from logitless.engine.errors import ServerFault
@@ -41,8 +42,8 @@ class Sleep:
         parts: Sequence[Sleeper],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`seconds`: idle time. `parts` wake in this order; later ones may need earlier ones."""
-        self.seconds = seconds
+        """`seconds`: idle time; 0: no limit. `parts` wake in this order; later ones may need earlier ones."""
+        self.seconds = seconds or TIMEOUT_MAX
         self._parts = tuple(parts)
         self._clock = clock
         self._used = clock()
@@ -50,7 +51,11 @@ class Sleep:
 
     def left(self) -> float | None:
         """Seconds until it is time to sleep; None: it sleeps already."""
-        return None if self.asleep else max(0.0, self._used + self.seconds - self._clock())
+        return None if self.asleep else min(TIMEOUT_MAX, max(0.0, self._used + self.seconds - self._clock()))
+
+    def expire(self) -> None:
+        """End the idle time: it is time to sleep, unless the model is used before."""
+        self._used = self._clock() - self.seconds
 
     def begin(self) -> None:
         """Put the model to sleep. The statistics stay as they were when it was last awake."""

@@ -185,10 +185,8 @@ class OpenModel:
         scheduler = self.scheduler(engine, speculator)
         apply = not self.options.lora_init_without_apply
         adapters = register_adapters(engine, scheduler, self.adapters, apply=apply)
-        sleep = None
-        if self.options.sleep_idle_seconds > 0:
-            parts: list[Sleeper] = [engine, *speculator.models.values(), scheduler.cache]
-            sleep = Sleep(self.options.sleep_idle_seconds, parts)
+        parts: list[Sleeper] = [engine, *speculator.models.values(), scheduler.cache]
+        sleep = Sleep(max(0, self.options.sleep_idle_seconds), parts)
         tuning, media = None, media_input(engine, self.tokenizer)
         if store is not None:
             from logitless.engine.finetuning.worker import FineTuningWorker

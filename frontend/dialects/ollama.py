@@ -115,7 +115,9 @@ class Kept(Named, frozen=True, kw_only=True):
 
     keep_alive: Annotated[
         Any,
-        Param("0: a router unloads the model after it; other times have no effect, a flag does (--sleep-idle-seconds)"),
+        Param(
+            "0: the model is unloaded after it, until the next one; other times have no effect (--sleep-idle-seconds)"
+        ),
         Meta(extra_json_schema=_KEEP),
     ] = None
     options: Annotated[Mapping[str, Any], Param("sampling and lengths: " + ", ".join(Options.__struct_fields__))] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from logitless.engine.errors import InvalidRequest
+from logitless.engine.errors import Forbidden
 from logitless.frontend.answers import UNSET
 from logitless.frontend.answers.ollama import OllamaAnswer, OllamaVector, OllamaVectors
 from logitless.frontend.dialects.ollama import (
@@ -27,10 +27,11 @@ from logitless.frontend.lora import parse_lora
 from logitless.frontend.replies.encoding import lazy
 from logitless.frontend.replies.ollama import OllamaReply, nanoseconds, said
 from logitless.frontend.texts.embeddings import normalized
-from logitless.server.api.context import CONTEXT, Context, json_response
+from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.api.generate import run, send_json
 from logitless.server.api.ollama.models import model_of
 from logitless.server.api.openai.embeddings import embedder_for_texts, vectors_of
+from logitless.server.clients import CLIENT
 
 _LONG = 1 << 10  # tokens of texts whose vectors take long to write
 
@@ -52,22 +53,35 @@ async def _generated(request: web.Request, parse: Parse, *, chat: bool) -> web.S
     parser, template, find = context.parser_for(request), context.served.template, partial(model_of, context)
     asked = await context.parsed(request, lambda body: parse(body, parser, template, find), slow=True)
     if asked.job is None:
-        return _loaded(context, asked, chat=chat)
+        return await _loaded(request, asked, chat=chat)
     reply = OllamaReply(asked.job, asked.model, context.served, context.config, chat=chat)
-    return await run(request, context, asked.job, reply)
+    response = await run(request, context, asked.job, reply)
+    if asked.keep == 0 and _may_unload(request):
+        _unload(request)
+    return response
 
 
-def _loaded(context: Context, asked: Asked, *, chat: bool) -> web.Response:
-    """The answer to an empty prompt."""
-    _check_keep(context, asked.keep)
+async def _loaded(request: web.Request, asked: Asked, *, chat: bool) -> web.Response:
+    """The answer to an empty prompt, which loads the model, or unloads it."""
+    if asked.keep == 0:
+        _unload(request)
+    else:
+        await request.app[CONTEXT].service.ask(lambda _: None)
     reason = "unload" if asked.keep == 0 else "load"
     return json_response(OllamaAnswer(asked.model, timestamp(), **said(chat), done=True, done_reason=reason))
 
 
-def _check_keep(context: Context, keep: float | None) -> None:
-    """InvalidRequest: a request that only unloads the model. A router does so; a server of one model keeps it."""
-    if keep == 0 and not context.config.behind_router:
-        raise InvalidRequest("field 'keep_alive': a server of one model does not unload it; a router does")
+def _unload(request: web.Request) -> None:
+    """Put the model to sleep unless others use it; a router does so itself. Forbidden: the client may not."""
+    context = request.app[CONTEXT]
+    if not _may_unload(request):
+        raise Forbidden("unloading a model needs the admin key")
+    if not context.config.behind_router:
+        context.service.unload()
+
+
+def _may_unload(request: web.Request) -> bool:
+    return request[CLIENT].is_admin or not request.app[CONTEXT].config.admin_api_key
 
 
 async def embed(request: web.Request) -> web.StreamResponse:
@@ -110,18 +124,18 @@ async def _vectors(
         asked, given = texts(body)
         ours = model_of(context, asked.model)
         keep = None if asked.keep_alive is None else seconds("keep_alive", asked.keep_alive)
-        if not given:
-            _check_keep(context, keep)
         options_of(asked)
         dimensions = getattr(asked, "dimensions", None)
         if dimensions is not None and dimensions > embedder.n_embd:
             bad_request("dimensions", f"must be at most {embedder.n_embd}, the size of the model's vectors")
         ids = embed_texts(given, name, parser, embedder.n_ctx, asked.truncate) if given else []
-        return asked, ids, parse_lora(ours, None, parser.adapters), dimensions
+        return asked, ids, parse_lora(ours, None, parser.adapters), dimensions, keep
 
-    asked, ids, lora, dimensions = await context.parsed(request, parse)
+    asked, ids, lora, dimensions, keep = await context.parsed(request, parse)
     await context.embeds(request, "", ids)
-    made = await vectors_of(context, embedder, ids, pooling, lora)
+    made = await vectors_of(context, embedder, ids, pooling, lora) if ids else []
+    if keep == 0 and (not ids or _may_unload(request)):
+        _unload(request)
 
     shown: list[list[float]] = lazy(lambda: (normalized(vector[:dimensions], norm).tolist() for vector in made))
     return asked, sum(map(len, ids)), shown if made else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import pytest
 from logitless.frontend.dialects.ollama import OllamaChatMessage, _messages
 from logitless.frontend.dialects.ollama_names import candidates, seconds, tagged
 from logitless.frontend.dialects.ollama_template import prompt_of
+from tests.engine.test_sleep import Nap
 from tests.helpers.chat_fakes import HERMES_LIKE, THOUGHT, chatting, prompt, says
 from tests.helpers.http_fakes import N_CTX, FakeAdapters, Running, running
 
@@ -153,8 +155,7 @@ async def test_loading(server: Running, client: ollama.AsyncClient) -> None:
     assert (await client.generate("fake")).done_reason == "load"
     answer = await client.chat("fake", [])
     assert (answer.message.content, answer.done, answer.done_reason) == ("", True, "load")
-    with pytest.raises(ollama.ResponseError, match="does not unload"):
-        await client.generate("fake", keep_alive=0)
+    assert (await client.generate("fake", keep_alive=0)).done_reason == "unload"
     assert server.scheduler.requests == []
 
 
@@ -199,13 +200,35 @@ async def test_embeddings_prepared_at_start_are_a_capability() -> None:
     [("generate", {}), ("generate", {"prompt": ""}), ("chat", {"messages": []}), ("embed", {"input": ""}),
      ("embeddings", {"prompt": ""})],
 )  # fmt: skip
-async def test_unloading_the_only_model_is_refused(path: str, body: Any) -> None:
-    async with running(embedder=SimpleNamespace(n_ctx=N_CTX, n_embd=8, default="mean")) as server:
-        for keep in (0, "0s"):
+async def test_the_only_model_is_unloaded_until_the_next_request(path: str, body: Any) -> None:
+    nap = Nap()
+    embedder = SimpleNamespace(n_ctx=N_CTX, n_embd=8, default="mean")
+    async with running(embedder=embedder, scheduler=nap.scheduler, sleep=nap.sleep) as server:
+        for n, keep in enumerate((0, "0s")):
             status, reply = await server.post(f"/api/{path}", {"model": "fake", "keep_alive": keep, **body})
-            assert (status, "field 'keep_alive'" in reply["error"]) == (400, True)
-        if not path.startswith("embed"):
-            assert (await server.post(f"/api/{path}", {"model": "fake", "keep_alive": "5m", **body}))[0] == 200
+            assert (status, reply.get("done_reason", "unload")) == (200, "unload")
+            assert await asyncio.to_thread(nap.slept.acquire, timeout=10)
+            await server.service.ask(lambda _: None, wakes=False)
+            assert (await server.get("/props"))[1]["is_sleeping"] is True
+            assert (await server.get("/api/ps"))[1] == {"models": []}
+            if path in ("generate", "chat"):
+                assert (await server.post(f"/api/{path}", {"model": "fake", "keep_alive": "5m", **body}))[0] == 200
+            else:
+                assert (await server.post("/completion", {"prompt": "say:yes"}))[0] == 200
+            assert nap.log == ["sleeps", "engine wakes"] * (n + 1)
+            assert len((await server.get("/api/ps"))[1]["models"]) == 1
+
+
+async def test_unloading_takes_the_admin_key_where_there_is_one() -> None:
+    nap = Nap()
+    options = {"api_keys": ("user",), "admin_api_key": "admin"}
+    async with running(scheduler=nap.scheduler, sleep=nap.sleep, **options) as server:
+        for key, status in (("user", 403), ("admin", 200)):
+            headers = {"Authorization": f"Bearer {key}"}
+            body = {"model": "fake", "keep_alive": 0}
+            async with server.http.post(f"{server.url}/api/generate", json=body, headers=headers) as reply:
+                assert reply.status == status, await reply.text()
+        assert await asyncio.to_thread(nap.slept.acquire, timeout=10)
 
 
 async def test_an_adapter_by_its_name() -> None:
