@@ -126,11 +126,9 @@ REMOVED = {  # modules of 3.11 that 3.12 or 3.13 has no more
 
 def test_the_oldest_python_reads_every_module_and_the_newest_has_what_they_import() -> None:
     for path in [*(ROOT / "logitless").glob("*.py"), *(p for name in PACKAGES for p in (ROOT / name).rglob("*.py"))]:
-        tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=OLDEST)
-        for node in ast.walk(tree):
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            assert not {name.split(".")[0] for name in names} & REMOVED, path
+        text = path.read_text(encoding="utf-8")
+        ast.parse(text, feature_version=OLDEST)
+        assert not {*re.findall(r"^\s*(?:from|import) (\w+)", text, re.MULTILINE)} & REMOVED, path
 
 
 def test_the_metadata_names_the_versions() -> None:
@@ -217,7 +215,6 @@ def test_the_wheel_beside_a_distribution_with_our_old_names(wheel: Path, hostile
     assert run(sys.executable, "-c", code, site, cwd=tmp_path, path=str(site)) == "length\n"
     for name in PACKAGES:
         shutil.rmtree(site / name)
-    assert run(sys.executable, "-c", code, site, cwd=tmp_path, path=str(site)) == "length\n"
     told = run(sys.executable, "-m", "logitless", "devices", cwd=tmp_path, path=str(site))
     assert told.startswith("cpu")
 

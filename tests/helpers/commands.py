@@ -18,10 +18,13 @@ from unittest.mock import patch
 from logitless.cli.main import main
 
 
-def command(*words: str, stdin: bytes = b"", **environ: str) -> CompletedProcess[bytes]:
-    """Exit code and output of `logitless` with these words; llama.cpp's variables are those of `environ` alone."""
+def command(
+    *words: str, stdin: bytes = b"", encoding: str = "utf-8", errors: str = "strict", **environ: str
+) -> CompletedProcess[bytes]:
+    """Exit code and output of `logitless` with these words; llama.cpp's variables are those of `environ` alone.
+    `encoding` and `errors` are the terminal's."""
     out, err = io.BytesIO(), io.BytesIO()
-    streams = [io.TextIOWrapper(stream, "utf-8", write_through=True) for stream in (out, err)]
+    streams = [io.TextIOWrapper(stream, encoding, errors, write_through=True) for stream in (out, err)]
     variables = {k: v for k, v in os.environ.items() if not k.startswith("LLAMA_")} | environ
     with (
         patch.dict(os.environ, variables, clear=True),

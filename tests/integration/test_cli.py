@@ -19,14 +19,6 @@ from tests.helpers.paths import ROOT
 Refused = Callable[..., str]
 
 
-def process(*args: str, **environ: str) -> subprocess.CompletedProcess[bytes]:
-    """`run` in a process of its own."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMA_", "PYTHONWARNINGS"))}
-    path = os.pathsep.join(filter(None, (str(ROOT), env.get("PYTHONPATH"))))
-    words = [sys.executable, "-W", "error", "-m", "logitless", *args]
-    return subprocess.run(words, capture_output=True, timeout=120, env=env | {"PYTHONPATH": path} | environ)
-
-
 def one_line_error(*args: str, code: int, **environ: str) -> str:
     got = run(*args, **environ)
     return line_of((got.returncode, got.stdout.decode(), got.stderr.decode()), code)
@@ -63,7 +55,7 @@ def test_help_and_version() -> None:
     for command in ("serve", "generate", "bench", "plan", "devices", "selftest", "tokenize", "synth"):
         assert f"  {command} " in got.stdout.decode()
         assert run(command, "--help").stdout.startswith(b"usage: logitless " + command.encode())
-    assert process("--version").stdout.startswith(b"logitless ")
+    assert run("--version").stdout.startswith(b"logitless ")
     assert run("serve", "--version").stdout.startswith(b"logitless ")
     assert run().returncode == 2
 
@@ -223,9 +215,9 @@ def test_a_closed_pipe_is_silent(tiny_model: Path) -> None:
     assert got.stderr == b""
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "ascii:surrogateescape"])  # the latter is what LC_ALL=C is
-def test_character_unknown_to_terminal_is_replaced(tiny_model: Path, encoding: str) -> None:
-    got = process("plan", "-m", str(tiny_model), "-t", "1", PYTHONIOENCODING=encoding)
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the latter is what LC_ALL=C is
+def test_character_unknown_to_terminal_is_replaced(tiny_model: Path, errors: str) -> None:
+    got = run("plan", "-m", str(tiny_model), "-t", "1", encoding="ascii", errors=errors)
     assert got.returncode == 0, got.stderr
     assert b"cpu runs " in got.stdout
     assert b" ? 2" in got.stdout  # attention × 2
@@ -248,7 +240,7 @@ def test_a_plan_lists_where_each_result_lies(tiny_model: Path) -> None:
 
 
 def test_error_handler_of_the_user_replaces_characters(tiny_model: Path) -> None:
-    got = process("plan", "-m", str(tiny_model), "-t", "1", PYTHONIOENCODING="ascii:backslashreplace")
+    got = run("plan", "-m", str(tiny_model), "-t", "1", encoding="ascii", errors="backslashreplace")
     assert got.returncode == 0, got.stderr
     assert rb" \xd7 2" in got.stdout
 

@@ -177,12 +177,12 @@ def test_selftests_columns_never_run_together() -> None:
 
 
 def test_bench(mini_model: str) -> None:
-    report = json_of("bench", "-m", mini_model, "-p", "64", "-n", "8", "-b", "1,4", "-t", "1,2", "-r", "1", "--json")
+    report = json_of("bench", "-m", mini_model, "-p", "32", "-n", "4", "-b", "1,2", "-t", "1,2", "-r", "1", "--json")
     assert set(report) == {"machine", "rows"}
     assert set(report["machine"]) == {"read_gb_s", "int8_gmac_s", "f32_gmac_s"}
     assert all(value > 0 for value in report["machine"].values())
     tests = [(r["test"], r["batch"], r["threads"]) for r in report["rows"]]
-    assert sorted(tests) == sorted((t, b, n) for t in ("pp64", "tg8") for b in (1, 4) for n in (1, 2))
+    assert sorted(tests) == sorted((t, b, n) for t in ("pp32", "tg4") for b in (1, 2) for n in (1, 2))
     for row in report["rows"]:
         assert set(row) == {"test", "batch", "threads", "tok_s", "limit_fraction"}
         assert row["tok_s"] > 0

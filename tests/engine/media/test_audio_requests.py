@@ -60,9 +60,7 @@ def test_a_sound_of_two_requests_is_encoded_once(tmp_path: Path, shared_data: Pa
         assert runs.run(asked[0], other) == [together[0], expected]
 
 
-@pytest.mark.parametrize(
-    ("name", "device"), [("ultravox", "opencl:0"), ("ultravox", "vulkan:0"), ("gemma4a", "vulkan:0")]
-)
+@pytest.mark.parametrize(("name", "device"), [("ultravox", "opencl:0"), ("gemma4a", "vulkan:0")])
 def test_sounds_on_devices(
     name: str, device: str, tmp_path: Path, shared_data: Path, open_device: Callable[[str], Backend]
 ) -> None:
@@ -104,4 +102,4 @@ def test_too_long_sound_or_image_for_audio_model_is_refused(tmp_path: Path, shar
         with pytest.raises(ValueError, match="needs a model that reads images, which this is not"):
             runs.input.image(png(picture(16, 16)))
         with pytest.raises(ExceedsContext, match="exceeds the available context size"):
-            runs.scheduler.submit(runs.request("h<image>", [sound(600)]))
+            runs.scheduler.submit(runs.request("h<image>", [sound(200)]))
