@@ -29,18 +29,18 @@ class Pool:
     @cached_property
     def nbytes(self) -> int:
         """Bytes of one entry in all layers."""
-        return sum(size for _, size in self._parts)
+        return sum(t.nbytes // t.shape[0] for t in self.caches)
 
-    @cached_property
-    def _parts(self) -> list[tuple[str, int]]:
-        """Variable and bytes per entry of each cache, in the order of an entry's bytes."""
-        return [(t.name, t.nbytes // t.shape[0]) for t in self.caches]
+    def _parts(self, session: Session) -> list[tuple[str, int]]:
+        """Variable and bytes per entry of each cache, or of its heads on a device, in the order of an
+        entry's bytes."""
+        return [(t.name, t.nbytes // t.shape[0]) for cache in self.caches for t in session.pieces_of(cache)]
 
     def read(self, session: Session, i: int) -> Bytes:
         """A copy of entry i, layer by layer, in the device's layout."""
         data, at = np.empty(self.nbytes, np.uint8), 0
         to = data.data
-        for name, size in self._parts:
+        for name, size in self._parts(session):
             if (seen := session.host_view(name)) is not None:
                 to[at : at + size] = seen[i * size : (i + 1) * size]
             else:
@@ -51,7 +51,7 @@ class Pool:
     def write(self, session: Session, i: int, data: Bytes) -> None:
         """Overwrite entry i with bytes from `read`."""
         source, at = data.data, 0
-        for name, size in self._parts:
+        for name, size in self._parts(session):
             if (seen := session.host_view(name)) is not None:
                 seen[i * size : (i + 1) * size] = source[at : at + size]
             else:

@@ -451,8 +451,9 @@ class ModelOptions:
     split_mode: str | None = _option(
         "-sm --split-mode",
         None,
-        "none: the model is on one device; layer: its layers are divided between all of --device; without it the "
-        "first has as many as fit, then the second",
+        "none: the model is on one device; layer: its layers are divided between all of --device; row: the rows of "
+        "each weight are; tensor: heads of the KV cache, too; without it the first has as many layers as fit, then "
+        "the second",
         split_mode,
         "MODE",
         env="LLAMA_ARG_SPLIT_MODE",

@@ -45,7 +45,8 @@ def placement(options: ModelOptions) -> tuple[tuple[str, ...], PlacementOptions]
     return tuple(names), PlacementOptions(
         n_gpu_layers=n_layers(options.gpu_layers),
         split=divides and len(others) > 1,
-        shares=tuple(split) if divides and split else (),
+        divide=mode if mode in ("row", "tensor") else "",
+        shares=tuple(split) if split and mode != "none" else (),
         spare=options.fit_target,
         overrides=(
             *options.override_tensor,

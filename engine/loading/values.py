@@ -275,12 +275,13 @@ def proportions(value: str) -> tuple[float, ...]:
     return numbers
 
 
+SPLIT_MODES = ("none", "layer", "row", "tensor")
+
+
 def split_mode(value: str) -> str:
-    """Division of layers between devices: "none" or "layer"."""
-    if value.lower() in ("row", "tensor"):
-        raise ValueError("is not supported: a layer is on one device; none and layer are")
-    if value.lower() not in ("none", "layer"):
-        raise ValueError("is not one of none, layer")
+    """Division of a model between devices."""
+    if value.lower() not in SPLIT_MODES:
+        raise ValueError(f"is not one of {', '.join(SPLIT_MODES)}")
     return value.lower()
 
 

@@ -35,7 +35,7 @@ from logitless.engine.runner.device_store import DeviceBlocks, DeviceStore
 from logitless.engine.runner.embedder import Embedder
 from logitless.engine.runner.hidden_rows import HiddenRows
 from logitless.engine.runner.lost_devices import LostDevices
-from logitless.engine.runner.placement import ANYWHERE, MIN_CTX, PlacementOptions, chosen, fit, room, usable
+from logitless.engine.runner.placement import ANYWHERE, MIN_CTX, PlacementOptions, chosen, division, fit, room, usable
 from logitless.engine.runner.preemptible_prefill import PreemptiblePrefill
 from logitless.engine.runner.step_graph import StepGraph
 from logitless.engine.runner.step_inputs import StepFeeds
@@ -248,6 +248,8 @@ class ModelRunner:
         backends = backends or open_backends(devices, options.threads)
         self.session: Session = Session(backends)
         self._placed = False
+        named = options.placement.devices(options.devices, devices, backends)
+        self.session.division = division(options.placement, named, self.session, h)
         model = define_model(self.session, self.gguf, h, self.n_ctx_slot, mtp=options.n_draft_tokens > 0)
         self.model = steered(self.session, model, self.directions)
         tables = (options.n_slots + 1, self.table_blocks)
@@ -445,14 +447,10 @@ class ModelRunner:
 
     def _chosen(self, fits: Callable[[Places | None], bool]) -> Places | None:
         """The placement by the options, if `fits` tells what the devices have room for."""
-        names, options = dict.fromkeys((*self.devices, "cpu")), self.options
-        return chosen(
-            options.placement,
-            options.placement.devices(options.devices, names, self.session.backends),
-            self.hparams.n_layer,
-            fits,
-            encoder_device=options.projector_device if self.media is not None else "",
-        )
+        options = self.options
+        devices = options.placement.devices(options.devices, self.devices, self.session.backends)
+        encoder = options.projector_device if self.media is not None else ""
+        return chosen(options.placement, devices, self.hparams.n_layer, fits, encoder_device=encoder)
 
     def _fits(self, places: Places | None) -> bool:
         """True if the devices have enough memory for this placement."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from logitless.graph.backend import Backend
-from logitless.graph.execution.session import DeviceBytes
+from logitless.graph.execution.division import Division
+from logitless.graph.execution.session import DeviceBytes, Session
+from logitless.models.hparams.hparams import Hparams
 from logitless.models.weights.placement import Places, places, proportional
 
+_OF_HEADS = re.compile(r"(?:^|\.)blk\.(\d+)\.attn_[qkv]\.weight$")
+ROWS = 32  # of a divided weight: its smallest part
 MIN_CTX = 4096  # tokens: a context up to here is tried whatever the memory is
 DESKTOP = 512 << 20  # bytes that windows may take meanwhile
 Fits = Callable[["Places | None"], bool]
@@ -22,12 +26,14 @@ class PlacementOptions:
     # number of last layers, with the output layer; None: as many as fit
     n_gpu_layers: int | None = None
     split: bool = False  # split over all devices; else fill the first device, then the second
+    divide: str = ""  # "row": weights are divided between all devices; "tensor": heads of KV caches, too
     shares: tuple[float, ...] = ()  # relative share of each device; (): by memory
     overrides: tuple[tuple[str, str], ...] = ()  # (pattern of tensor names, device)
     spare: tuple[int, ...] = ()  # MiB of each device that stay free, the last number for all that follow
 
-    def devices(self, requested: Iterable[str], names: Collection[str], backends: Sequence[Backend]) -> list[Device]:
+    def devices(self, requested: Iterable[str], opened: Iterable[str], backends: Sequence[Backend]) -> list[Device]:
         """Backends with their `--device` names. `requested` includes devices that were lost."""
+        names = dict.fromkeys((*opened, "cpu"))
         others = [name for name in dict.fromkeys(requested) if name != "cpu"]
         shares = dict(zip(others, self.shares, strict=False))
         if not any(shares.get(name) for name in names):
@@ -45,6 +51,27 @@ class Device:
     index: int
     name: str
     share: float
+
+
+def division(options: PlacementOptions, devices: Sequence[Device], session: Session, h: Hparams) -> Division | None:
+    """How weights and KV caches are divided between the devices beside the CPU; None: they are not."""
+    others = [d for d in devices if d.name != "cpu"]
+    if not options.divide or len(others) < 2:
+        return None
+    caches = options.divide == "tensor" and not (h.mla or h.recurrent or h.architecture.attention.sinks)
+
+    def n_units(name: str, rows: int) -> int:
+        """Heads of queries, keys and values stay whole; other weights are cut at multiples of 32 rows. An
+        embedding that is the output's matrix, too, is whole on the first device anyway.
+        """
+        if name.endswith("token_embd.weight"):
+            return 1
+        if of_heads := _OF_HEADS.search(name):
+            n = h.sizes(int(of_heads[1])).n_head_kv
+            return n if rows % n == 0 else 1
+        return 1 if rows % ROWS else rows // ROWS
+
+    return Division(session, [d.share for d in others], n_units, caches=caches)
 
 
 def usable(memory: int, spare: Sequence[int], index: int) -> int:
@@ -86,20 +113,25 @@ def chosen(
     n_slots, n = n_layer + 1, options.n_gpu_layers
     most = n_slots if n is None else min(n, n_slots)
 
+    divided = tuple([d.index for d in others]) if options.divide and len(others) > 1 else ()
+
     def made(counts: Sequence[int]) -> Places:
         counts = [*counts, *[0] * (len(others) - len(counts))]
         encoder = index.get(encoder_device, cpu if not others or cpu == 0 else others[0].index)
-        return replace(places(n_layer, counts, [d.index for d in others], cpu), overrides=overrides, encoder=encoder)
+        layers = places(n_layer, counts, [d.index for d in others], cpu)
+        return replace(layers, overrides=overrides, encoder=encoder, divided=divided)
 
     def split(k: int) -> Places:
         return made(proportional(k, [d.share for d in others]))
 
-    if not others or (n is None and not options.split and cpu == 0):
+    if not others or (n is None and not options.split and not divided and cpu == 0):
         return made([]) if overrides or (others and encoder_device) else None
     if options.split:
         return split(most if n is not None else _most(most, lambda k: fits(split(k))))
     if n is not None:
         return made([most])
+    if divided:
+        return made([_most(most, lambda k: fits(made([k])))])
     if not overrides and not encoder_device and fits(None):
         return None
     counts: list[int] = []

@@ -13,6 +13,7 @@ import numpy as np
 
 from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
 from logitless.graph.dtype import DTYPES
+from logitless.graph.execution.division import SEPARATOR, Division
 from logitless.graph.execution.memory import ArenaLayout, lay_out_arenas
 from logitless.graph.execution.partition import TRANSFER, HintOf, Placement, partition
 from logitless.graph.execution.plan import Array, DeferredFeeds, Life, Plan, input_layout, leaf_uses, values_of
@@ -97,6 +98,7 @@ class Session:
         self.eval_order = "auto"  # see `measure`
         self.observer: Observer | None = None  # profiles the plans made from now on
         self.life = Life(self.backends)
+        self.division: Division | None = None  # divides weights and caches between devices
         self._index_parts: dict[str, set[IndexPart]] = {}  # of variables that nodes take indices from
         self._closed = False
 
@@ -132,6 +134,22 @@ class Session:
         self._variables[name] = _Variable(t, source, on_loaded=on_loaded)
         return t
 
+    def define_piece(self, name: str, piece: str, start: int, stop: int) -> Tensor:
+        """Define a piece of a variable: rows of a constant, else a block of the second axis."""
+        v = self._variable(name)
+        t, source = v.tensor, None
+        if t.attrs["constant"]:
+            shape, row = (stop - start, *t.shape[1:]), t.nbytes // t.shape[0]
+            source = lambda: v.source_bytes()[start * row : stop * row]  # noqa: E731
+        else:
+            shape = (t.shape[0], stop - start, *t.shape[2:])
+        return self.define(piece, shape, t.dtype, source, constant=bool(source), on_loaded=v.on_loaded)
+
+    def pieces_of(self, t: Tensor) -> Sequence[Tensor]:
+        """The variables that have the bytes of a cache: itself, or its pieces."""
+        parts = self.division.of_variable(t) if self.division is not None else None
+        return (t,) if parts is None else parts.pieces
+
     def delete(self, names: Iterable[str], arena: str = "") -> None:
         """Delete variables, the kept plans that use one of them, and the arenas of this name.
 
@@ -140,6 +158,7 @@ class Session:
         deleted = set(names)
         for name in deleted:
             self._variable(name)
+        deleted.update([name for name in self._variables if name.partition(SEPARATOR)[0] in deleted])
         for key, plan in list(self._plans.items()):
             if plan.variables & deleted:
                 del self._plans[key]
@@ -315,7 +334,10 @@ class Session:
 
     def place(self, fetches: Iterable[Tensor]) -> Placement:
         """Partition a graph as if no variable had a device yet."""
-        return partition(fetches, self.backends, {}, self.hint_of)
+        return partition(self._divided(fetches), self.backends, {}, self.hint_of)
+
+    def _divided(self, fetches: Iterable[Tensor]) -> Sequence[Tensor]:
+        return tuple(fetches) if self.division is None else self.division.divide(tuple(fetches))
 
     def prepare_kernels(self, fetches: Iterable[Tensor]) -> None:
         """Load the kernels of a graph, compiled where they are not cached. Any thread may call."""
@@ -341,13 +363,15 @@ class Session:
         self.life.require()
         if not callable(build):
             raise ValueError(f"build must be a function that returns the fetches, not {build!r}")
+        fetches = build()
         placement = partition(
-            build(),
+            self._divided(fetches),
             self.backends,
             self._variable_backend if variable_backend is None else variable_backend,
             self.hint_of,
         )
-        alignments = [b.alignment for b in self.backends]
+        roots, alignments = placement.fetches, [b.alignment for b in self.backends]
+        placement = replace(placement, fetches=roots[: len(fetches)])
 
         def laid_out(order: tuple[Tensor, ...]) -> Measurement:
             layout = lay_out_arenas(order, placement.arena_of, alignments, placement.fetches)
@@ -362,7 +386,7 @@ class Session:
         ):
             return choices[0]
         if eval_order != "left":
-            choices.append(laid_out(tuple(toposort(placement.fetches, reverse=True))))
+            choices.append(laid_out(tuple(toposort(roots, reverse=True))))
         return min(choices, key=lambda choice: sum(choice[1].sizes.values()))
 
     def measure_all(self, builds: Iterable[Build]) -> Iterator[Measurement]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from logitless.graph.execution.division import SEPARATOR
 from logitless.graph.execution.partition import PlacementHint
 from logitless.graph.tensor import Tensor
 
@@ -32,10 +33,14 @@ class Places:
     slots: tuple[int, ...]
     overrides: tuple[tuple[re.Pattern[str], int], ...] = ()
     encoder: int = 0  # device of the vision encoder
+    divided: tuple[int, ...] = ()  # devices of the pieces of divided weights (graph/execution/division.py)
 
     def __call__(self, node: Tensor, state: Tensor) -> PlacementHint:
-        layer = self._layer(node, state.name)
-        if self.overrides and (weight := _WEIGHT.fullmatch(state.name)):
+        name, _, piece = state.name.partition(SEPARATOR)
+        layer = self._layer(node, name)
+        if piece and layer in self.divided:
+            return self.divided[int(piece)], layer
+        if self.overrides and (weight := _WEIGHT.fullmatch(name)):
             for pattern, backend in self.overrides:
                 if pattern.search(weight[1]):
                     return backend, layer
