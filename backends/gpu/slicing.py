@@ -107,6 +107,17 @@ lower("set_block")(_into_block)
 lower("add_block")(_into_block)
 
 
+@lower("concat")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    if not _fits(*t.src):
+        return None
+    own, at, launches = steps_of(t.shape), 0, []
+    for part in t.src:
+        launches.append(_move(part, t, part.shape, steps_of(part.shape), own, shape, (0, at)))
+        at += part.shape[1] * own[1]
+    return launches
+
+
 @lower("diagonal")
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     n = t.shape[0]

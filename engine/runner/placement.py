@@ -54,7 +54,7 @@ class Device:
 
 
 def division(options: PlacementOptions, devices: Sequence[Device], session: Session, h: Hparams) -> Division | None:
-    """How weights and KV caches are divided between the devices beside the CPU; None: they are not."""
+    """Division of weights and KV caches between the devices beside the CPU; None: they stay whole."""
     others = [d for d in devices if d.name != "cpu"]
     if not options.divide or len(others) < 2:
         return None

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from logitless.graph.op import OPS
-from logitless.graph.ops.elementwise import broadcast_to
 from logitless.graph.ops.shape import reshape
-from logitless.graph.ops.slicing import set_block, take_block
+from logitless.graph.ops.slicing import concat, take_block
 from logitless.graph.order import toposort
-from logitless.graph.tensor import Tensor, const
+from logitless.graph.tensor import Tensor
 
 ACTIVATIONS = ("silu", "gelu", "relu", "elu", "exp", "sigmoid", "softplus", "softcap", "glu", "glu_clamped")
 ELEMENTWISE = frozenset(("add", "sub", "mul", "scale", "clamp", *ACTIVATIONS))
@@ -34,10 +33,6 @@ class Divided:
 
     ends: tuple[int, ...]
     pieces: tuple[Tensor, ...]
-
-    @property
-    def starts(self) -> tuple[int, ...]:
-        return (0, *self.ends[:-1])
 
 
 class Pieces(Protocol):
@@ -81,8 +76,10 @@ class Division:
                 start = stop
         return Divided(tuple(ends), tuple(pieces)) if pieces else None
 
-    def divide(self, fetches: Sequence[Tensor]) -> list[Tensor]:
-        """The fetches of the divided graph, and behind them its other writes of caches."""
+    def divide(self, fetches: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The fetches of the divided graph, and nodes to sort before them: so the first device, on which the
+        pieces are joined, gets its own piece last and waits for none while it has work.
+        """
         graph = _Graph(self)
         for t in toposort(fetches):
             graph.add(t)
@@ -95,7 +92,7 @@ class Division:
                 rest += parts.pieces[1:]
             else:
                 results.append(graph.whole(t))
-        return results + rest
+        return tuple(results), (*graph.first, *rest)
 
 
 class _Graph:
@@ -103,6 +100,7 @@ class _Graph:
         self._division = division
         self._new: dict[Tensor, Tensor] = {}
         self.divided: dict[Tensor, Divided] = {}
+        self.first: list[Tensor] = []  # pieces of other devices, in order: started before the first device's
 
     def add(self, t: Tensor) -> None:
         """Note a node, whose sources are known."""
@@ -119,13 +117,11 @@ class _Graph:
             self._new[t] = Tensor(t.op, src, t.shape, t.dtype, t.attrs, t.name)
 
     def whole(self, t: Tensor) -> Tensor:
-        """A node as one tensor. Pieces of later devices come first, so that the first device, which
-        goes on, waits for none while it has work."""
+        """A node as one tensor."""
         if t not in self._new:
-            parts, result = self.divided[t], broadcast_to(const(0.0), shape=t.shape)
-            for start, piece in reversed(list(zip(parts.starts, parts.pieces, strict=True))):
-                result = set_block(result, piece, start=(0, start, *[0] * (len(t.shape) - 2)))
-            self._new[t] = result
+            pieces = self.divided[t].pieces
+            self._new[t] = concat(*pieces) if len(pieces) > 1 else pieces[0]
+            self.first += pieces[1:]
         return self._new[t]
 
     def _parts(self, t: Tensor) -> Divided | None:

@@ -21,7 +21,7 @@ from logitless.graph.execution.preemptible_plan import PreemptiblePlan
 from logitless.graph.execution.profiler import Observer, ProfiledPlan
 from logitless.graph.indices import IndexChecks, IndexPart
 from logitless.graph.order import toposort
-from logitless.graph.tensor import Tensor, variable
+from logitless.graph.tensor import Tensor, tensors, variable
 
 Build = Callable[[], Sequence[Tensor]]  # makes a graph; its fetches
 Measurement = tuple[Placement, ArenaLayout]
@@ -334,10 +334,18 @@ class Session:
 
     def place(self, fetches: Iterable[Tensor]) -> Placement:
         """Partition a graph as if no variable had a device yet."""
-        return partition(self._divided(fetches), self.backends, {}, self.hint_of)
+        return self._partitioned(fetches, {})[0]
 
-    def _divided(self, fetches: Iterable[Tensor]) -> Sequence[Tensor]:
-        return tuple(fetches) if self.division is None else self.division.divide(tuple(fetches))
+    def _partitioned(
+        self, fetches: Iterable[Tensor], variable_backend: Mapping[str, int]
+    ) -> tuple[Placement, Sequence[Tensor]]:
+        """The placement of a graph, divided where the session divides, and the roots of its order."""
+        first: tuple[Tensor, ...] = ()
+        fetches = tensors("fetches", fetches)
+        if self.division is not None:
+            fetches, first = self.division.divide(fetches)
+        placement = partition((*first, *fetches), self.backends, variable_backend, self.hint_of)
+        return replace(placement, fetches=placement.fetches[len(first) :]), placement.fetches
 
     def prepare_kernels(self, fetches: Iterable[Tensor]) -> None:
         """Load the kernels of a graph, compiled where they are not cached. Any thread may call."""
@@ -363,15 +371,9 @@ class Session:
         self.life.require()
         if not callable(build):
             raise ValueError(f"build must be a function that returns the fetches, not {build!r}")
-        fetches = build()
-        placement = partition(
-            self._divided(fetches),
-            self.backends,
-            self._variable_backend if variable_backend is None else variable_backend,
-            self.hint_of,
-        )
-        roots, alignments = placement.fetches, [b.alignment for b in self.backends]
-        placement = replace(placement, fetches=roots[: len(fetches)])
+        present = self._variable_backend if variable_backend is None else variable_backend
+        placement, roots = self._partitioned(build(), present)
+        alignments = [b.alignment for b in self.backends]
 
         def laid_out(order: tuple[Tensor, ...]) -> Measurement:
             layout = lay_out_arenas(order, placement.arena_of, alignments, placement.fetches)

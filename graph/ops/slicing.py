@@ -130,6 +130,35 @@ for _whole, _start, _part in BLOCKS:
 
 
 @op
+def concat(*parts: Array) -> Array:
+    """Arrays (n, m_i, …) side by side along the second axis (np.concatenate)."""
+    return np.concatenate(parts, 1)
+
+
+concat.takes("*parts word (…, _)")
+
+
+@concat.shape
+def _(*parts: Tensor) -> tuple[Shape, str]:
+    first = parts[0]
+    alike = all(len(p.shape) > 1 and p.dtype == first.dtype for p in parts)
+    alike = alike and len({(p.shape[0], *p.shape[2:]) for p in parts}) == 1
+    require(alike, "concat", "parts differ beside their second axis", *parts)
+    return (first.shape[0], sum(p.shape[1] for p in parts), *first.shape[2:]), first.dtype
+
+
+@concat.vjp
+def _(g: Tensor, y: Tensor, *parts: Tensor) -> tuple[Tensor | None, ...]:
+    ends, rest = np.cumsum([p.shape[1] for p in parts]).tolist(), [0] * (len(y.shape) - 2)
+    pairs = zip(parts, ends, strict=True)
+    return tuple([take_block(g, start=(0, end - p.shape[1], *rest), shape=p.shape) for p, end in pairs])
+
+
+concat.case(lambda r: ([r.normal(size=(5, n)) for n in (33, 64, 7)], {}))
+concat.case(lambda r: ([r.normal(size=(3, n, 8)) for n in (2, 5)], {}))
+
+
+@op
 def causal_mask(x: Array, *, fill: float, past: int = 0) -> Array:
     """x (…, T, S) with everything after column t + past of row t replaced by `fill` (−inf before a
     softmax, or 0).

@@ -39,7 +39,7 @@ class Places:
         name, _, piece = state.name.partition(SEPARATOR)
         layer = self._layer(node, name)
         if piece and layer in self.divided:
-            return self.divided[int(piece)], layer
+            return self.divided[int(piece)], self.divided[int(piece)]
         if self.overrides and (weight := _WEIGHT.fullmatch(name)):
             for pattern, backend in self.overrides:
                 if pattern.search(weight[1]):

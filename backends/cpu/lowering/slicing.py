@@ -72,6 +72,19 @@ def _(t: Tensor, at: At) -> list[Task] | None:
     return _put("add", t, at)
 
 
+@lower("concat")
+def _(t: Tensor, at: At) -> list[Task] | None:
+    steps, into = _steps(t.shape), at(t)
+    tasks: list[Task] = []
+    for part in t.src:
+        put = _block("copy", part.shape, at(part), _steps(part.shape), into, steps)
+        if put is None:
+            return None
+        tasks += put
+        into += 4 * part.shape[1] * steps[1]
+    return tasks
+
+
 @lower("causal_mask")
 def _(t: Tensor, at: At) -> list[Task]:
     rows, n, grain = rows_of(t)

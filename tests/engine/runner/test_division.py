@@ -1,4 +1,4 @@
-"""Tensor parallelism (--split-mode row and tensor): the bits of one device, whatever the division."""
+"""Tensor parallelism by `--split-mode row` and `tensor` has the bits of one device."""
 
 from __future__ import annotations
 
