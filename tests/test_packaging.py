@@ -192,6 +192,9 @@ def test_the_wheel_has_one_name_and_nothing_unneeded(wheel: Path) -> None:
     assert modules == expected | {str(path.relative_to(ROOT)) for path in own}
     assert "logitless/server/ui/web/app.js" in names
     assert not [n for n in names if n.startswith("logitless/server/ui/src/")]  # TypeScript: built files are shipped
+    shaders = [n for n in names if n.endswith(".spv")]
+    assert shaders
+    assert not [n for n in shaders if "soft" in n]  # for Vulkan on a CPU, a device for tests
     assert "logitless/py.typed" in names
     assert "logitless/models/demo/shakespeare.gguf" in names
 

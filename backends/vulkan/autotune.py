@@ -25,7 +25,7 @@ from logitless.backends.gpu.language.dialect import SIMT, Shape
 from logitless.backends.gpu.matmul.linear_coop_matrix import LEAST_ROWS
 from logitless.backends.vulkan.device import Device
 from logitless.backends.vulkan.instance import DeviceInfo
-from logitless.backends.vulkan.pipelines import MANIFEST
+from logitless.backends.vulkan.pipelines import MANIFEST, SOFT_SHADERS
 from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.ops.linear import linear
 from logitless.graph.tensor import feed, variable
@@ -67,7 +67,8 @@ def class_of(info: DeviceInfo) -> Shape:
     wish, gpu = os.environ.get(DOTS, ""), replace(SIMT, threads=info.max_invocations, local_bytes=info.local_bytes)
     if "shaderIntegerDotProduct" in info.features and wish != "0" and (info.fast_dots or wish == "1"):
         return replace(gpu, dot=True)
-    soft = info.kind == "cpu" and info.broadcasts and "shaderInt64" in info.features
+    able = info.kind == "cpu" and info.broadcasts and "shaderInt64" in info.features
+    soft = able and SOFT_SHADERS.exists()
     return replace(gpu, name="soft") if soft else gpu
 
 

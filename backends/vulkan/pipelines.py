@@ -12,11 +12,12 @@ from typing import Any
 
 from logitless.backends import disk_cache
 from logitless.backends.errors import DeviceLost, KernelRefused
-from logitless.backends.gpu.language.dialect import Defines, Kernel
+from logitless.backends.gpu.language.dialect import SIMT, Defines, Kernel
 from logitless.backends.vulkan.api import COMPUTE, FULL_SUBGROUPS, Keep, binding, check
 from logitless.backends.vulkan.device import Device
 
 SHADERS = Path(__file__).parent / "shaders"
+SOFT_SHADERS = SHADERS / "soft"  # of Vulkan on a CPU, for tests: a wheel has none of them
 MANIFEST = SHADERS / "manifest.json"
 
 
@@ -28,8 +29,9 @@ def manifest() -> dict[str, dict[str, str]]:
 
 
 def shader_name(kernel: Kernel, defines: Defines) -> str:
-    """The file of a variant: `linear-ROWS4-WG64.spv`."""
-    return "-".join((kernel.name, *(f"{name}{value}" for name, value in defines))) + ".spv"
+    """The file of a variant: `linear-ROWS4-WG64.spv`, in `soft/` where no GPU uses it."""
+    folder = "" if defines in kernel.variants(SIMT) else f"{SOFT_SHADERS.name}/"
+    return folder + "-".join((kernel.name, *(f"{name}{value}" for name, value in defines))) + ".spv"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import logitless.backends.gpu.device  # noqa: F401  (registers every kernel)
 from logitless.backends.gpu.language.dialect import KERNELS, SIMT, SOFT, render_glsl
-from logitless.backends.vulkan.pipelines import MANIFEST, SHADERS, manifest, shader_name
+from logitless.backends.vulkan.pipelines import MANIFEST, SHADERS, SOFT_SHADERS, manifest, shader_name
 
 COMPILE = ["glslc", "--target-env=vulkan1.2", "-O", "-fshader-stage=comp"]
 VALIDATE = ["spirv-val", "--target-env", "vulkan1.2"]
@@ -67,7 +67,8 @@ def outdated() -> Iterator[str]:
         entry = recorded.get(name, {})
         if entry.get("source") != source_hash(source) or entry.get("file") != file_hash(SHADERS / name):
             yield name
-    yield from (path.name for path in SHADERS.glob("*.spv") if path.name not in expected)
+    files = (path.relative_to(SHADERS).as_posix() for path in SHADERS.rglob("*.spv"))
+    yield from (name for name in files if name not in expected)
     yield from (name for name in recorded if name not in expected)
 
 
@@ -76,7 +77,7 @@ def build() -> list[str]:
     that does not compile.
     """
     check_compiler()
-    SHADERS.mkdir(exist_ok=True)
+    SOFT_SHADERS.mkdir(parents=True, exist_ok=True)
     expected, changed = sources(), list(dict.fromkeys(outdated()))
     for name in changed:
         if name not in expected:

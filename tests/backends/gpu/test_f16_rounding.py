@@ -57,7 +57,7 @@ def test_no_shader_leaves_f16_rounding_to_the_driver() -> None:
     from logitless.backends.vulkan.pipelines import SHADERS
 
     pack_half, extended, convert, float_type = 58, 0x6000C, 0x40073, 0x30016
-    for path in sorted(SHADERS.glob("*.spv")):
+    for path in sorted(SHADERS.rglob("*.spv")):
         w = np.frombuffer(path.read_bytes(), np.uint32)
         calls = np.flatnonzero(w[:-5] == extended)
         assert pack_half not in w[calls + 4], path.name

@@ -119,6 +119,19 @@ def test_glu_is_batch_invariant(open_device: Callable[[str], Backend], gpu: bool
     assert (alone == whole).all()
 
 
+def test_a_wheel_without_soft_shaders_runs_the_plain_kernels_on_a_cpu(
+    open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from logitless.backends.vulkan import autotune
+    from logitless.backends.vulkan.instance import all_devices
+
+    open_device("vulkan:0")
+    info = replace(all_devices()[0], kind="cpu", fast_dots=False, broadcasts=True)
+    with_them = autotune.class_of(info).name
+    monkeypatch.setattr(autotune, "SOFT_SHADERS", tmp_path / "soft")
+    assert (with_them, autotune.class_of(info).name) == ("soft", "simt")
+
+
 @pytest.fixture
 def dots(open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """A device that uses integer dot products, under the validation layer where that is
