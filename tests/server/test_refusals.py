@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
 import json
 from collections.abc import AsyncIterator
@@ -10,12 +11,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from aiohttp.test_utils import make_mocked_request
+from aiohttp import ClientError, web
+from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from logitless.engine.errors import InvalidRequest
 from logitless.server.api.openai.files import listed
+from logitless.server.auth import Keys
+from logitless.server.config import ServerConfig
+from logitless.server.middleware import Guard
 from tests.helpers.http_fakes import N_CTX, FakeTokenizer, Running, running
 
 NUMBERS = [
@@ -319,3 +324,29 @@ async def test_a_transfer_coding_that_nobody_undoes_is_refused(coding: str, stat
         assert (await reader.readline()).split()[1] == str(status).encode()
         writer.close()
         await writer.wait_closed()
+
+
+async def test_full_disk_is_507() -> None:
+    async with running() as server:
+
+        def full(*_: object) -> Any:
+            raise OSError(errno.ENOSPC, "no space left")
+
+        server.scheduler.submit = full
+        status, reply = await server.post("/completion", {"prompt": "x"})
+    assert (status, reply["error"]["message"]) == (507, "the server's disk is full")
+
+
+async def test_connection_of_a_client_that_left_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    app = Guard(ServerConfig(), Keys((), ""), frozenset()).application()
+
+    async def leaves(request: web.Request) -> web.StreamResponse:
+        assert request.transport is not None
+        request.transport.abort()
+        raise ConnectionResetError("the client has left")
+
+    app.router.add_get("/leaves", leaves)
+    async with TestClient(TestServer(app)) as client:
+        with pytest.raises(ClientError):
+            await client.get("/leaves")
+    assert " failed: " not in caplog.text

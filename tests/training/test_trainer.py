@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -310,6 +311,25 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bytes(start: Open,
             assert past.data.tolist() == np.float32(found[-3:]).tolist()
             assert (tmp_path / "a.ck").read_bytes() == (tmp_path / "b.ck").read_bytes()
             assert (tmp_path / "a/out.gguf").read_bytes() == (tmp_path / "b/out.gguf").read_bytes()
+
+
+def test_result_of_a_step_sums_up_its_epoch(start: Open) -> None:
+    trainer, found = start(max_steps=0, n_epochs=2), list[int]()
+    trainer.fit(lambda e: found.append(len(e.result.losses)) if isinstance(e, Step) else None)
+    second = found.index(1, 1)
+    assert len(found) == pytest.approx(2 * second, abs=1)
+    assert found == [*range(1, second + 1), *range(1, len(found) - second + 1)]
+
+
+@pytest.mark.parametrize("moments", [None, np.zeros(3, np.float32)])
+def test_checkpoint_with_bad_moments_is_refused(start: Open, tmp_path: Path, moments: Any) -> None:
+    trainer, path = start(max_steps=1), tmp_path / "c.gguf"
+    losses(trainer)
+    save_checkpoint(path, trainer, "llama")
+    found = read_checkpoint(path)
+    found.tensors["optimizer.adam.second_moments"] = moments
+    with pytest.raises(TrainingError, match=r"'optimizer\.adam\.second_moments' is missing, or not of \d+ numbers"):
+        found.restore(start())
 
 
 def test_checkpoints_have_llama_cpps_keys(start: Open, model: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from logitless.engine.errors import InvalidRequest
@@ -41,6 +41,7 @@ def as_llama_server(old: list[int], new: list[int], at: int, n_least: int) -> li
 
 @given(old=TOKENS, new=TOKENS, at=st.integers(0, 5), n_least=st.integers(1, 6))
 @settings(max_examples=300)
+@example(old=[1, 1, 2, 3], new=[1, 2, 3], at=0, n_least=2)  # a chunk right behind a token that begins none
 def test_chunks_are_those_of_llama_server(old: list[int], new: list[int], at: int, n_least: int) -> None:
     assert list(chunks(old, new, at, at, n_least)) == as_llama_server(old, new, at, n_least)
 

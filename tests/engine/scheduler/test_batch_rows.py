@@ -8,6 +8,7 @@ import pytest
 
 from logitless.engine.batch import StepResult, UBatch
 from logitless.engine.requests import BATCH_PRIORITY
+from logitless.engine.scheduler.step_budget import BatchRows
 from logitless.engine.sequence import Sequence
 from tests.helpers.scheduler_fakes import Bench, oracle, prompt
 
@@ -179,3 +180,12 @@ def test_a_size_that_was_slow_once_is_tried_again() -> None:
     bench.step(20)
     assert max(len(batch.tokens) for batch in bench.batches) == 16
     bench.check(stream, *lines)
+
+
+def test_time_of_unmeasured_size_lies_between_its_neighbours() -> None:
+    """One row takes a second and sixteen take three: two would take 1.13 s, four 1.4."""
+    rows = BatchRows()
+    for _ in range(3):
+        rows.observe(1, 1.0)
+    rows.observe(16, 3.0)
+    assert rows.rows(1, 15, mixed=False, busy=False) == 1
