@@ -2,23 +2,34 @@
 
 A line `<!-- generated: NAME [ARGUMENT] -->` of a page is replaced by the output of the function that `GENERATORS`
 has under NAME: the command line's flags, the HTTP endpoints, the hyperparameters, the error lines, the table of
-models, the modules of a package, or a file of the repository. Nothing generated is committed, so nothing can be out
-of date."""
+models, the examples that run, the modules of a package, or a file of the repository. Nothing generated is committed, so
+nothing can be out of date."""
 
 from __future__ import annotations
 
 import ast
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import griffe
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"^<!-- generated: (\w+) ?(\S*) -->$", re.MULTILINE)
+FENCE = re.compile(r'^```(\w*)(?: \{\.([\w-]+)\}| title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+REASONS = {  # of a block that does not run (tests/integration/test_snippets.py)
+    "config": "a file of another program, only read",
+    "needs-cluster": "several machines",
+    "needs-gpu": "a device that not every machine has",
+    "needs-network": "it downloads or installs",
+    "needs-package": "a program that the tests do not install; Python runs where its modules are there",
+    "output": "what something prints or looks like",
+    "slow": "minutes of measuring or training; those of `teach.md` run by `scripts/test --long`",
+}
 DOCTEST = re.compile(r"^>>> .*(?:\n.+)*", re.MULTILINE)
 EXAMPLES = {  # architecture → models that have it
     "afmoe": "Trinity",
@@ -138,6 +149,45 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 @cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
+
+
+class Block(NamedTuple):
+    """A fenced block of a page: it runs, is written to a file that later blocks name, or has a reason not to."""
+
+    language: str
+    reason: str
+    file: str
+    text: str
+    line: int
+
+
+def pages() -> list[Path]:
+    """The pages with examples, by their names."""
+    return sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [Block(*found.groups(""), text.count("\n", 0, found.start()) + 1) for found in FENCE.finditer(text)]
+
+
+@cache
+def snippets() -> str:
+    """The table of pages with examples: how many run, and why the others do not."""
+    rows, whole = [], Counter[str]()
+    for page in pages():
+        reasons = Counter(block.reason for block in blocks(page))
+        whole += reasons
+        rest = ", ".join(f"{reason}: {n}" for reason, n in sorted(reasons.items()) if reason)
+        if reasons:
+            rows.append((f"`{page.relative_to(ROOT).as_posix()}`", str(reasons[""]), rest))
+    rest = ", ".join(f"{reason}: {n}" for reason, n in sorted(whole.items()) if reason)
+    meaning = table(("reason", ""), [(f"`{reason}`", text) for reason, text in REASONS.items()])
+    return (
+        table(("page", "blocks that run", "blocks that do not"), [*rows, ("all", str(whole[""]), rest)])
+        + "\n"
+        + meaning
+    )
 
 
 @cache
@@ -260,5 +310,6 @@ GENERATORS: dict[str, Callable[..., str]] = {
     "errors": errors,
     "models": models,
     "modules": modules,
+    "snippets": snippets,
     "file": file,
 }

@@ -23,7 +23,6 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 GUIDES = [page for page in PAGES if page.parent.name != "experiments"]
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()}
 CODE = ("graph", "backends", "models", "training", "engine", "frontend", "server", "router", "cli")
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def name(page: Path) -> str:
@@ -32,7 +31,7 @@ def name(page: Path) -> str:
 
 def blocks(page: Path, language: str) -> list[str]:
     """The code blocks of a page in one language."""
-    return [text for of, text in BLOCK.findall(page.read_text(encoding="utf-8")) if of == language]
+    return [block.text for block in docs_pages.blocks(page) if block.language == language]
 
 
 def commands(page: Path) -> list[list[str]]:
@@ -43,7 +42,7 @@ def commands(page: Path) -> list[list[str]]:
 
 @pytest.mark.parametrize("page", GUIDES, ids=name)
 def test_paths_in_backticks_exist(page: Path) -> None:
-    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    text = docs_pages.FENCE.sub("", page.read_text(encoding="utf-8"))
     for path in re.findall(r"`([\w.]+/[\w./-]*[\w/])`", text):
         if path.split("/")[0] in FOLDERS and "…" not in path:
             assert (ROOT / path).exists(), f"{name(page)} names {path}"
@@ -51,7 +50,7 @@ def test_paths_in_backticks_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", GUIDES, ids=name)
 def test_prose_has_at_most_100_columns(page: Path) -> None:
-    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    text = docs_pages.FENCE.sub("", page.read_text(encoding="utf-8"))
     long = [line for line in text.splitlines() if len(line) > 100 and not line.startswith(("|", "![", "#", "["))]
     assert long == []
 

@@ -1,17 +1,14 @@
-"""Commands and programs of the documents, run in this process instead of one of their own."""
+"""Commands, run in this process instead of one of their own."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import io
 import logging
 import os
 import signal
 import sys
-import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from subprocess import CompletedProcess
 from unittest.mock import patch
 
@@ -35,17 +32,6 @@ def command(
     ):
         code = main(words)
     return CompletedProcess(["logitless", *words], code, out.getvalue(), err.getvalue())
-
-
-def script(code: str, folder: Path) -> str:
-    """What a program prints that runs in a folder. What it leaves open is closed, as at the end of its process."""
-    out = io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(out):
-        exec(compile(code, "example.py", "exec"), {"__name__": "__main__"})
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-    return out.getvalue()
 
 
 @contextlib.contextmanager

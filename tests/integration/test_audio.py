@@ -6,7 +6,6 @@ import base64
 import http.client
 import json
 import random
-import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,10 @@ import pytest
 from openai import BadRequestError
 
 from tests.helpers.audio_files import AUDIO_SPECS, N_CTX, sound, write_audio_projector, write_audio_text_model
-from tests.helpers.commands import script
 from tests.helpers.fuzz import examples, mutated
-from tests.helpers.paths import MODELS, ROOT
+from tests.helpers.paths import MODELS
 from tests.helpers.sounds import packed, wav
 from tests.helpers.vision_files import picture, png
-from tests.integration.test_readme import ADDRESS
-from tests.test_docs import blocks
 
 STORIES = MODELS / "stories260K.gguf"
 pytestmark = pytest.mark.skipif(not STORIES.exists(), reason="no stories260K.gguf beside the checkout")
@@ -31,7 +27,6 @@ SPEC = AUDIO_SPECS["qwen2.5o audio"]
 SOUNDS = [wav(sound(1, seed).samples) for seed in range(2)]
 HEARD = [base64.b64encode(data).decode() for data in SOUNDS]
 SEEN = base64.b64encode(png(picture(40, 24))).decode()
-GUIDE = ROOT / "docs" / "audio.md"
 
 
 def written(folder: Path) -> Path:
@@ -187,15 +182,3 @@ def test_through_a_router(serve: Any, connect: Any, files: Path, tmp_path: Path)
     assert "audio" in model["architecture"]["input_modalities"]
     with pytest.raises(BadRequestError, match="'file': the audio is no sound"):
         client.audio.transcriptions.create(file=("a.wav", b"hello"), model="ear")
-
-
-@pytest.mark.parametrize("code", [text for text in blocks(GUIDE, "sh") if "curl " in text])
-def test_the_guides_requests(server: Any, files: Path, code: str) -> None:
-    words = ["bash", "-euo", "pipefail", "-c", code.replace(ADDRESS, server.url)]
-    done = subprocess.run(words, cwd=files, capture_output=True, text=True, timeout=60)
-    assert "usage" in json.loads(done.stdout), done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("code", blocks(GUIDE, "python"))
-def test_the_guides_clients(server: Any, files: Path, code: str) -> None:
-    assert script(code.replace(ADDRESS, server.url), files)

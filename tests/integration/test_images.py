@@ -6,7 +6,6 @@ import base64
 import http.client
 import json
 import random
-import subprocess
 import urllib.error
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai import BadRequestError
 
-from tests.helpers.commands import script
 from tests.helpers.fuzz import examples, mutated
-from tests.helpers.paths import MODELS, ROOT
+from tests.helpers.paths import MODELS
 from tests.helpers.vision_files import SPECS, picture, png, write_projector
-from tests.integration.test_readme import ADDRESS
-from tests.test_docs import blocks
 
 MODEL = MODELS / "stories260K.gguf"
 pytestmark = pytest.mark.skipif(not MODEL.exists(), reason="no stories260K.gguf beside the checkout")
@@ -202,31 +198,3 @@ def test_through_a_router(serve: Any, connect: Any, tmp_path: Path) -> None:
             model="eye",
             messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/"}}]}],
         )
-
-
-@pytest.fixture(scope="module")
-def pictures(serve_here_module: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """The server of docs/images.md, and a folder with the picture that it names."""
-    folder = tmp_path_factory.mktemp("pictures")
-    (folder / "cat.png").write_bytes(png(picture(40, 24)))
-    projector = write_projector(folder / "mmproj.gguf", SPECS["mlp"])
-    data = folder / "data"
-    flags = ("--mmproj", str(projector), "--media-path", str(folder), "--data-dir", str(data), "-c", "512", "-t", "1")
-    return serve_here_module(MODEL, *flags), folder
-
-
-GUIDE = ROOT / "docs" / "images.md"
-
-
-@pytest.mark.parametrize("code", [text for text in blocks(GUIDE, "sh") if "curl " in text])
-def test_the_guides_requests(pictures: tuple[Any, Path], code: str) -> None:
-    server, folder = pictures
-    words = ["bash", "-euo", "pipefail", "-c", code.replace(ADDRESS, server.url)]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=60)
-    assert json.loads(done.stdout)["usage"]["prompt_tokens"] > 16, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("code", blocks(GUIDE, "python"))
-def test_the_guides_clients(pictures: tuple[Any, Path], code: str) -> None:
-    server, folder = pictures
-    assert script(code.replace(ADDRESS, server.url), folder)
