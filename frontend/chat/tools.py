@@ -61,6 +61,7 @@ def parse_tools(chat: Chat, entries: Sequence[Mapping[str, Any]], template: Chat
     if skipped:
         kinds = ", ".join(sorted({repr(kind[:32]) for kind in skipped}))
         log.warning("field 'tools': nobody here runs tools of type %s; they are skipped", kinds)
+        _check_runs(chat.tool_choice, entries)
     given = [_function(i, tool) for i, tool in enumerate(entries) if not is_hosted(tool)]
     tools = tuple(_tool(tool) for tool, _ in given)
     functions = tuple(tool["function"] for tool, _ in given)
@@ -90,6 +91,29 @@ def parse_tools(chat: Chat, entries: Sequence[Mapping[str, Any]], template: Chat
     if not tools or choice == "none":
         return Tools(skipped=skipped)
     return Tools(tools, functions, custom, choice, parallel, chat.parse_tool_calls, skipped)
+
+
+def _check_runs(choice: object, entries: Sequence[Mapping[str, Any]]) -> None:
+    """400 if tool_choice asks for a call of a tool that nobody here runs."""
+    own = set[str]().union(*(_words(tool) for tool in entries if not is_hosted(tool)))
+    names = set[str]().union(*(_words(tool) for tool in entries if is_hosted(tool))) - own
+    chosen = set[str]() if own or choice not in ("required", "any") else names
+    if isinstance(choice, dict):
+        inner = choice.get("allowed_tools", choice)
+        tools = inner.get("tools") if isinstance(inner, dict) and choice.get("type") == "allowed_tools" else [choice]
+        asked = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+        if asked and all(names.intersection(_words(tool)) for tool in asked):
+            chosen = names.intersection(*map(_words, asked[:1]))
+    if chosen:
+        name = repr(min(chosen)[:64])
+        bad_request("tool_choice", f"nobody here runs {name}: leave it to auto, or name a tool of type function")
+
+
+def _words(tool: Mapping[str, Any]) -> set[str]:
+    """The type and the names in an entry of tools or tool_choice."""
+    inner = tool.get(str(tool.get("type")))
+    values = (tool.get("type"), tool.get("name"), inner.get("name") if isinstance(inner, dict) else None)
+    return {value for value in values if isinstance(value, str)} - {*OWN}
 
 
 def _function(i: int, tool: Mapping[str, Any]) -> tuple[dict[str, Any], TextSource | None]:

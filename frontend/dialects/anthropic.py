@@ -137,7 +137,11 @@ def _think(chat: dict[str, Any], thinking: Thinking) -> None:
 def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
     if is_hosted(tool):
         function = client_tool(tool)
-        return {"type": tool["type"]} if function is None else {"type": "function", "function": function}
+        return (
+            {k: tool.get(k) for k in ("type", "name")}
+            if function is None
+            else {"type": "function", "function": function}
+        )
     function = {"name": tool.get("name"), "parameters": tool.get("input_schema")}
     return {"type": "function", "function": function | {k: tool[k] for k in ("description", "strict") if k in tool}}
 

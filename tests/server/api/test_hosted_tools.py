@@ -98,8 +98,17 @@ async def test_a_chat_skips_them_streamed_and_without_a_tool_left(server: Runnin
 )
 async def test_a_choice_of_a_skipped_tool_is_refused(server: Running, choice: Any):
     body = {"input": "x", "messages": ASK, "tools": [{"type": "web_search"}], "tool_choice": choice}
-    await refused(server, "/v1/responses", body, named="field 'tool_choice'")
-    await refused(server, "/v1/chat/completions", body, named="field 'tool_choice'")
+    cure = "field 'tool_choice': nobody here runs 'web_search': leave it to auto, or name a tool of type function"
+    await refused(server, "/v1/responses", body, named=cure)
+    await refused(server, "/v1/chat/completions", body, named=cure)
+
+
+async def test_a_function_with_the_name_of_a_skipped_tool_may_be_chosen(server: Running):
+    says(server, "Two.")
+    function = {"type": "function", "function": {"name": "web_search", "parameters": {"type": "object"}}}
+    choice = {"type": "function", "function": {"name": "web_search"}}
+    body = {"messages": ASK, "tools": [{"type": "web_search"}, function], "tool_choice": choice}
+    assert (await post(server, "/v1/chat/completions", body))[0] == 200
 
 
 async def test_a_choice_among_tools_leaves_the_skipped_ones_out(server: Running):
@@ -113,7 +122,7 @@ async def test_a_choice_among_tools_leaves_the_skipped_ones_out(server: Running)
 async def test_a_named_choice_of_a_skipped_tool_is_refused_in_messages(server: Running):
     body = {"messages": ASK, "max_tokens": 9, "tools": [{"type": "web_search_20250305", "name": "web_search"}]}
     chosen = {**body, "tool_choice": {"type": "tool", "name": "web_search"}}
-    await refused_message(server, chosen, "'web_search'")
+    await refused_message(server, chosen, "nobody here runs 'web_search'")
 
 
 @pytest.mark.parametrize(
