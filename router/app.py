@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import Any
@@ -386,17 +387,28 @@ class Router:
     async def _answers(
         self, request: web.Request, body: bytes | bytearray = b""
     ) -> AsyncGenerator[tuple[str, aiohttp.ClientResponse], None]:
-        """(model, answer) of all running servers, or that of the query's `model`, one after the other. None is started:
-        what is looked for would not be there. One that does not begin to answer soon is left out."""
+        """(model, answer) of all running servers, or that of the query's `model`, as they come. None is started:
+        what is looked for would not be there. Those that do not begin to answer soon are left out."""
         asked = self._fleet.find(self._base(name)) if (name := request.query.get("model", "")) else None
-        for name in [name for name, m in self._fleet.models.items() if m.state == LOADED and asked in (None, m)]:
-            with suppress(InvalidRequest, NotFound, BadGateway, TimeoutError):  # ended meanwhile, or hangs
-                async with AsyncExitStack() as stack:
-                    child = await stack.enter_async_context(self._fleet.lease(name, autoload=False, uses=False))
-                    async with asyncio.timeout(_SOON):
-                        answer = await ask(self._session, request, child, self._path(request), body)
-                        await stack.enter_async_context(answer)
-                    yield name, answer
+        names = [name for name, m in self._fleet.models.items() if m.state == LOADED and asked in (None, m)]
+        async with AsyncExitStack() as stack:
+
+            async def head(name: str) -> aiohttp.ClientResponse:
+                child = await stack.enter_async_context(self._fleet.lease(name, autoload=False, uses=False))
+                answer = await ask(self._session, request, child, self._path(request), body)
+                return await stack.enter_async_context(answer)
+
+            tasks = {asyncio.create_task(head(name)): name for name in names}
+            stack.push_async_callback(_cancelled, tasks)
+            waiting, until = set(tasks), time.monotonic() + _SOON
+            while waiting:
+                left = max(0.0, until - time.monotonic())
+                done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if not done:  # the others hang
+                    return
+                for task in done:
+                    with suppress(InvalidRequest, NotFound, BadGateway):  # it ended meanwhile
+                        yield tasks[task], task.result()
 
     async def _new_conversation(self, request: web.Request) -> web.StreamResponse:
         """POST /v1/conversations: the server of `model` keeps it, or one that is loaded."""
@@ -457,6 +469,7 @@ class Router:
             async for name, answer in answers:
                 if answer.status == 200:
                     texts[name] = await answer.text()
+        texts = {name: texts[name] for name in self._fleet.models if name in texts}
         if not texts and not self._config.metrics:
             raise NotSupported("no model that is loaded has metrics; start the server with --metrics")
         states = [model.state for model in self._fleet.models.values()]
@@ -497,3 +510,10 @@ async def serve(router: Router, fleet: Fleet[ServerProcess], config: ServerConfi
         await asyncio.gather(fleet.close(), router.downloads.close())
 
     await listen(router.app(), config, run, stop)
+
+
+async def _cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks, and wait for their end."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -32,12 +32,14 @@ async def _fetch(*_: Any) -> None:
 
 
 def made(
-    *, autoload: bool = True, entry: Entry | None = None, start: Any = _broken, **settings: Any
+    *, autoload: bool = True, entry: Entry | None = None, names: str = "a", start: Any = _broken, **settings: Any
 ) -> tuple[Fleet[ServerProcess], Router]:
-    """A router of a model that does not start, unless `start` starts it."""
-    fleet = Fleet([entry or Entry("a", ())], start, 1)
+    """A router of models that do not start, unless `start` starts them."""
+    fleet = Fleet([entry] if entry else [Entry(name, ()) for name in names], start, len(names))
     cache = Cache(str, _fetch, lambda _: None, lambda _: None)
-    return fleet, Router(fleet, ServerConfig(**settings), list, RouterJobs(""), cache, autoload=autoload, limit=1)
+    return fleet, Router(
+        fleet, ServerConfig(**settings), list, RouterJobs(""), cache, autoload=autoload, limit=len(names)
+    )
 
 
 @asynccontextmanager
@@ -255,6 +257,21 @@ async def test_the_list_of_models_does_not_wait_for_a_child_that_hangs(monkeypat
             async with asyncio.timeout(2), session.get(f"{url}/v1/models") as reply:
                 assert [model["status"]["value"] for model in (await reply.json())["data"]] == ["loaded"]
         assert child.n_requests == 2  # it is asked once
+
+
+async def test_one_child_answers_while_others_hang() -> None:
+    children = {"a": Child([_OK, None]), "b": Child([_OK, _OK]), "c": Child([_OK, None])}
+
+    async def start(entry: Entry) -> ServerProcess:
+        return await children[entry.name].start()
+
+    async with routing(names="abc", start=start) as (session, url):
+        for name in children:
+            async with session.post(f"{url}/completion", json={"model": name, "prompt": "x"}) as reply:
+                assert reply.status == 200
+        async with asyncio.timeout(4), session.get(f"{url}/v1/responses/resp_1") as reply:  # less than _SOON
+            assert reply.status == 200
+        assert children["b"].n_requests == 2
 
 
 async def test_metrics_and_lookups_leave_out_a_child_that_hangs(monkeypatch: pytest.MonkeyPatch):
