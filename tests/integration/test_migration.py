@@ -21,6 +21,7 @@ from logitless.cli.setup.tools import tool_settings
 from logitless.engine.loading.drafting import spec_kinds
 from logitless.engine.loading.options import ModelOptions
 from logitless.engine.loading.placement import placement
+from tests.helpers import llama_server_readme as readme
 from tests.helpers.http_fakes import N_CTX, FakeTokenizer, running
 from tests.helpers.paths import ROOT
 from tests.integration.conftest import ServerFactory
@@ -96,6 +97,7 @@ DIFFERENT: dict[str, Callable[[], bool]] = {
     "--cpu-mask": lambda: parse(FLAGS, ["-C", "3"], {}).cpu_mask == {0, 1},
     "--cpu-range": lambda: parse(FLAGS, ["-Cr", "0-1"], {}).cpu_range == {0, 1},
     "--main-gpu": lambda: placement(ModelOptions(main_gpu=1, device=("cpu",)))[0] == ("cpu",),
+    "--split-mode": lambda: parse(FLAGS, ["-sm", "row"], {}).split_mode == "row",
     "--load-mode": lambda: parse(FLAGS, ["-lm", "dio"], {}).load_mode == "dio",
     "--numa": lambda: parse(FLAGS, ["--numa", "isolate"], {}).numa == "isolate",
     "--fit-target": lambda: default("--fit-target") == (),
@@ -158,6 +160,37 @@ def test_the_first_table_has_all_endpoints_and_fields_that_differ() -> None:
             if cells[-1].partition(":")[0] in ("differs", "not here"):
                 for word in words(cells[0 if heading == "Endpoints" else 1]):
                     assert f"`{word}`" in text, word
+
+
+# llama-server's README
+
+
+def test_the_tables_have_all_of_the_readme() -> None:
+    def named(heading: str, column: int) -> set[str]:
+        return {word for cells in rows(heading) for word in words(cells[column])}
+
+    assert set(readme.FLAGS) - named("Flags", 0) == set()
+    assert {" ".join(name.split()) for name in readme.ENDPOINTS.split(",")} - named("Endpoints", 0) == set()
+    assert {name for of in readme.FIELDS.values() for name in of.split()} - named("Fields of requests", 1) == set()
+    assert set(readme.METRICS) - named("Metrics", 0) == set()
+
+
+@pytest.mark.parametrize("name", readme.FLAGS)
+def test_a_flag_of_the_readme_is_taken_or_has_a_row(name: str) -> None:
+    """`not here` is refused by name (below); every other one is parsed by a flag of that name."""
+    row = next(cells for cells in rows("Flags") if name in words(cells[0]))
+    assert row[-1].startswith("not here") or name in BY_NAME
+
+
+@pytest.mark.parametrize("flag", readme.VALUES)
+def test_a_value_of_the_readme_is_taken_or_has_a_row(
+    flag: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = [(cells[0], " ".join(cells)) for cells in rows(FIRST) if cells[-1].startswith("refused")]
+    for value in readme.VALUES[flag]:
+        if told := refusal(f"{flag} {value}"):
+            assert any(flag in first and value in whole for first, whole in refused), (value, told)
 
 
 # Flags
@@ -390,11 +423,12 @@ def test_endpoints_that_are_not_here_are_refused(client: Client) -> None:
 @pytest.mark.parametrize(("endpoint", "field"), same("Fields of requests"))
 def test_a_field_is_read(client: Client, endpoint: str, field: str) -> None:
     """A value that it cannot have is refused by its name, where an unknown field would be ignored."""
-    (path,) = words(endpoint)
-    if path == "/rerank":
-        return  # this model has no head for it: below
-    answers = [client.ask("POST", path, {**body_of(path), field: value}) for value in NONSENSE]
-    assert any(status == 400 and field in reply["error"]["message"] for status, reply in answers), answers
+    for path in words(endpoint):
+        if path == "/rerank":
+            continue  # this model has no head for it: below
+        body = {} if path == "/embedding" else body_of(path)
+        answers = [client.ask("POST", path, {**body, field: value}) for value in NONSENSE]
+        assert any(status == 400 and field in reply["error"]["message"] for status, reply in answers), answers
 
 
 async def test_a_field_of_reranking_is_read() -> None:
@@ -458,6 +492,8 @@ def test_objects_have_the_same_fields(client: Client) -> None:
 def test_metrics_are_the_same(client: Client) -> None:
     text = client.ask("GET", "/metrics").body
     for names, here in rows("Metrics"):
+        if here.startswith("same:"):
+            continue  # of drafts: tests/server/test_endpoints.py
         assert here == "same"
         for name in words(names):
             assert re.search(rf"^llamacpp:{name} [\d.e+-]+$", text, re.MULTILINE), name
