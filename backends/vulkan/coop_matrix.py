@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from logitless.backends.gpu.matmul.linear_coop_matrix import SHARED_BYTES, TM, TN, WG
@@ -19,12 +19,16 @@ SIZES = (8, 16, 32)  # rows, columns and depth that the kernels' tiles and local
 
 @dataclass(frozen=True)
 class Matrices:
-    """Size of cooperative matrices: rows and columns of a result, depth, threads of a subgroup."""
+    """Size of cooperative matrices: rows and columns of a result, depth, threads of a subgroup.
+
+    `fixed`: the device has subgroups of this size alone, so that a pipeline need not require it.
+    """
 
     rows: int
     columns: int
     depth: int
     subgroup: int
+    fixed: bool = False
 
     @property
     def constants(self) -> dict[str, int]:
@@ -47,18 +51,19 @@ def find(instance: Any, device: Any, features: set[str], core: Any, subgroup: in
     """The matrices that kernels use, from a device's features and properties; None where they
     cannot run.
     """
-    limits = core.limits
+    limits, fixed = core.limits, v13.minSubgroupSize == v13.maxSubgroupSize == subgroup
     if (
         not features >= NEEDS
         or limits.maxComputeSharedMemorySize < SHARED_BYTES
         or limits.maxComputeWorkGroupInvocations < WG
-        or not v13.requiredSubgroupSizeStages & COMPUTE
+        or not (fixed or v13.requiredSubgroupSizeStages & COMPUTE)
         or v13.maxComputeWorkgroupSubgroups * subgroup < WG
     ):
         return None
     if core.deviceType == CPU and subgroup != CPU_SUBGROUP:
         return None
-    return choose(entries(instance, device), subgroup)
+    sizes = choose(entries(instance, device), subgroup)
+    return sizes and replace(sizes, fixed=fixed)
 
 
 def entries(instance: Any, device: Any) -> list[Entry]:

@@ -102,9 +102,10 @@ class Pipelines:
             raise KernelRefused(f"{kernel.name}: {self.device.info.name} has no cooperative matrices that fit")
         _specialise(stage, [sizes.constants[name] for name in kernel.special], keep)
         stage.flags = FULL_SUBGROUPS
-        stage.pNext = keep.struct(
-            "PipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=sizes.subgroup
-        )
+        if not sizes.fixed:
+            stage.pNext = keep.struct(
+                "PipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=sizes.subgroup
+            )
 
     def _layout(self, push_bytes: int) -> Any:
         """Pipeline layout for a size of push constants, which are all arguments."""

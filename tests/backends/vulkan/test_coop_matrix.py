@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import pytest
 
 from logitless.backends.errors import DeviceLost
 from logitless.backends.gpu.language.dialect import SIMT
-from logitless.backends.vulkan import autotune
+from logitless.backends.vulkan import autotune, coop_matrix
+from logitless.backends.vulkan.api import COMPUTE
 from logitless.backends.vulkan.autotune import Choice, known, measure
 from logitless.backends.vulkan.coop_matrix import F32, I8, I32, Entry, Matrices, choose
 from logitless.backends.vulkan.instance import DeviceInfo
@@ -47,6 +49,24 @@ def test_choose_takes_the_largest_size_that_fits(found: list[Entry], subgroup: i
     matrices = choose(found, subgroup)
     assert (str(matrices) if matrices else None) == taken
     assert matrices is None or matrices.constants["SG"] == subgroup
+
+
+@pytest.mark.parametrize(
+    ("sizes", "stages", "fixed"),
+    [((32, 32), 0, True), ((32, 64), COMPUTE, False), ((32, 64), 0, None), ((64, 64), 0, None)],
+)
+def test_a_subgroup_size_need_not_be_required_where_it_is_the_only_one(
+    sizes: tuple[int, int], stages: int, fixed: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NVK has subgroups of 32 and no stage that can require them."""
+    supported = entries([(16, 16, 16)], FLOATS) + entries([(16, 16, 32)], BYTES)
+    monkeypatch.setattr(coop_matrix, "entries", lambda instance, device: supported)
+    limits = SimpleNamespace(maxComputeSharedMemorySize=49152, maxComputeWorkGroupInvocations=1024)
+    v13 = SimpleNamespace(requiredSubgroupSizeStages=stages, maxComputeWorkgroupSubgroups=32)
+    v13.minSubgroupSize, v13.maxSubgroupSize = sizes
+    core = SimpleNamespace(limits=limits, deviceType=2)
+    matrices = coop_matrix.find(None, None, set(coop_matrix.NEEDS), core, 32, v13)
+    assert (matrices and matrices.fixed) == fixed
 
 
 INFO = DeviceInfo(
