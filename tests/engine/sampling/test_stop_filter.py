@@ -88,6 +88,10 @@ def test_stop_texts_after_the_first_tokens(texts: list[str], shown: str, word: s
     assert ("".join(found), stop) == (shown, word)
 
 
+def test_stop_text_of_the_first_tokens_is_not_held_back() -> None:
+    assert decode(["xab", "y", "z"], ("ab",), min_tokens=2)[0][0] == "xab"
+
+
 @pytest.mark.parametrize(
     ("texts", "shown"),
     [
