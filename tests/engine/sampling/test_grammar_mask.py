@@ -154,6 +154,15 @@ def test_draws_lie_where_the_op_looks_for_them() -> None:
             assert len(room["sample.draws"]) == (12 if masked else 6)
 
 
+@pytest.mark.parametrize("grammar", [None, "root ::= .*"])
+def test_sampler_without_pending_mask_is_ready(grammar: str | None) -> None:
+    constraint = GrammarConstraint(compile_grammar(grammar)) if grammar else None
+    sampler = RowSampler(SamplingParams(seed=3, grammar=constraint), tokenizer(), 64)
+    if sampler._masks is not None:
+        sampler._masks._job.result(20)
+    assert sampler.ready
+
+
 class LateEngine(FakeEngine):
     """Rows for which `late` says so are not sampled."""
 
