@@ -283,3 +283,20 @@ def test_a_grammar_that_takes_a_second_of_a_processor_for_a_token_ends_its_reque
         with pytest.raises(GrammarError, match="takes more than 1 s of a processor for one token"):
             masks.rows()[0].wait(60)  # type: ignore[union-attr]
         seconds = itertools.repeat(0.0)
+
+
+class EndedSampler(FakeSampler):
+    """Its grammar's text is complete at the fourth token, for which no end token is left."""
+
+    def accept(self, word: int) -> int:
+        if len(self.history) == len(PROMPT) + 3:
+            self.problem, self.ended = "no token is left", True
+        return super().accept(word)
+
+
+def test_complete_text_without_an_end_token_ends_the_answer() -> None:
+    bench = Bench()
+    expected = bench.run(PROMPT, n_predict=9, ignore_eos=True).ids[:3]
+    bench.scheduler.make_sampler = lambda params, n_ctx, *_: EndedSampler(params, n_ctx)
+    answer = bench.run(PROMPT, n_predict=9, ignore_eos=True)
+    assert (answer.ids, answer.finished.stop_type) == (expected, "eos")

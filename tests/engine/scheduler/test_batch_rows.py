@@ -189,3 +189,12 @@ def test_time_of_unmeasured_size_lies_between_its_neighbours() -> None:
         rows.observe(1, 1.0)
     rows.observe(16, 3.0)
     assert rows.rows(1, 15, mixed=False, busy=False) == 1
+
+
+def test_every_seventeenth_step_is_of_streams_alone() -> None:
+    """Rows that cost nothing join sixteen steps; then the streams alone are measured."""
+    rows = BatchRows()
+    for size in (1, 1, 1, 2):
+        rows.observe(size, 1.0)
+    joined = [rows.rows(1, 1, mixed=False, busy=False) for _ in range(35)]
+    assert joined == [*[1] * 16, 0, *[1] * 16, 0, 1]
