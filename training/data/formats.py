@@ -437,6 +437,26 @@ def _with_tool_calls(message: dict[str, Any], at: str) -> dict[str, Any]:
     return {**rest, "tool_calls": [_call(message["function_call"], f"{at}: field 'function_call'")]}
 
 
+def _with_weight(message: dict[str, Any], at: str) -> dict[str, Any]:
+    """A message whose `train` (axolotl's) or `loss` (ms-swift's) is its `weight`."""
+    if message.get("weight") not in (None, 0, 1):
+        raise TrainingError(f"{at}: field 'weight' must be 0 or 1")
+    for name in ("train", "loss"):
+        learned = message.get(name)
+        if learned is None:
+            continue
+        if learned not in (False, True):
+            raise TrainingError(f"{at}: field '{name}' must be true or false")
+        if message["role"] != "assistant" and learned:
+            raise TrainingError(f"{at}: field '{name}': only the assistant's messages are learned")
+        if message.get("weight") not in (None, learned):
+            raise TrainingError(f"{at}: fields '{name}' and 'weight' contradict each other")
+        message = {key: value for key, value in message.items() if key != name}
+        if message["role"] == "assistant":
+            message["weight"] = int(learned)
+    return message
+
+
 def _messages(value: Any, where: str, field: str, *, learns: bool = False) -> Messages:
     """Messages of a field; `learns`: one of the assistant must be among them."""
     if not isinstance(value, list) or not value:
@@ -448,7 +468,7 @@ def _messages(value: Any, where: str, field: str, *, learns: bool = False) -> Me
             raise TrainingError(f"{at} must be an object")
         if message.get("role") not in ROLES:
             raise TrainingError(f"{at}: field 'role' must be one of {', '.join(ROLES)}")
-        message = _with_tool_calls(message, at)
+        message = _with_weight(_with_tool_calls(message, at), at)
         content = message.get("content")
         if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
             raise TrainingError(f"{at}: field 'content' must be a string")
@@ -456,9 +476,7 @@ def _messages(value: Any, where: str, field: str, *, learns: bool = False) -> Me
             parts = [_part(part, f"{at}.content[{k}]", message["role"]) for k, part in enumerate(content)]
             message = {**message, "content": parts}
         messages.append(message)
-        if message.get("weight") not in (None, 0, 1):
-            raise TrainingError(f"{at}: field 'weight' must be 0 or 1")
-    if learns and not any(m["role"] == "assistant" and m.get("weight") != 0 for m in value):
+    if learns and not any(m["role"] == "assistant" and m.get("weight") != 0 for m in messages):
         told = "" if field == "messages" else f"field '{field}': "
         raise TrainingError(f"{where}: {told}no message of the assistant is there to learn from")
     return tuple(messages)

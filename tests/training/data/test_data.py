@@ -17,6 +17,7 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.tokenizer import Tokenizer
 from logitless.training.data import tokenize_rows
 from logitless.training.data.dataset_rows import DatasetRow
+from logitless.training.data.formats import parse_row
 from logitless.training.data.load import DataOptions, Reader, load_dataset, text_dataset
 from logitless.training.data.packing import (
     Examples,
@@ -233,6 +234,26 @@ def test_the_assistants_part_is_learned(shared_data: Path) -> None:
     assert found.tokens.tolist() == v.encode(template.render(plain, add_generation_prompt=False))
 
 
+@pytest.mark.parametrize("name", ["train", "loss"])
+@pytest.mark.parametrize("turns", ["messages", "conversations"])
+def test_a_message_that_says_it_is_not_trained_is_not_learned(name: str, turns: str, shared_data: Path) -> None:
+    v = vocabulary(shared_data, "qwen2")
+    template = ChatTemplate("chatml", bos_token="", eos_token="<|im_end|>")
+    said: list[tuple[str, str, bool | None]] = [
+        *(("user", "Hi?", False), ("assistant", "No.", False), ("user", "Why?", None)),
+        *(("assistant", "Rain.", True), ("user", "And?", None), ("assistant", "Snow.", None)),
+    ]
+    keys = ("role", "content") if turns == "messages" else ("from", "value")
+    rows = [{keys[0]: role, keys[1]: text} | ({} if flag is None else {name: flag}) for role, text, flag in said]
+    record = parse_row({turns: rows}, 1, "f: line 1")
+    assert not record.unused
+    (found,) = examples_of([record], v, template)
+    learned = v.decode(found.tokens[found.learn], special=True).decode()
+    assert learned == "Rain.<|im_end|>\nSnow.<|im_end|>\n"
+    plain = [{"role": role, "content": text} for role, text, _ in said]
+    assert found.tokens.tolist() == v.encode(template.render(plain, add_generation_prompt=False))
+
+
 def test_a_template_that_rewrites_turns_gives_an_example_a_turn(shared_data: Path) -> None:
     """Qwen 3 drops what the assistant thought in earlier turns."""
     v = vocabulary(shared_data, "qwen2")
@@ -327,6 +348,13 @@ def test_special_tokens_of_all_rows_are_those_of_inference(shared_data: Path) ->
         ('{"messages": [{"role": "judge", "content": "a"}]}', "line 2: messages[0]: field 'role' must be one of"),
         ('{"messages": [{"role": "assistant"}]}', "line 2: messages[0]: field 'content' must be a string"),
         ('{"messages": [{"role": "assistant", "content": "a", "weight": 2}]}', "field 'weight' must be 0 or 1"),
+        ('{"messages": [{"role": "assistant", "content": "a", "train": "no"}]}', "field 'train' must be true or false"),
+        ('{"messages": [{"role": "user", "content": "a", "train": true}]}', "field 'train': only the assistant's"),
+        ('{"messages": [{"role": "assistant", "content": "a", "loss": true, "weight": 0}]}', "contradict each other"),
+        (
+            '{"messages": [{"role": "assistant", "content": "a", "train": false}]}',
+            "no message of the assistant is there",
+        ),
     ],
 )
 def test_bad_rows_are_named(row: str, told: str) -> None:
