@@ -122,6 +122,7 @@ class Trainer:
         if trainable.lora is None:
             raise TrainingError("all weights are trained, and peft's format is of adapters")
         with public_errors():
+            self._run.trainer.check()
             write_peft(folder, trainable.adapter(), self._run.gguf, self._run.hparams)
 
     def save_checkpoint(self, path: str | Path) -> None:

@@ -398,11 +398,13 @@ class FineTuning:
 
     def save(self, path: str | Path, dtype: str = "f32") -> None:
         """Write the adapter, or the whole model with its trained matrices in `dtype`, as a GGUF
-        file."""
+        file. TrainingDiverged: the model is not sound."""
+        self.trainer.check()
         save_result(path, self.trainer.trainable, self.gguf, self.hparams, dtype)
 
     def save_checkpoint(self, path: str | Path) -> None:
-        """Write everything that the rest of the run depends on."""
+        """Write everything that the rest of the run depends on. TrainingDiverged: the model is not sound."""
+        self.trainer.check()
         save_checkpoint(path, self.trainer, self.hparams.arch)
 
     def resume(self, path: str | Path) -> bool:

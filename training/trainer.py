@@ -423,6 +423,11 @@ class Trainer:
                 self._diverged("loss after it", loss)
             self._checked = i
 
+    def check(self) -> None:
+        """TrainingDiverged: the model after the last step has no finite loss, or gradient."""
+        for _ in self._check_model():
+            pass
+
     def _diverged(self, what: str, loss: float) -> NoReturn:
         numbers = f"{what} {loss:.4g}, gradient norm {self._norm:.4g}"
         raise TrainingDiverged(

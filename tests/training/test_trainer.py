@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader
 
+import logitless
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.backends.host_memory import HostBuffer
 from logitless.graph.backend import Bytes
@@ -629,6 +630,29 @@ def test_a_step_whose_model_has_no_gradient_is_not_saved(start: Open, monkeypatc
     with pytest.raises(TrainingDiverged, match=rf"at step {at + 1}: loss after it \d.*, gradient norm nan"):
         trainer.fit(events.append)
     assert [e.iteration for e in events if isinstance(e, Save)] == list(range(1, at + 1))
+
+
+@pytest.mark.parametrize("how", ["save", "save_checkpoint", "save_peft"])
+@pytest.mark.parametrize("rate", [math.inf, 1e12])
+def test_a_callback_that_saves_writes_no_model_that_has_diverged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, rate: float
+) -> None:
+    """The step before was sound, and its own loss is finite: what is saved is the model after it."""
+    monkeypatch.setattr(Schedule, "rate", lambda _, step, *more: rate if step == 1 else 1e-3)
+    written: list[int] = []
+
+    def save(event: object) -> None:
+        if isinstance(event, Step):
+            getattr(trainer, how)(tmp_path / f"{event.iteration}")
+            written.append(event.iteration)
+
+    rows = [{"prompt": "Who is there?", "completion": " Nay, answer me."}] * 8
+    options = {"ctx_size": 32, "batch_size": 4, "iterations": 4, "device": "cpu", "threads": 1}
+    told = pytest.raises(logitless.TrainingError, match=r"at step 2: |a number that is NaN or infinite")
+    with logitless.Trainer(None, rows, callbacks=[save], **options) as trainer, told:  # type: ignore[arg-type]
+        trainer.fit()
+    assert written == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]
 
 
 def test_a_loss_that_falls_is_saved_without_another_gradient(start: Open, monkeypatch: pytest.MonkeyPatch) -> None:
