@@ -20,6 +20,7 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.types import ValueType
 from logitless.models.gguf.write import Data, Key, f32, flag, tensor, text, u32, u64, write_gguf
+from logitless.models.weights.finite import is_finite
 from logitless.training.adapters.options import RANKS, LoraOptions
 from logitless.training.config import SUPERVISED
 from logitless.training.data.packing import Groups
@@ -212,7 +213,10 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         for name, info in gguf.tensors.items():
             if info.dtype != "f32":
                 raise ModelFileError(path, f"tensor '{name}' has type {info.dtype}, expected f32")
-            tensors[name] = np.array(gguf.bytes_of(name).view(np.float32).reshape(info.shape))
+            raw = gguf.bytes_of(name)
+            if name != _PAST and not is_finite(raw, "f32"):
+                raise ModelFileError(path, f"tensor '{name}' has a number that is NaN or infinite")
+            tensors[name] = np.array(raw.view(np.float32).reshape(info.shape))
         updates = get("optimizer.iteration_count", int)
         past = tensors.pop(_PAST, None)
         state = {
@@ -256,6 +260,8 @@ def read_checkpoint(path: str | Path) -> Checkpoint:
         reference = m.get(_REFERENCE)
         if reference is not None and (not isinstance(reference, np.ndarray) or reference.dtype != np.float64):
             raise ModelFileError(path, f"key '{_REFERENCE}' is not an array of doubles")
+        if reference is not None and not np.isfinite(reference).all():
+            raise ModelFileError(path, f"key '{_REFERENCE}' has a number that is NaN or infinite")
         return Checkpoint(
             Path(path),
             kind,

@@ -609,6 +609,17 @@ def test_parameters_that_are_not_finite_are_never_written(
     assert [path.name for path in tmp_path.iterdir()] == ["out.gguf"]
 
 
+@pytest.mark.parametrize("part", ["lora_a", "first_moments", "second_moments"])
+def test_a_checkpoint_with_a_number_that_is_not_finite_is_refused(start: Open, tmp_path: Path, part: str) -> None:
+    save_checkpoint(path := tmp_path / "c.gguf", start(LORA), "llama")
+    reader = GGUFReader(path, "r+")
+    spoiled = next(t for t in reader.tensors if part in t.name)
+    spoiled.data.reshape(-1)[-1] = np.nan
+    reader.data.flush()
+    with pytest.raises(ModelFileError, match=rf"c.gguf: tensor '\S*{part}' has a number that is NaN or infinite"):
+        read_checkpoint(path)
+
+
 def test_numbers_too_large_for_the_files_type_are_refused(start: Open, model: Path, tmp_path: Path) -> None:
     trainer = start("full")
     session, p = trainer.trainable.session, trainer.trainable.params[-1]
