@@ -10,7 +10,7 @@ from logitless.graph.backend import Backend
 from logitless.graph.execution.division import Division
 from logitless.graph.execution.session import DeviceBytes, Session
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.weights.placement import Places, places, proportional
+from logitless.models.weights.placement import OF_ENCODER, Places, places, proportional
 
 _OF_HEADS = re.compile(r"(?:^|\.)blk\.(\d+)\.attn_[qkv]\.weight$")
 ROWS = 32  # of a divided weight: its smallest part
@@ -62,9 +62,9 @@ def division(options: PlacementOptions, devices: Sequence[Device], session: Sess
 
     def n_units(name: str, rows: int) -> int:
         """Heads of queries, keys and values stay whole; other weights are cut at multiples of 32 rows. An
-        embedding that is the output's matrix, too, is whole on the first device anyway.
+        embedding that is the output's matrix, too, is whole on the first device anyway, and encoders stay there.
         """
-        if name.endswith("token_embd.weight"):
+        if name.endswith("token_embd.weight") or OF_ENCODER.match(name):
             return 1
         if of_heads := _OF_HEADS.search(name):
             n = h.sizes(int(of_heads[1])).n_head_kv

@@ -17,7 +17,7 @@ from logitless.graph.execution.partition import PlacementHint
 from logitless.graph.tensor import Tensor
 
 _OF_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.|^(?:[kv]|conv|recurrent)\.(\d+)$")
-_OF_ENCODER = re.compile(r"v\.(?!\d+$)|a\.|mm\.|vision\.")
+OF_ENCODER = re.compile(r"v\.(?!\d+$)|a\.|mm\.|vision\.")
 _OF_OUTPUT = re.compile(r"(?:^|\.)(?:output|output_norm|altup_unembd_proj|cls|dense_[23])\.|^(?:sampler_state|hidden)$")
 # The name in the file, within ours.
 _WEIGHT = re.compile(r"(?:(?:weights|lora)\.\d+\.)?(.+\.(?:weight|bias|scale))(?:\.[ab])?")
@@ -47,7 +47,7 @@ class Places:
         return layer, layer
 
     def _layer(self, node: Tensor, name: str) -> int:
-        if _OF_ENCODER.match(name):
+        if OF_ENCODER.match(name):
             return self.encoder
         if layer := _OF_LAYER.search(name):
             return self.slots[int(layer[1] or layer[2])]

@@ -119,6 +119,10 @@ def test_layers_on_the_cpu_are_not_divided(cards: None, tmp_path: Path) -> None:
     expected = answers(engine)
     engine.close()
     half = model(path, "ab", "tensor", n_layers=2)
+    division = half.session.division
+    assert division is not None
+    assert division._n_units("v.blk.30.attn_q.weight", 64) == 1  # encoders stay whole
+    assert division._n_units("weights.1.blk.0.ffn_up.weight", 64) == 2
     assert answers(half) == expected
     assert min(bytes_on(half, i) for i in range(3)) > 0
     half.close()
