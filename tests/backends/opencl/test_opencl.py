@@ -142,3 +142,30 @@ __kernel void f(__global float16* x) {{ work(x); }}
     caplog.clear()
     build_program(device._context, prelude.CL + prelude.CL_CPU + code)
     assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("system", "names"),
+    [
+        ("linux", ["libOpenCL.so.1", "libOpenCL.so"]),
+        ("win32", ["OpenCL.dll"]),
+        ("darwin", ["/System/Library/Frameworks/OpenCL.framework/OpenCL"]),
+    ],
+)
+def test_loader_has_the_names_of_the_system(
+    device: OpenCLBackend, system: str, names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from logitless.backends.errors import DeviceError
+    from logitless.backends.opencl import native_launch
+
+    tried: list[str] = []
+
+    def missing(name: str) -> object:
+        tried.append(name)
+        raise OSError(name)
+
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr(native_launch.ctypes, "PyDLL", missing)
+    with pytest.raises(DeviceError, match="the OpenCL loader's functions cannot be found"):
+        native_launch._functions.__wrapped__()
+    assert tried[1:] == names  # after the library that pyopencl is linked with

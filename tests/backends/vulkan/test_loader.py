@@ -116,3 +116,24 @@ def test_discrete_gpus_come_before_others(
         (3, "other", "card 4"),
         (4, "cpu", "card 0"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("families", "taken"),
+    [([7], 0), ([1, 7, 6, 4], 2), ([2, 6], 0)],
+    ids=["one", "beside graphics", "two without graphics"],
+)
+def test_queue_without_graphics_is_taken(
+    families: list[int], taken: int, open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_device("vulkan:0")
+    info = instance.all_devices()[0]
+    plain = instance.listed
+
+    def listed(call: Any, ctype: str, *before: Any, struct: str = "") -> list[Any]:
+        if ctype == "VkQueueFamilyProperties":
+            return [SimpleNamespace(queueFlags=flags) for flags in families]
+        return plain(call, ctype, *before, struct=struct)
+
+    monkeypatch.setattr(instance, "listed", listed)
+    assert info.instance._describe(0, info.handle).queue_family == taken
