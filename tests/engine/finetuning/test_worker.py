@@ -579,8 +579,7 @@ def test_a_job_stops_early_with_its_best_model(
     job.tuning.close()
 
 
-@pytest.mark.parametrize(("n", "last"), [(9, 0), (12, 10), (19, 10)])
-@pytest.mark.parametrize("full", [False, True])
+@pytest.mark.parametrize(("n", "last", "full"), [(9, 0, False), (12, 10, False), (19, 10, False), (12, 10, True)])
 def test_a_job_that_diverges_keeps_and_names_its_last_good_checkpoint(
     engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int, last: int, full: bool
 ) -> None:
