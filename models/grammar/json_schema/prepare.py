@@ -45,6 +45,12 @@ _IN_URI = "!#$%&'()*+,-./:;=?@_~"
 # Keywords that are dropped where they cannot be enforced, with the types that they constrain.
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _TEXTS = ("pattern", "format")
+_UNKNOWN = frozenset(  # keywords that the engine leaves out, unless the schema is strict
+    (
+        *("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "propertyNames"),
+        *("contains", "minContains", "maxContains", "uniqueItems", "unevaluatedItems", "unevaluatedProperties"),
+    )
+)
 _DROPPABLE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*_TEXTS, "minLength", "maxLength"), ("string",)),
     **dict.fromkeys((*_BOUNDS, "multipleOf"), ("integer", "number")),
@@ -130,6 +136,7 @@ def _prepared(source: str, strict: bool) -> str:
     schema = edited(schema, _drop_wide_bounds)
     if compile_error(schema):
         schema = edited(schema, _drop_unenforceable)
+    _log_unknown(schema)
     return json.dumps(schema)
 
 
@@ -348,3 +355,17 @@ def _drop_unenforceable(schema: Schema, path: str) -> Schema:
 
 def _log_dropped(path: str, keys: tuple[str, ...], problem: str) -> None:
     log.warning("JSON schema: %s is not enforced: %s", place(path) + pointer(keys), reason(problem)[:200])
+
+
+def _log_unknown(schema: Any) -> None:
+    """One line of the log for all keywords that the engine leaves out."""
+    names: list[str] = []
+
+    def note(part: Schema, path: str) -> Schema:
+        names.extend(place(path) + pointer((key,)) for key in part if key in _UNKNOWN and part[key] not in (False, {}))
+        return part
+
+    edited(schema, note)
+    if names:
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        log.warning("JSON schema: not enforced without strict: %s", ", ".join(names[:8])[:400] + more)

@@ -276,3 +276,26 @@ def test_a_deep_schema_is_refused() -> None:
         schema = {"items": schema}
     with pytest.raises(GrammarError, match="nested too deeply"):
         prepared(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "names"),
+    [
+        ({"type": "array", "uniqueItems": True, "contains": {"const": 3}}, ["/contains", "/uniqueItems"]),
+        ({"type": "object", "properties": {"a": {"type": "string", "not": {"const": "x"}}}}, ["/properties/a/not"]),
+        ({"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}}, ["/if", "/then"]),
+        ({"type": "object", "properties": {"not": {"type": "string"}, "if": {"type": "null"}}}, []),
+        ({"type": "array", "uniqueItems": False}, []),
+        # enforced as additionalProperties; not beside a composition
+        ({"properties": {"a": {"type": "null"}}, "unevaluatedProperties": {"type": "string"}}, []),
+        ({"anyOf": [{"required": ["a"]}], "unevaluatedProperties": {"type": "null"}}, ["/unevaluatedProperties"]),
+    ],
+)
+def test_keywords_that_nothing_enforces_are_named_in_one_line(
+    schema: dict[str, Any], names: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "logitless.grammar"):
+        prepared({**schema, "title": f"{names}"})  # of no other test
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == bool(names)
+    assert sorted(lines[0].partition("strict: ")[2].split(", ") if lines else []) == names
