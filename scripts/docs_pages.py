@@ -131,8 +131,10 @@ class Doctests(griffe.Extension):
             obj.docstring.value = DOCTEST.sub(r"```pycon\n\g<0>\n```", obj.docstring.value)
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """The page with its generated parts (mkdocs calls this for each page)."""
+def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
+    """The page with its generated parts, for mkdocs; the search puts guides before experiments."""
+    if page is not None and page.file.src_uri.startswith(("experiments/", "internals/")):
+        page.meta["search"] = {"boost": 0.1}
     sys.path.insert(0, str(ROOT))
     try:
         return MARK.sub(lambda found: GENERATORS[found[1]](*([found[2]] if found[2] else [])), markdown)
