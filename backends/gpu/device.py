@@ -100,10 +100,10 @@ def constant_nbytes(t: Tensor) -> int:
     return layout.packed_nbytes(t.dtype, t.shape[0], t.shape[1]) if is_packed(t) and layout.packs(t) else t.nbytes
 
 
-def pack(t: Tensor, raw: Bytes) -> Bytes:
+def pack(t: Tensor, raw: Bytes, shape: Shape) -> Bytes:
     """Pack a constant variable's GGUF bytes: a matrix as kernels read it, anything else as it
     is.
     """
     if len(raw) != t.nbytes:
         raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
-    return layout.pack(t.dtype, t.shape, raw) if is_packed(t) and layout.packs(t) else raw
+    return layout.pack(t.dtype, t.shape, raw, wide=shape.dot) if is_packed(t) and layout.packs(t) else raw

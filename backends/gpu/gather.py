@@ -47,7 +47,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     n, k = n_elements(t), table.shape[1]
     if is_packed(table):
         bufs: Buffers = (ids, *unpack.buffers(table), t)
-        return [dispatch(f"get_rows_{table.dtype}", shape, bufs, (n, k), groups_for(n, shape, 64))]
+        return [dispatch(f"get_rows_{table.dtype}", shape, bufs, (n, k, int(shape.dot)), groups_for(n, shape, 64))]
     if table.dtype != "f32":
         return None
     return [dispatch("get_rows", shape, (table, ids, t), (n, k), groups_for(n, shape, 64))]

@@ -98,7 +98,7 @@ class OpenCLBackend(Backend):
         return kernels.constant_nbytes(t)
 
     def load(self, t: Tensor, raw: Bytes) -> Memory:
-        packed = np.ascontiguousarray(kernels.pack(t, raw))
+        packed = np.ascontiguousarray(kernels.pack(t, raw, self.shape))
         memory = self.alloc(len(packed))
         try:
             self._cl.enqueue_copy(self._queue, memory.buffer, packed, is_blocking=True)

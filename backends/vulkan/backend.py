@@ -91,7 +91,7 @@ class VulkanBackend(Backend):
         return shared.constant_nbytes(t)
 
     def load(self, t: Tensor, raw: Bytes) -> Memory:
-        packed = shared.pack(t, raw)
+        packed = shared.pack(t, raw, self.shape)
         memory = self.device.memory(len(packed))
         self.upload(Location(memory), packed)
         return memory

@@ -119,7 +119,7 @@ for _dtype in layout.PACKINGS:
     Kernel(
         f"unpack_{_dtype}",
         [*unpack.args(_dtype), Arg("Y", "f32", "w")],
-        ["uint n", "uint n_k"],
+        ["uint n", "uint n_k", "uint wide"],
         "  FOR_EACH(i, n) { uint row = i / n_k, k = i % n_k; ELEMENT(y, row, k) Y[i] = y; }",
         wg=WG,
         functions=unpack.element(_dtype),
@@ -159,8 +159,10 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     x, n = t.src[0], n_elements(t)
     groups = groups_for(n, shape, WG)
     if is_packed(x):
+        if t.dtype != "f32":
+            return None
         bufs: Buffers = (*unpack.buffers(x), t)
-        return [dispatch(f"unpack_{x.dtype}", shape, bufs, (n, t.shape[1]), groups)] if t.dtype == "f32" else None
+        return [dispatch(f"unpack_{x.dtype}", shape, bufs, (n, t.shape[1], int(shape.dot)), groups)]
     if (x.dtype, t.dtype) not in (("f32", "f32"), ("f32", "f16"), ("f16", "f32")):
         return None
     return [dispatch(f"cast_{x.dtype}_{t.dtype}", shape, (x, t), (n,), groups)]

@@ -155,7 +155,7 @@ Kernel(
 _gemm("gemm", [Arg("B", "f32")], [*WORDS, "uint bn", "uint bk"], "f32")
 for _dtype in layout.PACKINGS:
     _names = f"#define n_k columns\n{unpack.element(_dtype)}"
-    _gemm(f"gemm_{_dtype}", unpack.args(_dtype), WORDS, "", _names)
+    _gemm(f"gemm_{_dtype}", unpack.args(_dtype), [*WORDS, "uint wide"], "", _names)
 
 
 def gemm(
@@ -174,7 +174,8 @@ def gemm(
     if across > MAX_GROUPS or down > MAX_GROUPS:
         raise ValueError(f"a product of {m} rows and {n} columns is too large")
     bufs: Buffers = (a, *(unpack.buffers(b) if dtype else (b,)), t)
-    return [dispatch(name, shape, bufs, (m, n, k, part, *steps), (across, down))]
+    words = (m, n, k, part, *steps, *([int(shape.dot)] if dtype else []))
+    return [dispatch(name, shape, bufs, words, (across, down))]
 
 
 def product(a: Tensor, b: Tensor, t: Tensor, k: int, steps: tuple[int, int, int, int], shape: Shape) -> list[Dispatch]:

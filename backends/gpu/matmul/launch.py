@@ -49,8 +49,9 @@ def n_parts(dtype: str) -> int:
     return 3 if len(unpack.args(dtype)) < 4 else 2
 
 
-def args(dtype: str) -> list[Arg]:
-    chosen = [replace(a, of=n_parts(dtype)) for a in unpack.args(dtype)]
+def args(dtype: str, *, wide: bool = False) -> list[Arg]:
+    own = unpack.wide_args(unpack.args(dtype)) if wide else unpack.args(dtype)
+    chosen = [replace(a, of=n_parts(dtype)) for a in own]
     return [Arg("X", "f32"), *chosen, Arg("E", "f32"), Arg("Y", "f32", "w")]
 
 

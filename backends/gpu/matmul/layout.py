@@ -16,6 +16,9 @@ starting at a multiple of 256 bytes. N is padded to whole groups with zeros; b c
     q5_k         [g][b][4][16][4] nibbles            [g][b][16] u32       [g][b][2][16] u8 sc, m   [g][b/8][2][16] f16
     q6_k         [g][b][4][16][4] nibbles            [g][b][2][16] u32    [g][b][2][16] i8 sc      [g][b/8][16] f16
 
+Devices with integer dot products (`wide`) have four of a row's words of quants side by side, for loads
+of 16 bytes: [g][b][8][16][4] is [g][b][2][16][4][4] there, [g][b][4][16][4] is [g][b][16][4][4].
+
 A block of 32 k is 8 steps of 4: element k = 4·step + t. Nibbles: byte t of word v holds step v in
 its low half and step v + 4 in its high half. One high bit: bit 8t + step of the word. Two high
 bits: bits 8t + 2·(step mod 4) of word step div 4. Values are scale · (q − offset) + minimum, with
@@ -98,8 +101,8 @@ def packed_nbytes(dtype: str, n: int, k: int) -> int:
     return sections(dtype, n, k)[4]
 
 
-def pack(dtype: str, shape: tuple[int, ...], raw: Bytes) -> Bytes:
-    """Pack a weight (n, k) of GGUF bytes; large ones with several threads."""
+def pack(dtype: str, shape: tuple[int, ...], raw: Bytes, *, wide: bool) -> Bytes:
+    """Pack a weight (n, k) of GGUF bytes; large ones with several threads. `wide`: for loads of 16 bytes."""
     n, k = shape
     row_nbytes, of_group = len(raw) // n, _group_nbytes(dtype, k)
     *starts, nbytes = sections(dtype, n, k)
@@ -110,7 +113,11 @@ def pack(dtype: str, shape: tuple[int, ...], raw: Bytes) -> Bytes:
         part = raw[first * row_nbytes : min(first + step, n) * row_nbytes].reshape(-1, row_nbytes)
         rows = np.zeros((-(-len(part) // LANES) * LANES, row_nbytes), np.uint8)
         rows[: len(part)] = part
-        for start, size, section in zip(starts, of_group, _sections_of(dtype, rows, k), strict=True):
+        quants, *others = _sections_of(dtype, rows, k)
+        if wide and DTYPES[dtype].block > 1:
+            groups, blocks, words = quants.shape[:3]
+            quants = quants.reshape(groups, blocks, words // 4, 4, LANES, 4).transpose(0, 1, 2, 4, 3, 5)
+        for start, size, section in zip(starts, of_group, (quants, *others), strict=True):
             data = np.ascontiguousarray(section).reshape(-1).view(np.uint8)
             at = start + first // LANES * size
             out[at : at + len(data)] = data

@@ -51,7 +51,7 @@ for _dtype in layout.PACKINGS:
     Kernel(
         f"get_rows_{_dtype}",
         [Arg("IDS", "i32"), *unpack.args(_dtype), Arg("Y", "f32", "w")],
-        ["uint n", "uint n_k"],
+        ["uint n", "uint n_k", "uint wide"],
         "  FOR_EACH(i, n) { uint row = UINT(IDS[i / n_k]), k = i % n_k; ELEMENT(y, row, k) Y[i] = y; }",
         wg=64,
         functions=unpack.element(_dtype),

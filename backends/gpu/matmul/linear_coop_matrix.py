@@ -65,7 +65,7 @@ def _stage(dtype: str) -> str:
         rows += ["xt[r] = U2F(x2.y);", "xt[TM + r] = U2F(x2.z);"]
     elif unpack.has_minimum(dtype):
         rows.append("xt[r] = U2F(x2.y) + U2F(x2.z);")
-    own, of_rows = "\n        ".join([unpack.load_block(dtype), *lines]), "\n        ".join(rows)
+    own, of_rows = "\n        ".join([unpack.load_block(dtype, wide=True), *lines]), "\n        ".join(rows)
     return f"if (LID < TN) {{\n        {own}\n      }}\n      if (LID >= WG - TM) {{\n        {of_rows}\n      }}"
 
 
@@ -154,7 +154,7 @@ def _body(dtype: str) -> str:
 
 
 for _dtype in unpack.BLOCKS:
-    _x, *_others = launch.args(_dtype)
+    _x, *_others = launch.args(_dtype, wide=True)
     _halves = 2 if _dtype == "q6_k" else 1
     Kernel(
         f"linear_coop_{_dtype}",

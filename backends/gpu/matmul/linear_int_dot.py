@@ -27,7 +27,7 @@ int dot_of_bytes(uint a, uint b, spirv_literal int format);
 
 def block_step(dtype: str) -> str:
     """A block of 32 k: the integer sum, once per half where halves have scales of their own."""
-    lines = [unpack.load_block(dtype)]
+    lines = [unpack.load_block(dtype, wide=True)]
     halves = 2 if dtype == "q6_k" else 1
     for half in range(halves):
         d, low = ("d", "low") if half == 0 else ("d1", "low1")
@@ -47,7 +47,7 @@ def block_step(dtype: str) -> str:
 
 
 for _dtype in unpack.BLOCKS:
-    _x, *_others = launch.args(_dtype)
+    _x, *_others = launch.args(_dtype, wide=True)
     Kernel(
         f"linear_dot_{_dtype}",
         [replace(_x, dtype="u32x4"), *_others],

@@ -97,7 +97,7 @@ for _dtype in layout.PACKINGS:
     if _dtype in unpack.BLOCKS:
         Kernel(
             f"expert_linear_dot_{_dtype}",
-            _args("u32x4", _weights),
+            _args("u32x4", unpack.wide_args(_weights)),
             WORDS,
             linear.n_blocks(_dtype)
             + split_k.frame(_begin(split_k.UNIT), linear_int_dot.block_step(_dtype), row=ROW, end=_end)
@@ -112,7 +112,7 @@ for _dtype in layout.PACKINGS:
     Kernel(
         f"expert_matmul_{_dtype}",
         _args("f32", _weights, 1),
-        BACK_WORDS,
+        [*BACK_WORDS, "uint wide"],
         """
   FOR_EACH(i, n) {
     uint place = i / n_k, first = EXPERT(place) * n_n;
@@ -209,7 +209,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     if not is_packed(w):
         return _of_floats(t, shape, n, (1, k))
     buffers: Buffers = (x, *unpack.buffers(w), order, t)
-    words = (rows * k, rows, n, k)
+    words = (rows * k, rows, n, k, int(shape.dot))
     return [dispatch(f"expert_matmul_{w.dtype}", shape, buffers, words, groups_for(rows * k, shape, WG))]
 
 

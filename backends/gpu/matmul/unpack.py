@@ -8,7 +8,8 @@ in a row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from logitless.backends.gpu.language.dialect import Arg
 from logitless.backends.gpu.lowering import At
@@ -81,15 +82,25 @@ def quants(dtype: str, j: int) -> str:
     return low
 
 
-def load_block(dtype: str) -> str:
+def wide_args(buffers: Sequence[Arg]) -> list[Arg]:
+    """The buffers, where quants are loaded 16 bytes at a time."""
+    return [replace(a, dtype="u32x4") if a.name == "W" else a for a in buffers]
+
+
+def load_block(dtype: str, *, wide: bool = False) -> str:
     """Code that loads the words and the scales `d`, `low` (and `d1`, `low1` for the second 16
-    k) of block b.
+    k) of block b. `wide`: four words at a time (layout.py).
     """
     packing = layout.PACKINGS[dtype]
     words = packing.quants // 64
     name = "w" if DTYPES[dtype].codes else "q"
-    lines = [f"LU {name}{i} = LLD(W, ((g * n_blocks + b) * {words}u + {i}u) * 16u);" for i in range(words)]
-    lines += [f"AHEAD(AHEAD_W, (AHEAD_BLOCK * {words}u + {i}u) * 16u);" for i in range(words)]
+    if wide:
+        block = f"(g * n_blocks + b) * {words // 4}u"
+        lines = [f"uvec4 quad{i} = W[({block} + {i}u) * 16u + LANE];" for i in range(words // 4)]
+        lines += [f"LU {name}{i} = quad{i // 4}.{'xyzw'[i % 4]};" for i in range(words)]
+    else:
+        lines = [f"LU {name}{i} = LLD(W, ((g * n_blocks + b) * {words}u + {i}u) * 16u);" for i in range(words)]
+        lines += [f"AHEAD(AHEAD_W, (AHEAD_BLOCK * {words}u + {i}u) * 16u);" for i in range(words)]
     high = packing.high // 64
     lines += [f"LU h{i} = LLD(H, ((g * n_blocks + b) * {high}u + {i}u) * 16u);" for i in range(high)]
     block = "(g * n_blocks + b)" if dtype not in K_TYPES else "(g * (n_blocks / 8u) + b / 8u)"
@@ -136,8 +147,9 @@ def coded(dtype: str, kind: str, word: str, name: str) -> str:
 
 def element(dtype: str) -> str:
     """Macro `ELEMENT(y, row, k)`: declares y, the value at a row and a column, read by one
-    thread.
+    thread. The kernel's word `wide` tells the layout.
     """
+    places = "#define PLACE(w) (wide != 0u ? ((w) / 4u * 16u + lane) * 4u + (w) % 4u : (w) * 16u + lane)\n"
     head = "#define ELEMENT(y, row, k) float y; { uint g = (row) / 16u, lane = (row) % 16u; "
     if dtype in FLOATS:
         at = "(g * n_k + (k)) * 16u + lane"
@@ -154,12 +166,12 @@ def element(dtype: str) -> str:
         f"float d = {scale}, low = 0.0f;",
     ]
     if dtype in BYTES:
-        bytes_of = "uint bytes = W[(at * 8u + j) * 16u + lane];"
+        bytes_of = "uint bytes = W[PLACE(at * 8u + j)];"
         if DTYPES[dtype].codes:
-            bytes_of = coded(dtype, "uint", "W[(at * 4u + j % 4u) * 16u + lane] >> (4u * (j / 4u))", "bytes")
+            bytes_of = coded(dtype, "uint", "W[PLACE(at * 4u + j % 4u)] >> (4u * (j / 4u))", "bytes")
         steps.append(f"{bytes_of} int q = U2I(bytes << (24u - 8u * t)) >> 24;")
     else:
-        steps.append("int q = INT((W[(at * 4u + j % 4u) * 16u + lane] >> (8u * t + 4u * (j / 4u))) & 15u);")
+        steps.append("int q = INT((W[PLACE(at * 4u + j % 4u)] >> (8u * t + 4u * (j / 4u))) & 15u);")
     if dtype in ("q5_0", "q5_1", "q5_k"):
         steps.append("q |= INT(((H[at * 16u + lane] >> (8u * t + j)) & 1u) << 4u);")
     if dtype == "q6_k":
@@ -173,7 +185,7 @@ def element(dtype: str) -> str:
     if dtype in OFFSET:
         steps.append(f"q -= {OFFSET[dtype]};")
     steps.append("y = FMA(d, FLOAT(q), low); }")
-    return " ".join(steps) + "\n"
+    return places + " ".join(steps) + "\n"
 
 
 def block_step(dtype: str, x: Callable[[int], str], acc: str, zero: str) -> str:

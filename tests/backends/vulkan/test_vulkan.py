@@ -167,6 +167,16 @@ def test_integer_dot_products_agree_with_the_reference(dots: Session) -> None:
     assert [o for o in outcomes if o.status != OK] == []
 
 
+def test_weights_packed_for_dot_products_are_read_element_by_element(dots: Session) -> None:
+    """Four words of a row lie side by side there, and gradients, rows and casts read the same bytes."""
+    types = ("q8_0[", "q4_k[", "mxfp4[")
+    ops = ("get_rows", "matmul", "cast", "expert_matmul")
+    cases = [p for name in ops for p in problems(name) if any(t in p.label for t in types)]
+    assert {p.roots[0].op for p in cases} >= {"get_rows", "matmul", "cast"}
+    outcomes = [run(problem, dots.backends) for problem in cases]
+    assert [o for o in outcomes if o.status != OK] == []
+
+
 def test_integer_dot_products_are_batch_invariant(dots: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """1 and 5 rows are two kernels, 40 rows two more: a small product of them is split
     between threads.
