@@ -37,7 +37,6 @@ os.environ.setdefault("GALLIVM_PERF", "nopt")
 LONG = (  # files with the longest tests, which must not begin last
     "test_llama_cpp.py",
     "test_api_schema.py",
-    "test_error_lines.py",
     "test_killed_rewards.py",
     "test_preference_jobs.py",
     "test_packaging.py",
@@ -47,6 +46,7 @@ LONG = (  # files with the longest tests, which must not begin last
     "test_soak.py",
     "test_ops.py",
     "test_page.py",
+    "test_snippets.py",
     "test_router.py",
     "test_neon.py",
 )

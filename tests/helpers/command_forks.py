@@ -55,6 +55,8 @@ def local(words: list[str]) -> list[str]:
         words += ["--adam-iter", "1"]
     if "reinforcement" in words:
         words += ["--max-completion-tokens", "4"]
+    if words[0] == "bench":
+        words += ["-r", "1"]
     if "--workers" in words:
         words += ["--workers", "2"]
     if words[0] in ("serve", "bench", "finetune", "generate", "imatrix", "perplexity") and "-t" not in words:
