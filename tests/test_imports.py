@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -186,6 +187,12 @@ def test_files_are_short_and_well_named(path: Path) -> None:
     n_lines = len(path.read_text(encoding="utf-8").splitlines())
     assert n_lines <= MAX_LINES, f"{path.relative_to(ROOT)} has {n_lines} lines, more than {MAX_LINES}"
     assert path.stem not in NOT_NAMES
+
+
+def test_names_of_tests_begin_with_their_subject() -> None:
+    vague = re.compile(r"^ *(?:async )?def (test_(?:what|who|whoever|whom|whose|which|that|nobody)_\w+)", re.MULTILINE)
+    names = {name for path in (ROOT / "tests").rglob("*.py") for name in vague.findall(path.read_text("utf-8"))}
+    assert names == set()
 
 
 def test_packages_have_few_modules() -> None:
