@@ -9,9 +9,34 @@ unneeded steps are patched out while a kernel compiles.
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
+
+# Sums may be re-associated into vector lanes. The order is fixed per kernel, the same for every row.
+FASTMATH = {"reassoc", "contract", "nsz"}
+
+
+def names_of(function: Any) -> tuple[str, ...]:
+    """The names of a kernel's arguments, where it is `kernel(q, k, …, begin, end, scratch)`; (): it is
+    `kernel(a, begin, end, scratch)` and reads the block itself."""
+    names = tuple(inspect.signature(function).parameters)
+    return () if names[0] == "a" or hasattr(function, "signature") else names[:-3]
+
+
+def with_block(function: Any) -> Any:
+    """The kernel as a function of its argument block."""
+    import numba
+
+    if not (names := names_of(function)):
+        return function
+    fastmath: Any = getattr(function, "fastmath", FASTMATH)
+    inner: Any = numba.njit(fastmath=fastmath, error_model="numpy", forceinline=True)(function)
+    space: dict[str, Any] = {"kernel": inner}
+    values = ", ".join(f"a[{i}]" for i in range(len(names)))
+    exec(f"def run(a, begin, end, scratch):\n    kernel({values}, begin, end, scratch)", space)
+    return space["run"]
 
 
 def ir_of(function: Any) -> tuple[str, str]:
@@ -23,11 +48,9 @@ def ir_of(function: Any) -> tuple[str, str]:
     signature = getattr(function, "signature", None) or types.void(
         types.CPointer(types.int64), types.int64, types.int64, types.int64
     )
-    # Sums may be re-associated into vector lanes. The order is fixed per kernel, the same for every
-    # row.
-    fastmath = getattr(function, "fastmath", {"reassoc", "contract", "nsz"})
+    fastmath = getattr(function, "fastmath", FASTMATH)
     with global_compiler_lock, _without_machine_code():
-        compiled = numba.njit(signature, nogil=True, fastmath=fastmath, error_model="numpy")(function)
+        compiled = numba.njit(signature, nogil=True, fastmath=fastmath, error_model="numpy")(with_block(function))
         result: Any = compiled.overloads[compiled.signatures[0]]
         result.library._ensure_finalized()  # links the callees
         return result.library.get_llvm_str(), result.fndesc.llvm_func_name

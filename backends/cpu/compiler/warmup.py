@@ -29,7 +29,7 @@ def begin() -> None:
 # Kernels of a training step of any architecture, slowest first. Serving alone compiles none.
 TRAINING = (
     "causal_attention_back",
-    "causal_attention",
+    "range_attention",
     *(f"gemm:{layouts}" for layouts in ("tiles:n", "tiles:k", "k:k", "m:n", "m:k")),
     *(
         "pack_tiles:m",

@@ -139,24 +139,34 @@ lower("attention_act")(_attention)
 lower("latent_attention")(_attention)
 
 
+CAUSAL, BOUNDS, FULL = range(3)  # kernels/attention/ranges.py
+
+
+def _range_attention(t: Tensor, kind: int, reach_back: int, reach_ahead: int, at: At) -> list[Task]:
+    q, k, v, seen = t.src[:4]
+    length, size, n = t.attrs["length"], q.shape[2], q.shape[0]
+    addresses = (at(q), at(k), at(v), at(seen), at(t), at(seen))
+    sizes = (n, kind, length, q.shape[1], k.shape[1], size)
+    attrs = (bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)), reach_back, reach_ahead)
+    mt, nr, _ = gemm_tile(isa())
+    rows = -(-ENCODER_ROWS // nr) * nr
+    scratch = 4 * (2 * rows * (size + 2) + ENCODER_KEYS * (nr + size + -(-size // mt) * mt) + 64)
+    args = (*addresses, *sizes, *attrs)
+    return [Task("range_attention", args, n // length * q.shape[1] * -(-length // ENCODER_ROWS), 1, scratch)]
+
+
 @lower("full_attention")
 def _(t: Tensor, at: At) -> list[Task]:
-    q, k, _, count = t.src
-    length = t.attrs["length"]
-    args = (*map(at, t.src), at(t), length, q.shape[1], k.shape[1], q.shape[2], bits(t.attrs["scale"]))
-    args = (*args, reach if (reach := t.attrs.get("reach", -1)) >= 0 else length)
-    mt, nr, _ = gemm_tile(isa())
-    size, rows = q.shape[2], -(-ENCODER_ROWS // nr) * nr
-    scratch = 4 * (2 * rows * (size + 1) + ENCODER_KEYS * (nr + size + -(-size // mt) * mt) + 64)
-    return [Task("full_attention", args, count.shape[0] * q.shape[1] * -(-length // ENCODER_ROWS), 1, scratch)]
+    reach = t.attrs.get("reach", -1)
+    reach = reach if reach >= 0 else t.attrs["length"]
+    return _range_attention(t, FULL, reach, reach, at)
 
 
 @lower("causal_attention")
 def _(t: Tensor, at: At) -> list[Task] | None:
-    q, k, _, start, *sinks = t.src
-    if sinks:
+    if len(t.src) > 4:  # sinks
         return None
-    return [_causal_attention("causal_attention", t, q, k, start, q.shape[1], 1, at)]
+    return _range_attention(t, BOUNDS if len(t.src[3].shape) == 2 else CAUSAL, t.attrs.get("window", 0) - 1, 0, at)
 
 
 @lower("causal_attention_back")
@@ -164,20 +174,15 @@ def _(t: Tensor, at: At) -> list[Task] | None:
     _, q, k, _, start, *sinks = t.src
     if sinks:
         return None
-    return [_causal_attention("causal_attention_back", t, q, k, start, k.shape[1], 3, at)]
-
-
-def _causal_attention(
-    kernel: str, t: Tensor, q: Tensor, k: Tensor, start: Tensor, heads: int, n_blocks: int, at: At
-) -> Task:
     n, length = q.shape[0], t.attrs["length"]
     sizes = (n // length, length, q.shape[1], k.shape[1], q.shape[2])
     to_last = n if len(start.shape) == 2 else 0
     attrs = (bits(t.attrs["scale"]), t.attrs.get("window", 0), bits(t.attrs.get("cap", 0.0)), to_last)
     mt, nr, kc = gemm_tile(isa())
     tiles = max(-(-ATTENTION_BLOCK // mt) * mt * (kc + 2), (length + mt) * (ATTENTION_BLOCK + 2))
-    scratch = 4 * (n_blocks * ATTENTION_BLOCK * length + nr * kc + tiles + 64)
-    return Task(kernel, (*map(at, t.src), at(t), *sizes, *attrs), n // length * heads, 1, scratch)
+    scratch = 4 * (3 * ATTENTION_BLOCK * length + nr * kc + tiles + 64)
+    args = (*map(at, t.src), at(t), *sizes, *attrs)
+    return [Task("causal_attention_back", args, n // length * k.shape[1], 1, scratch)]
 
 
 @lower("attention_back")

@@ -1,8 +1,8 @@
-"""Causal attention over the rows of packed training samples, and its gradient, as small GEMMs.
+"""Gradient of causal attention over the rows of packed training samples, as small GEMMs.
 
 A block of BLOCK query rows of one head meets every key that any of its rows sees. Its attention
-weights are complete, so the softmax is the plain one. A unit is a (window, head) pair; of the
-gradient, a (window, KV head) pair, whose rows no other unit writes.
+weights are complete, so the softmax is the plain one. A unit is a (window, KV head) pair, whose
+rows no other unit writes. The forward pass is ranges.py's.
 """
 
 from __future__ import annotations
@@ -97,51 +97,19 @@ def softmax_scores(scores, slopes, row_nbytes, start, to_last, t0, t1, s0, s1, w
             x[i] = np.float32(0)
 
 
-@kernel("causal_attention")
-def causal_attention():
-    """Causal attention.
-
-    a: q, k, v, start, y, windows, length, H, H_kv, D, scale bits, window, cap bits, numbers from a
-    row's first visible row to its last in `start` (0: it is the row itself). Scratch: scores, GEMM
-    work.
-    """
-
-    def run(a, begin, end, scratch):
-        length, heads, kv_heads, size = a[6], a[7], a[8], a[9]
-        scale, window, cap, to_last = bits_f32(a[10]), a[11], bits_f32(a[12]), a[13]
-        q_row, k_row = heads * size * 4, kv_heads * size * 4
-        row_nbytes = length * 4
-        work = scratch + BLOCK * row_nbytes
-        for unit in range(begin, end):
-            w, q, k, v, y = unit_addresses(unit, a[0], a[1], a[2], a[4], length, heads, kv_heads, size)
-            start = i32p(a[3] + w * length * 4)
-            for t0 in range(0, length, BLOCK):
-                t1 = min(length, t0 + BLOCK)
-                s0, s1 = block_start(start, t0, t1, window), block_stop(start, to_last, t0, t1)
-                n = s1 - s0
-                small_gemm(
-                    q + t0 * q_row, q_row, 1, k + s0 * k_row, k_row, 1, scratch, row_nbytes, t1 - t0, n, size, 0, work
-                )
-                softmax_scores(scratch, 0, row_nbytes, start, to_last, t0, t1, s0, s1, window, scale, cap)
-                small_gemm(
-                    scratch, row_nbytes, 1, v + s0 * k_row, k_row, 0, y + t0 * q_row, q_row, t1 - t0, size, n, 0, work
-                )
-
-    return run
-
-
 @kernel("causal_attention_back")
 def causal_attention_back():
-    """Gradient of causal attention.
+    """Gradient of causal attention; y: that of q (N, H, D), k and v (N, H_kv, D).
 
-    a: g, q, k, v, start, y, windows, length, H, H_kv, D, scale bits, window, cap bits, numbers to a
-    row's last visible row as of `causal_attention`. y: the gradients of q (N, H, D), k and v (N,
-    H_kv, D). Scratch: weights, their gradients, slopes, GEMM work.
+    `to_last`: numbers in `start` to a row's last visible row; 0: it is the row itself. Scratch:
+    weights, their gradients, slopes, GEMM work.
     """
 
-    def run(a, begin, end, scratch):
-        windows, length, heads, kv_heads, size = a[6], a[7], a[8], a[9], a[10]
-        scale, window, cap, to_last = bits_f32(a[11]), a[12], bits_f32(a[13]), a[14]
+    def run(
+        g_at, q_at, k_at, v_at, start_at, y_at, windows, length, heads, kv_heads, size, scale_bits, window, cap_bits,
+        to_last, begin, end, scratch,
+    ):  # fmt: skip
+        scale, cap = bits_f32(scale_bits), bits_f32(cap_bits)
         q_row, k_row = heads * size * 4, kv_heads * size * 4
         row_nbytes = length * 4
         p_at = scratch
@@ -149,13 +117,13 @@ def causal_attention_back():
         slope_at = ds_at + BLOCK * row_nbytes
         work = slope_at + BLOCK * row_nbytes
         group = heads // kv_heads
-        dk_all = a[5] + windows * length * q_row
+        dk_all = y_at + windows * length * q_row
         dv_all = dk_all + windows * length * k_row
         for unit in range(begin, end):
             w, kv = unit // kv_heads, unit % kv_heads
-            start = i32p(a[4] + w * length * 4)
+            start = i32p(start_at + w * length * 4)
             at = w * length * k_row + kv * size * 4
-            k, v, dk, dv = a[2] + at, a[3] + at, dk_all + at, dv_all + at
+            k, v, dk, dv = k_at + at, v_at + at, dk_all + at, dv_all + at
             for t in range(length):
                 x, z = f32p(dk + t * k_row), f32p(dv + t * k_row)
                 for i in range(size):
@@ -163,7 +131,7 @@ def causal_attention_back():
                     z[i] = np.float32(0)
             for head in range(kv * group, (kv + 1) * group):
                 at = w * length * q_row + head * size * 4
-                g, q, dq = a[0] + at, a[1] + at, a[5] + at
+                g, q, dq = g_at + at, q_at + at, y_at + at
                 for t0 in range(0, length, BLOCK):
                     t1 = min(length, t0 + BLOCK)
                     s0, s1 = block_start(start, t0, t1, window), block_stop(start, to_last, t0, t1)

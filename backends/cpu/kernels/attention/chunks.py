@@ -7,10 +7,10 @@ from logitless.backends.cpu.kernels.ir.registry import i32p, kernel
 
 @kernel("chunk_ends")
 def chunk_ends():
-    """Positions, and the last of each one's chunk. a: pos, y, T, size. A unit is a token."""
+    """Positions, and the last of each one's chunk. A unit is a token."""
 
-    def run(a, begin, end, scratch):
-        pos, y, n, size = i32p(a[0]), i32p(a[1]), a[2], a[3]
+    def run(pos_at, y_at, n, size, begin, end, scratch):
+        pos, y = i32p(pos_at), i32p(y_at)
         for t in range(begin, end):
             y[t] = pos[t]
             y[n + t] = pos[t] // size * size + size - 1
@@ -20,10 +20,10 @@ def chunk_ends():
 
 @kernel("chunk_starts")
 def chunk_starts():
-    """First row of each row's chunk. a: start, y, length, size. A unit is a row."""
+    """First row of each row's chunk. A unit is a row."""
 
-    def run(a, begin, end, scratch):
-        start, y, length, size = i32p(a[0]), i32p(a[1]), a[2], a[3]
+    def run(start_at, y_at, length, size, begin, end, scratch):
+        start, y = i32p(start_at), i32p(y_at)
         for t in range(begin, end):
             y[t] = start[t] + max(t % length - start[t], 0) // size * size
 

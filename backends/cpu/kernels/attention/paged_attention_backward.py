@@ -13,17 +13,17 @@ from logitless.backends.cpu.kernels.ir.registry import bits_f32, f16_to_f32, f32
 def attention_back(dtype):
     """Gradient of paged attention, token by token.
 
-    a: g, q, k, v, tables, slot, pos, y, T, H, H_kv, D, pages, pages of a table, window, scale bits,
-    cap bits. Scratch: weights, their gradients and the slopes of the scores, one number per
-    position each.
+    Scratch: weights, their gradients and the slopes of the scores, one number per position each.
     """
     half = dtype == "f16"
 
-    def run(a, begin, end, scratch):
-        tokens, heads, kv_heads, size, pages, table_pages, window = a[8], a[9], a[10], a[11], a[12], a[13], a[14]
-        scale, cap = bits_f32(a[15]), bits_f32(a[16])
+    def run(
+        g_at, q_at, keys, values, tables, slot, pos, y_at, tokens, heads, kv_heads, size, pages, table_pages, window,
+        scale_bits, cap_bits, begin, end, scratch,
+    ):  # fmt: skip
+        scale, cap = bits_f32(scale_bits), bits_f32(cap_bits)
         group, page_size = heads // kv_heads, size * 16
-        dk_all = a[7] + tokens * heads * size * 4
+        dk_all = y_at + tokens * heads * size * 4
         dv_all = dk_all + pages * kv_heads * page_size * 4
         longest = table_pages * 16
         p, dp, slope = f32p(scratch), f32p(scratch + longest * 4), f32p(scratch + longest * 8)
@@ -36,11 +36,11 @@ def attention_back(dtype):
                     z[i] = np.float32(0)
             for unit in range(tokens * group):
                 t, head = unit // group, h * group + unit % group
-                last = np.int64(i32p(a[6])[t])
+                last = np.int64(i32p(pos)[t])
                 first = max(0, last - window + 1) if window > 0 else 0
-                table = i32p(a[4] + np.int64(i32p(a[5])[t]) * table_pages * 4)
+                table = i32p(tables + np.int64(i32p(slot)[t]) * table_pages * 4)
                 at = (t * heads + head) * size * 4
-                g, q, dq = f32p(a[0] + at), f32p(a[1] + at), f32p(a[7] + at)
+                g, q, dq = f32p(g_at + at), f32p(q_at + at), f32p(y_at + at)
                 top = np.float32(-np.inf)
                 for i in range(first, last + 1):
                     begins = (np.int64(table[i // 16]) * kv_heads + h) * page_size
@@ -48,11 +48,11 @@ def attention_back(dtype):
                     s, d = np.float32(0), np.float32(0)
                     for j in range(size):
                         if half:
-                            s += q[j] * f16_to_f32(u16p(a[2])[key + j * 16])
-                            d += g[j] * f16_to_f32(u16p(a[3])[value + j])
+                            s += q[j] * f16_to_f32(u16p(keys)[key + j * 16])
+                            d += g[j] * f16_to_f32(u16p(values)[value + j])
                         else:
-                            s += q[j] * f32p(a[2])[key + j * 16]
-                            d += g[j] * f32p(a[3])[value + j]
+                            s += q[j] * f32p(keys)[key + j * 16]
+                            d += g[j] * f32p(values)[value + j]
                     s *= scale
                     slope[i] = scale
                     if cap > np.float32(0):
@@ -77,7 +77,7 @@ def attention_back(dtype):
                     key, value = begins + i % 16, begins + i % 16 * size
                     dk, dv = f32p(dk_all), f32p(dv_all)
                     for j in range(size):
-                        dq[j] += ds * (f16_to_f32(u16p(a[2])[key + j * 16]) if half else f32p(a[2])[key + j * 16])
+                        dq[j] += ds * (f16_to_f32(u16p(keys)[key + j * 16]) if half else f32p(keys)[key + j * 16])
                         dk[key + j * 16] += ds * q[j]
                         dv[value + j] += p[i] * g[j]
 
@@ -86,18 +86,17 @@ def attention_back(dtype):
 
 @kernel("clear_cells")
 def clear_cells(layout):
-    """Clear cells of an f32 cache. a: cells, cache, H_kv, D. A unit is a cell."""
+    """Clear cells of an f32 cache. A unit is a cell."""
     keys = layout == "keys"
 
-    def run(a, begin, end, scratch):
-        kv_heads, size = a[2], a[3]
+    def run(cells, cache, kv_heads, size, begin, end, scratch):
         for t in range(begin, end):
-            cell = np.int64(i32p(a[0])[t])
+            cell = np.int64(i32p(cells)[t])
             for h in range(kv_heads):
                 start = (cell // 16 * kv_heads + h) * size * 16
                 at = start + cell % 16 if keys else start + cell % 16 * size
                 step = 16 if keys else 1
                 for j in range(size):
-                    f32p(a[1])[at + j * step] = np.float32(0)
+                    f32p(cache)[at + j * step] = np.float32(0)
 
     return run
