@@ -52,9 +52,9 @@ class LineStyle:
     def of(cls, options: SimpleNamespace) -> LineStyle:
         """The style of lines for the terminal."""
         stream = sys.stdout if options.log_jsonl else sys.stderr
-        wanted = options.log_colors == "on" or (options.log_colors == "auto" and stream.isatty())
+        colored = options.log_colors == "on" or (options.log_colors == "auto" and stream.isatty())
         level = logging.DEBUG if options.verbose else _LEVELS[min(options.verbosity, len(_LEVELS) - 1)]
-        return cls(level, options.log_timestamps, options.log_prefix, wanted)
+        return cls(level, options.log_timestamps, options.log_prefix, colored)
 
     def line(self, clock: str, level: str, logger: str, text: str) -> str:
         """A line of text of its parts."""
@@ -64,10 +64,10 @@ class LineStyle:
             text = f"{level} {logger}: {text}"
         return f"{clock} {text}" if self.time else text
 
-    def members(self, told: dict[str, Any]) -> dict[str, Any]:
+    def members(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Members of a line of JSON, without those that the flags leave out."""
         left_out = {*(() if self.time else ("time",)), *(() if self.prefix else ("level", "logger"))}
-        return {name: value for name, value in told.items() if name not in left_out}
+        return {name: value for name, value in fields.items() if name not in left_out}
 
     def passes(self, level: str) -> bool:
         """True if lines of this level are told."""
@@ -93,7 +93,7 @@ class _JSON(logging.Formatter):
         self._parts = style
 
     def format(self, record: logging.LogRecord) -> str:
-        told = self._parts.members(
+        fields = self._parts.members(
             {
                 "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
                 "level": record.levelname.lower(),
@@ -103,14 +103,14 @@ class _JSON(logging.Formatter):
             }
         )
         if record.exc_info:
-            told["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(told, ensure_ascii=False)
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
 
 
 class _Text(logging.Formatter):
     """A record as a line of text. The clock's text is made once a second."""
 
-    _made: tuple[int, str] = (-1, "")
+    _stamp: tuple[int, str] = (-1, "")
 
     def __init__(self, style: LineStyle) -> None:
         super().__init__(style.line("%(asctime)s", "%(levelname)s", "%(name)s", "%(message)s"))
@@ -123,10 +123,10 @@ class _Text(logging.Formatter):
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         second = int(record.created)
-        made = self._made  # as of one moment: any thread may log
-        if made[0] != second:
-            made = self._made = second, time.strftime(self.default_time_format, time.localtime(second))
-        return f"{made[1]},{int(record.msecs):03d}"
+        stamp = self._stamp  # as of one moment: any thread may log
+        if stamp[0] != second:
+            stamp = self._stamp = second, time.strftime(self.default_time_format, time.localtime(second))
+        return f"{stamp[1]},{int(record.msecs):03d}"
 
 
 class _Line(logging.Handler):

@@ -299,16 +299,16 @@ def _history(gguf: GGUFFile, past: F32, n_updates: int) -> tuple[float, ...]:
 
 def _lora(raw: str, path: str | Path) -> LoraOptions:
     try:
-        found = json.loads(raw)
-        return LoraOptions(**{**found, "targets": tuple(found["targets"])})
+        record = json.loads(raw)
+        return LoraOptions(**{**record, "targets": tuple(record["targets"])})
     except (ValueError, TypeError, KeyError):
         raise ModelFileError(path, f"key '{_LORA}' is not a checkpoint's") from None
 
 
 def _result(raw: str, path: str | Path) -> Result:
     try:
-        found = json.loads(raw)
-        sums = {str(name): (float(total), int(n)) for name, (total, n) in found.pop("sums", {}).items()}
-        return Result(**found, sums=sums)
+        record = json.loads(raw)
+        sums = {str(name): (float(total), int(n)) for name, (total, n) in record.pop("sums", {}).items()}
+        return Result(**record, sums=sums)
     except (ValueError, TypeError, AttributeError):
         raise ModelFileError(path, "key 'training.epoch_result' is not a checkpoint's") from None

@@ -70,9 +70,9 @@ def gradients(
         losses = loss(logits, slice_rows(targets, start=start, stop=stop))
         outputs += [losses, argmax(logits)]
         total_loss = sum_to(mul(losses, slice_rows(weight, start=start, stop=stop)), shape=())
-        found = backward(total_loss, [own, *params], stop_at=[own])
-        slope = found.pop(own)
-        for p, g in found.items():
+        grads = backward(total_loss, [own, *params], stop_at=[own])
+        slope = grads.pop(own)
+        for p, g in grads.items():
             total[p] = add(total[p], g) if p in total else g
         slopes[part] = after(slope, *total.values()) if total else slope  # frees these logits before the next chunk
         largest = logits.nbytes

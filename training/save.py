@@ -37,10 +37,10 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
     def encoded(source: str, values: npt.NDArray[Any], kind: str) -> npt.NDArray[Any]:
         if kind == "f32":
             return values
-        found = quantize(values, kind)
-        if kind in FLOAT_TYPES and not is_finite(found.reshape(-1), kind):
+        entry = quantize(values, kind)
+        if kind in FLOAT_TYPES and not is_finite(entry.reshape(-1), kind):
             raise TrainingDiverged(f"the trained tensor '{source}' has a number that is too large for {kind.upper()}")
-        return found
+        return entry
 
     def rows(source: str, kind: str, parts: list[tuple[str, TensorSlice]]) -> Iterator[npt.NDArray[Any]]:
         if len(parts) > 1 and parts[0][1].n_experts:  # parts lie between each other
@@ -61,7 +61,7 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
 
     tensors = []
     for source, info in gguf.tensors.items():
-        parts = sorted(((n, p) for n, p in declared.items() if p.source == source), key=lambda found: found[1].start)
+        parts = sorted(((n, p) for n, p in declared.items() if p.source == source), key=lambda entry: entry[1].start)
         if any(name in trained for name, _ in parts):
             kind = plan.types[source]
             data = Data(partial(rows, source, kind, parts), info.shape, kind)

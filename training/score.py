@@ -65,8 +65,8 @@ def _norm(steps: Steps, sample: Sample, more: Feeds) -> float:
 
     def build() -> Sequence[Tensor]:
         rows = Sequences.feeds(1, steps.n_ctx)
-        found, _ = gradients(steps.trainable.model, (rows, rows), weights, segment=None)
-        return [global_norm(list(found.values()))]
+        grads, _ = gradients(steps.trainable.model, (rows, rows), weights, segment=None)
+        return [global_norm(list(grads.values()))]
 
     feeds = {**steps.feeds([sample], float(sample.weights.sum())), **more}
     (norm,) = steps.trainable.session.run((steps.prefix, "gradient"), build, feeds)

@@ -190,17 +190,17 @@ class Steps:
         if self.noise is not None:
             noise = feed("noise", self._noise_shape)
             model = replace(model, weights=replace(model.weights, noise=noise))
-        found, outputs = gradients(
+        grads, outputs = gradients(
             model,
             self._inputs(),
             params,
             segment=self.segment,
             loss=self._loss,
         )
-        missing = [p.name for p in params if p not in found]
+        missing = [p.name for p in params if p not in grads]
         if missing:
             raise TrainingError(f"tensor '{missing[0]}' has no influence on the loss")
-        return [found[p] for p in params], outputs
+        return [grads[p] for p in params], outputs
 
     def _accumulate(self) -> list[Tensor]:
         gradients, outputs = self._gradients()
@@ -401,17 +401,17 @@ class Steps:
         """Run a plan; returns the losses and the norm. Parameters and moments stay on the
         device."""
         plan = self.trainable.session.cached_plan((self.prefix, key), build, self._apart, self._ahead.pop(key, None))
-        wanted: list[int | None] = [None] * n_outputs
+        fetched: list[int | None] = [None] * n_outputs
         if norm:
-            wanted += [*([0] * len(self.trainable.params)), None]
-        wanted += [0] * (plan.n_fetches - len(wanted))
+            fetched += [*([0] * len(self.trainable.params)), None]
+        fetched += [0] * (plan.n_fetches - len(fetched))
         if isinstance(plan, PreemptiblePlan):
             for following in plan.parts(feeds):
                 yield Slice(following)
-            values = plan.results(wanted)
+            values = plan.results(fetched)
         else:
-            values = plan.run(feeds, wanted)
-        return [value for value, n in zip(values, wanted, strict=True) if n is None]
+            values = plan.run(feeds, fetched)
+        return [value for value, n in zip(values, fetched, strict=True) if n is None]
 
     def _optimizer_feeds(self, n: int, rate: float) -> Feeds:
         o = self.optimizer

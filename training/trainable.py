@@ -85,11 +85,11 @@ class Trainable:
 
     def write(self, values: Mapping[str, F32]) -> None:
         for name, p in (*self._named, *self.frozen):
-            given = values.get(name)
-            if given is None or given.shape != p.shape:
-                shape = "missing" if given is None else f"of shape {given.shape}, expected {p.shape}"
+            value = values.get(name)
+            if value is None or value.shape != p.shape:
+                shape = "missing" if value is None else f"of shape {value.shape}, expected {p.shape}"
                 raise TrainingError(f"tensor '{name}' is {shape}")
-            self.session.write(p.name, np.ascontiguousarray(given, np.float32))
+            self.session.write(p.name, np.ascontiguousarray(value, np.float32))
 
     def adapter(self) -> Adapter:
         """The current adapter; its products are those of the forward pass to the bit.

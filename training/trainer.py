@@ -63,9 +63,9 @@ class Settings:
         """Samples or examples of an optimizer step."""
         return self.n_examples or self.n_batch * self.grad_acc
 
-    def laid_out(self, found: Arrangement, n_examples: int = 0) -> Settings:
+    def laid_out(self, collected: Arrangement, n_examples: int = 0) -> Settings:
         """These settings with the windows of a run's data."""
-        layout = {"n_ctx": found.n_ctx, "n_batch": found.n_batch, "grad_acc": found.grad_acc}
+        layout = {"n_ctx": collected.n_ctx, "n_batch": collected.n_batch, "grad_acc": collected.grad_acc}
         return replace(self, **layout, n_examples=n_examples)  # type: ignore[arg-type]
 
 
@@ -142,7 +142,7 @@ class Measuring:
 
 
 @dataclass(eq=False)
-class Outside:
+class OffDeviceWork:
     """Event: work without the device, such as grading. The event's receiver may do it
     elsewhere and set `result` before it goes on; else the trainer does it itself."""
 
@@ -157,7 +157,7 @@ class Outside:
 
 
 @dataclass(frozen=True)
-class Told:
+class LogMessage:
     """Event: a message about the run."""
 
     message: str
@@ -202,7 +202,19 @@ class Finished:
     cancelled: bool = False
 
 
-Event = Slice | Step | Encoding | Measuring | Outside | Told | Validating | Validated | Save | Settled | Finished
+Event = (
+    Slice
+    | Step
+    | Encoding
+    | Measuring
+    | OffDeviceWork
+    | LogMessage
+    | Validating
+    | Validated
+    | Save
+    | Settled
+    | Finished
+)
 
 
 @dataclass
@@ -444,12 +456,12 @@ class Trainer:
     def _losses(self, windows: Sequence[Sample]) -> Generator[Event, None, list[F32]]:
         """−log-probability of each label (T,) of each window."""
         n, n_ctx = self.settings.n_batch, self.settings.n_ctx
-        found: list[F32] = []
+        collected: list[F32] = []
         for i in range(0, len(windows), n):
             outputs = yield from self.steps.evaluation(windows[i : i + n])
-            found += list(outputs.losses.reshape(-1, n_ctx))
+            collected += list(outputs.losses.reshape(-1, n_ctx))
             yield Slice()
-        return found
+        return collected
 
     def _measured(self, windows: Sequence[Sample], losses: Sequence[F32]) -> tuple[Measured, list[Sample]]:
         """Loss of these windows, and the windows with the weights of its gradient."""

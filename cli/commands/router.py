@@ -137,22 +137,22 @@ async def _serve(options: SimpleNamespace) -> None:
 
 def _say(name: str, style: LineStyle, line: str) -> None:
     """Print a line of a child's log, which has its own time and level."""
-    if (told := style.relayed(line)) is not None:
+    if (text := style.relayed(line)) is not None:
         with suppress(OSError):
-            print(f"[{name}] {told}", file=sys.stderr, flush=True)
+            print(f"[{name}] {text}", file=sys.stderr, flush=True)
 
 
 def _say_json(name: str, style: LineStyle, stream: TextIO, line: str) -> None:
     """The same where logs are lines of JSON, which get the member `server`."""
     try:
-        told = json.loads(line)
+        text = json.loads(line)
     except ValueError:
-        told = None
-    if not isinstance(told, dict):
-        told = {"level": "info", "message": line}
-    if style.passes(str(told.get("level"))):
+        text = None
+    if not isinstance(text, dict):
+        text = {"level": "info", "message": line}
+    if style.passes(str(text.get("level"))):
         with suppress(OSError):
-            print(json.dumps({**style.members(told), "server": name}, ensure_ascii=False), file=stream, flush=True)
+            print(json.dumps({**style.members(text), "server": name}, ensure_ascii=False), file=stream, flush=True)
 
 
 def _say_nothing(_: str) -> None:

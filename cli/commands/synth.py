@@ -45,12 +45,12 @@ def run(options: SimpleNamespace) -> int:
     if options.mmproj:
         check_output(options.mmproj, "--mmproj", [("-o", options.output)])
     line = StatusLine()
-    shown = (
+    sizes = (
         (lambda done, total: line.show(f"{done / 1e6:.0f} of {total / 1e6:.0f} MB")) if sys.stderr.isatty() else None
     )
-    synthesize(options.output, shape, options.type, options.seed, progress=shown)
+    synthesize(options.output, shape, options.type, options.seed, progress=sizes)
     if options.mmproj:
-        synthesize_projector(options.mmproj, SHAPES[shape].n_embd, projector_shape, options.seed, progress=shown)
+        synthesize_projector(options.mmproj, SHAPES[shape].n_embd, projector_shape, options.seed, progress=sizes)
     line.end()
     print(f"{options.output}: {shape} {options.type.upper()}, seed {options.seed}", file=sys.stderr)
     if options.mmproj:

@@ -40,7 +40,7 @@ class Unreachable(CliError):
     """No answer came."""
 
 
-class Shown(Protocol):
+class ProgressBar(Protocol):
     """Receiver of a download's progress."""
 
     def show(self, have: int, size: int | None) -> None:
@@ -50,7 +50,7 @@ class Shown(Protocol):
         """The file is there."""
 
 
-ProgressOf = Callable[[str], Shown]  # of the file's name
+ProgressOf = Callable[[str], ProgressBar]  # of the file's name
 
 
 def fetch(
@@ -119,7 +119,7 @@ def _is_same_file(open_file: IO[bytes], path: Path) -> bool:
         return False
 
 
-def _fill(source: Callable[[int], Any], out: IO[bytes], name: str, size: int | None, progress: Shown) -> None:
+def _fill(source: Callable[[int], Any], out: IO[bytes], name: str, size: int | None, progress: ProgressBar) -> None:
     """Download the missing bytes, in as many requests as it takes. `source`: the reply from a byte on."""
     n_idle = 0
     while True:
@@ -205,7 +205,7 @@ class _Progress:
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._name, self._clock, self._line = name, clock, StatusLine()
         self._terminal = sys.stderr.isatty()
-        self._shown = float("-inf")
+        self._drawn = float("-inf")
         self._past: deque[tuple[float, int]] = deque()  # (time, bytes) of the last seconds
         self._received, self._have, self._began = 0, 0, 0.0
 
@@ -223,8 +223,8 @@ class _Progress:
         self._past.append((now, have))
         while now - self._past[0][0] > WINDOW:
             self._past.popleft()
-        if self._terminal and now - self._shown > REDRAW:
-            self._shown = now
+        if self._terminal and now - self._drawn > REDRAW:
+            self._drawn = now
             self._line.show(f"downloading {self._name}", f": {_mb(have)}{total}{self._pace(size)}")
 
     def _pace(self, size: int | None) -> str:

@@ -117,7 +117,7 @@ class Hub:
     def _names(self, repo: Repo) -> list[str]:
         from huggingface_hub import HfApi
 
-        with _Told(repo, self._endpoint):
+        with _HubErrors(repo, self._endpoint):
             info = HfApi(endpoint=self._endpoint, token=self._token).model_info(repo.id, timeout=30)
         names = [file.rfilename for file in info.siblings or ()]
         return [n for n in names if ".." not in PurePosixPath(n).parts and not n.startswith("/")]
@@ -129,7 +129,7 @@ class Hub:
         from huggingface_hub.utils._headers import build_hf_headers
 
         url = hf_hub_url(repo.id, name, endpoint=self._endpoint)
-        with _Told(repo, self._endpoint, name):
+        with _HubErrors(repo, self._endpoint, name):
             metadata = get_hf_file_metadata(url, token=self._token, endpoint=self._endpoint)
         etag = metadata.etag or ""
         if not re.fullmatch(r"[\w.-]{1,128}", etag, re.ASCII) or set(etag) == {"."}:
@@ -155,7 +155,7 @@ class Hub:
                 progress=self._progress,
                 public_only=not (self._allow_private or is_private(self._endpoint)),
             )
-        with _Told(repo, self._endpoint, name):
+        with _HubErrors(repo, self._endpoint, name):
             path = hf_hub_download(repo.id, name, cache_dir=self._cache, token=self._token, endpoint=self._endpoint)
         return Path(str(path))
 
@@ -164,7 +164,7 @@ class _NoAnswerError(Exception):
     """The hub cannot be reached, or fails."""
 
 
-class _Told:
+class _HubErrors:
     """Turns errors of huggingface-hub into one line without tokens."""
 
     def __init__(self, repo: Repo, endpoint: str, name: str = "") -> None:

@@ -66,8 +66,8 @@ def choose_projector(names: Iterable[str], model: str) -> str:
     """The projector of one of a repository's models: of those in its folder, else above it, the one
     of the nearest number of bits, as llama.cpp chooses; "" where there is none."""
     parts = model.split("/")[:-1]
-    found = [n for n in sorted(names) if _PROJECTOR.fullmatch(n) and n.split("/")[:-1] == parts[: n.count("/")]]
-    return min(found, key=lambda n: (-n.count("/"), abs(n_bits(n) - n_bits(model))), default="")
+    files = [n for n in sorted(names) if _PROJECTOR.fullmatch(n) and n.split("/")[:-1] == parts[: n.count("/")]]
+    return min(files, key=lambda n: (-n.count("/"), abs(n_bits(n) - n_bits(model))), default="")
 
 
 def _first_with(names: list[str], quant: str) -> str:

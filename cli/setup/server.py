@@ -171,17 +171,17 @@ def first_messages(path: str | None) -> tuple[dict[str, str], ...]:
     if not path:
         return ()
     try:
-        told = json.loads(Path(path).read_bytes())
+        messages = json.loads(Path(path).read_bytes())
     except ValueError as error:
         raise CliError(f"--first-messages: {path}: {' '.join(str(error).split())}") from None
-    for i, message in enumerate(told if isinstance(told, list) else [None]):
+    for i, message in enumerate(messages if isinstance(messages, list) else [None]):
         if not isinstance(message, dict) or set(message) != {"role", "content"}:
             raise CliError(f"--first-messages: {path}: item {i} is no object of role and content")
         if not isinstance(message["content"], str) or message["role"] not in (*_ROLES, *(("system",) if not i else ())):
             raise CliError(
                 f"--first-messages: {path}: item {i} has no text, or a role that is not {' or '.join(_ROLES)}"
             )
-    return tuple(told)
+    return tuple(messages)
 
 
 def api_key_file(path: str | None) -> str:

@@ -52,7 +52,7 @@ def tool_settings(options: SimpleNamespace) -> ToolSettings:
 def _servers(options: SimpleNamespace) -> tuple[McpSettings, ...]:
     from logitless.server.tools.settings import mcp_servers
 
-    found: dict[str, McpSettings] = {}
+    result: dict[str, McpSettings] = {}
     for flag, source in (
         ("--mcp-servers-config", options.mcp_servers_config),
         ("--mcp-servers-json", options.mcp_servers_json),
@@ -69,12 +69,12 @@ def _servers(options: SimpleNamespace) -> tuple[McpSettings, ...]:
         except ValueError as error:
             raise CliError(f"{where}: {error}") from None
         for server in listed:
-            if server.name in found:
+            if server.name in result:
                 raise CliError(f"{where}: there are two servers {server.name!r}")
-            found[server.name] = server
-    if found and (missing := [name for name in _MCP if find_spec(name) is None]):
+            result[server.name] = server
+    if result and (missing := [name for name in _MCP if find_spec(name) is None]):
         raise CliError(f"MCP servers need the package {missing[0]}: pip install 'mcp>=2.0' 'httpx2>=2.0'")
-    return tuple(found.values())
+    return tuple(result.values())
 
 
 def _check_strangers(options: SimpleNamespace) -> None:

@@ -82,5 +82,5 @@ class TrainingFiles:
         last = max(self._steps.values())
         files = ", ".join(str(path) for path, step in self._steps.items() if step == last)
         best = self.best(last)
-        told = f"; the result is that of step {self._stopping.best_step}: {best}" if best else ""
-        return f"the last good state is that of step {last}: {files}{told}"
+        result = f"; the result is that of step {self._stopping.best_step}: {best}" if best else ""
+        return f"the last good state is that of step {last}: {files}{result}"

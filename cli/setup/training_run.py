@@ -246,7 +246,7 @@ def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output
     from logitless.training.reporting.plot import plot
     from logitless.training.reporting.progress import Reporter, clock, uncertain
     from logitless.training.save import save_result
-    from logitless.training.trainer import Finished, Save, Told, Validated
+    from logitless.training.trainer import Finished, LogMessage, Save, Validated
 
     terminal, status = sys.stderr.isatty(), StatusLine()
 
@@ -300,7 +300,7 @@ def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output
                 elif isinstance(event, Save):
                     files.save(event.iteration)
                     reporter.outside(time.monotonic() - at)
-                elif isinstance(event, Told):
+                elif isinstance(event, LogMessage):
                     show(f"logitless: {event.message}", True)
                 elif isinstance(event, Finished):
                     reason = event.reason
@@ -327,14 +327,14 @@ def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output
         plot(o.plot, reporter.curves, "loss" if trainer.method == "supervised" else trainer.method)
 
 
-def trackers_of(o: SimpleNamespace, trainer: Trainer, output: str, told: Callable[[str], None]) -> Trackers:
+def trackers_of(o: SimpleNamespace, trainer: Trainer, output: str, warn: Callable[[str], None]) -> Trackers:
     """The trackers of --report-to."""
     from logitless.training.reporting.trackers import Integration, RunInfo, Trackers, configuration
 
     integrations = [Integration(kind, o.report_project) for kind in dict.fromkeys(o.report_to)]
     config = {"model": Path(getattr(o, "model", None) or output).name, **configuration(trainer)}
     name = o.report_name or Path(output).stem
-    return Trackers(integrations, RunInfo(Path(o.report_dir), "", name, config, trainer.counters.iterations), told)
+    return Trackers(integrations, RunInfo(Path(o.report_dir), "", name, config, trainer.counters.iterations), warn)
 
 
 def _counted(trainer: Trainer) -> str:

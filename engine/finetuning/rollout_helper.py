@@ -18,7 +18,7 @@ from logitless.engine.finetuning.rollout_queue import BEAT, Batch, Queue, QueueL
 from logitless.engine.finetuning.rollouts import Rollouts
 from logitless.engine.finetuning.shared_rollouts import Share, kind_of
 from logitless.training.adapters.lora import lora
-from logitless.training.trainer import Outside
+from logitless.training.trainer import OffDeviceWork
 
 if TYPE_CHECKING:
     from logitless.engine.runner.model_runner import ModelRunner
@@ -76,7 +76,7 @@ class RolloutHelper:
         # of the engine thread
         self.task: EngineTask | None = None  # makes the adapter
         self._adapter: _Adapter | None = None
-        self._work: Generator[Slice | Outside, None, None] | None = None
+        self._work: Generator[Slice | OffDeviceWork, None, None] | None = None
         self._of: Share | None = None  # the share of the work
         self._waits = False  # nothing runs: the work waits for questions
         self._failed = ""  # the last job that could not be helped here
@@ -105,7 +105,7 @@ class RolloutHelper:
                     event = next(self._work, None)
                     if event is None:
                         self._work = None
-                    elif isinstance(event, Outside):
+                    elif isinstance(event, OffDeviceWork):
                         self._waits = True
                     elif waits() or time.perf_counter() + event.following > until:
                         return

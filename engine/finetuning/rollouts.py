@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from logitless.graph.tensor import Tensor
     from logitless.models.model import Model
     from logitless.training.data.tokenize_rows import I32
-    from logitless.training.trainer import Outside
+    from logitless.training.trainer import OffDeviceWork
 
 NOTHING_TO_DO = Slice(math.inf)  # users have all slots
 
@@ -61,7 +61,7 @@ class Work(Protocol):
     def put_back(self, number: int) -> None:
         """Return a question: a user's request has its slot."""
 
-    def wait(self) -> Slice | Outside:
+    def wait(self) -> Slice | OffDeviceWork:
         """The event to yield while there is neither a question nor a running answer."""
 
 
@@ -119,7 +119,7 @@ class Rollouts:
         yield from self.answer(work, version)
         return [answer for _, answer in sorted(work.answers.items())]
 
-    def answer(self, work: Work, version: int) -> Generator[Slice | Outside, None, None]:
+    def answer(self, work: Work, version: int) -> Generator[Slice | OffDeviceWork, None, None]:
         """Sample until the work is over. TrainingError: an answer cannot be sampled."""
         running: dict[Generation, tuple[int, list[tuple[int, float]]]] = {}
         try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from logitless.engine.finetuning.rollout_queue import BEAT, Batch, News, Queue, QueueLost, Queues
 from logitless.engine.finetuning.rollouts import Question, Rollouts
-from logitless.training.trainer import Outside
+from logitless.training.trainer import OffDeviceWork
 
 if TYPE_CHECKING:
     from logitless.engine.runner.model_runner import ModelRunner
@@ -70,8 +70,8 @@ class Share:
     def put_back(self, number: int) -> None:
         self.queue.put_back(self.process, self.batch.name, number)
 
-    def wait(self) -> Outside:
-        return Outside(self._wait)
+    def wait(self) -> OffDeviceWork:
+        return OffDeviceWork(self._wait)
 
     def _wait(self) -> None:
         with self._changed:

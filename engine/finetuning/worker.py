@@ -545,12 +545,12 @@ class FineTuningWorker:
         from logitless.training.trainer import (
             Encoding,
             Finished,
+            LogMessage,
             Measuring,
-            Outside,
+            OffDeviceWork,
             Save,
             Settled,
             Step,
-            Told,
             Validated,
         )
 
@@ -566,9 +566,9 @@ class FineTuningWorker:
             if event.sample == event.n_samples:
                 rows = f"Reference log-probabilities of {event.n_samples} windows are measured"
                 self._send(partial(self._keeper.add_event, job["id"], rows))
-        elif isinstance(event, Outside):
+        elif isinstance(event, OffDeviceWork):
             self._send(event.call, partial(setattr, event, "result"))
-        elif isinstance(event, Told):
+        elif isinstance(event, LogMessage):
             self._send(partial(self._keeper.add_event, job["id"], event.message, level=event.level))
         elif isinstance(event, Step):
             stats.steps, stats.tokens = stats.steps + 1, stats.tokens + event.n_tokens

@@ -142,10 +142,10 @@ def _is_target(name: str, target: str, default: int) -> bool:
     return any(fnmatch.fnmatchcase(n, t) for t in MODULES.get(target, (target,)) for n in (whole, own))
 
 
-def lora_options(given: Mapping[str, Any], seed: int = 0, ranks: Mapping[str, int] | None = None) -> LoraOptions:
+def lora_options(fields: Mapping[str, Any], seed: int = 0, ranks: Mapping[str, int] | None = None) -> LoraOptions:
     """Options from hyperparameters by name; a name that is not there or None has its default.
     TrainingError names the hyperparameter."""
-    values = {of: given[name] for name, of in HYPERPARAMETERS.items() if given.get(name) is not None}
+    values = {of: fields[name] for name, of in HYPERPARAMETERS.items() if fields.get(name) is not None}
     values["targets"] = tuple(values.get("targets", ()))
     return LoraOptions(**values, ranks=ranks or {}, seed=seed)
 

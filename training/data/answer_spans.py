@@ -52,9 +52,9 @@ def _inner(
         core = text if outside else text.strip()
         begin = text.index(core)
         marked[i] = marked[i] | {"content": f"{text[:begin]}{_BEGIN}{core}{_END}{text[begin + len(core) :]}"}
-    found = render(marked, False)
-    marks = [(match[0], match.start() - n) for n, match in enumerate(_MARK.finditer(found))]
-    if [mark for mark, _ in marks] != [_BEGIN, _END] * len(learned) or _MARK.sub("", found) != whole:
+    rendered = render(marked, False)
+    marks = [(match[0], match.start() - n) for n, match in enumerate(_MARK.finditer(rendered))]
+    if [mark for mark, _ in marks] != [_BEGIN, _END] * len(learned) or _MARK.sub("", rendered) != whole:
         return None
     places = [place for _, place in marks]
     return list(zip(places[::2], places[1::2], strict=True))

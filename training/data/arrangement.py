@@ -12,9 +12,9 @@ from logitless.training.data.load import (
     Reader,
     Rows,
     context_of,
-    given_rows,
     load_dataset,
     packed_rows,
+    parsed_rows,
 )
 from logitless.training.data.packing import Groups, PackedExamples
 from logitless.training.data.sampler import ExampleSampler, Sampler, split, split_samples
@@ -80,4 +80,4 @@ def arranged(
 
 
 def _records(data: Data, name: str) -> Iterator[DatasetRow]:
-    return rows_of(data, name) if isinstance(data, str | Path) else given_rows(data, name)
+    return rows_of(data, name) if isinstance(data, str | Path) else parsed_rows(data, name)

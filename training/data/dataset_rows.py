@@ -58,8 +58,8 @@ class DatasetRow:
     @property
     def has_answer(self) -> bool:
         """True if there is something to imitate."""
-        said = (m["role"] == "assistant" and m.get("weight") != 0 for m in self.messages)
-        return any(learned for _, learned in self.parts) or any(said)
+        reply = (m["role"] == "assistant" and m.get("weight") != 0 for m in self.messages)
+        return any(learned for _, learned in self.parts) or any(reply)
 
     @property
     def media(self) -> list[RowMedium]:
@@ -72,8 +72,8 @@ class DatasetRow:
         if not self.messages:
             return replace(self, parts=parts, answers=())
         prompt = tuple({**m, "weight": 0} if m["role"] == "assistant" else m for m in self.messages)
-        said = answer.messages or ({"role": "assistant", "content": answer.text},)
-        return replace(self, parts=parts, messages=prompt + said, answers=())
+        reply = answer.messages or ({"role": "assistant", "content": answer.text},)
+        return replace(self, parts=parts, messages=prompt + reply, answers=())
 
 
 def media_of(message: dict[str, Any]) -> list[RowMedium]:

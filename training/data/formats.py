@@ -77,16 +77,16 @@ def parse_row(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
 
 def _kind(row: Mapping[str, Any], where: str) -> str:
     """The field that tells a row's format, one of _READ."""
-    given = {key for key, value in row.items() if value is not None}
-    if given & {"preferred_output", "non_preferred_output"}:
+    fields = {key for key, value in row.items() if value is not None}
+    if fields & {"preferred_output", "non_preferred_output"}:
         return "preferred_output"
-    if given & {"chosen", "rejected"}:
+    if fields & {"chosen", "rejected"}:
         return "chosen"
-    if {"instruction", "output"} <= given:
+    if {"instruction", "output"} <= fields:
         return "output"
-    if "messages" in given and isinstance(row["messages"], list) and _awaits(row["messages"]):
+    if "messages" in fields and isinstance(row["messages"], list) and _awaits(row["messages"]):
         return "messages"  # other fields are the grader's
-    kinds = [key for key in ("messages", "conversations", "instruction", "prompt", "text") if key in given]
+    kinds = [key for key in ("messages", "conversations", "instruction", "prompt", "text") if key in fields]
     if len(kinds) != 1:
         raise TrainingError(f"{where}: must have one of {_FIELDS}")
     if kinds[0] == "instruction":
@@ -141,7 +141,7 @@ def of_one_format(rows: Iterable[DatasetRow], name: str) -> Iterator[DatasetRow]
 def _prompt(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
     format = "a prompt ('prompt')"
     if isinstance(row["prompt"], list):
-        messages = _given(_messages(row["prompt"], where, "prompt"))
+        messages = _as_prompt(_messages(row["prompt"], where, "prompt"))
         return _conversation(row, number, where, messages, format, item=row)
     return DatasetRow(number, ((_text(row, "prompt", where), False),), format=format, item=row)
 
@@ -151,7 +151,7 @@ def _completion(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
     if isinstance(row["prompt"], list):
         prompt = _messages(row["prompt"], where, "prompt")
         answer = _messages(row.get("completion"), where, "completion", learns=True)
-        return _conversation(row, number, where, _given(prompt) + answer, format)
+        return _conversation(row, number, where, _as_prompt(prompt) + answer, format)
     parts = ((_text(row, "prompt", where), False), (_text(row, "completion", where), True))
     if not parts[1][0]:
         raise TrainingError(f"{where}: field 'completion' is empty")
@@ -183,9 +183,9 @@ def _instruction(row: Mapping[str, Any], where: str) -> tuple[Messages, tuple[tu
         head = _text(row, "system", where) or head
     messages: list[dict[str, Any]] = []
     parts: list[tuple[str, bool]] = []
-    for asked, answer in turns:
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-        parts += [(f"{head}\n\n### Instruction:\n{asked}\n\n### Response:\n", False), (answer, True)]
+    for question, answer in turns:
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        parts += [(f"{head}\n\n### Instruction:\n{question}\n\n### Response:\n", False), (answer, True)]
         head = ""
     paired = f"\n\n### Input:\n{more}" if more else ""
     messages.append({"role": "user", "content": f"{instruction}\n\n{more}" if more else instruction})
@@ -232,16 +232,16 @@ def _turn(turn: Any, at: str) -> dict[str, Any]:
 
 
 def _openai_pair(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
-    asked = row.get("input")
-    if not isinstance(asked, dict):
+    question = row.get("input")
+    if not isinstance(question, dict):
         raise TrainingError(f"{where}: field 'input' must be an object")
-    prompt = _messages(asked.get("messages"), where, "input.messages")
+    prompt = _messages(question.get("messages"), where, "input.messages")
     answers = [
         Answer("", _messages(row.get(name), where, name, learns=True), value)
         for name, value in (("preferred_output", 1.0), ("non_preferred_output", -1.0))
     ]
     format = "a pair of answers ('preferred_output', 'non_preferred_output')"
-    record = _conversation(asked, number, where, prompt, format)
+    record = _conversation(question, number, where, prompt, format)
     return replace(record, answers=tuple(answers))
 
 
@@ -254,17 +254,17 @@ def _pair(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
         chosen = _messages(row["chosen"], where, "chosen", learns=True)
         rejected = _messages(row.get("rejected"), where, "rejected", learns=True)
         if isinstance(prompt, list):
-            asked = _messages(prompt, where, "prompt")
+            question = _messages(prompt, where, "prompt")
         else:  # the prompt is the common beginning of the two conversations
             same = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
             n = min(sum(1 for _ in same), len(chosen) - 1, len(rejected) - 1)
-            asked, chosen, rejected = chosen[:n], chosen[n:], rejected[n:]
-            if not asked:
+            question, chosen, rejected = chosen[:n], chosen[n:], rejected[n:]
+            if not question:
                 raise TrainingError(
                     f"{where}: field 'prompt' is missing, and 'chosen' and 'rejected' begin differently"
                 )
         answers = (Answer("", chosen, 1.0), Answer("", rejected, -1.0))
-        return replace(_conversation(row, number, where, asked, format), answers=answers)
+        return replace(_conversation(row, number, where, question, format), answers=answers)
     good, bad = (_text(row, name, where) for name in ("chosen", "rejected"))
     if prompt is None:
         same_text = takewhile(lambda pair: pair[0] == pair[1], zip(good, bad, strict=False))
@@ -289,8 +289,8 @@ def _factory_pair(row: Mapping[str, Any], number: int, where: str, format: str) 
         messages = _turns(row["conversations"], where)
     answers = []
     for name, value in (("chosen", 1.0), ("rejected", -1.0)):
-        given = row.get(name)
-        turn = _turn(given, f"{where}: field '{name}'") if isinstance(given, dict) else None
+        fields = row.get(name)
+        turn = _turn(fields, f"{where}: field '{name}'") if isinstance(fields, dict) else None
         if turn is None:
             turn = {"role": "assistant", "content": _filled(row, name, where)}
         (answer,) = _messages([turn], where, name, learns=True)
@@ -327,7 +327,7 @@ def _hashable(value: Any) -> Any:
 # -- fields
 
 
-def _given(messages: Messages) -> Messages:
+def _as_prompt(messages: Messages) -> Messages:
     """The same messages, none of which is learned."""
     return tuple({**m, "weight": 0} if m["role"] == "assistant" else m for m in messages)
 
@@ -477,8 +477,8 @@ def _messages(value: Any, where: str, field: str, *, learns: bool = False) -> Me
             message = {**message, "content": parts}
         messages.append(message)
     if learns and not any(m["role"] == "assistant" and m.get("weight") != 0 for m in messages):
-        told = "" if field == "messages" else f"field '{field}': "
-        raise TrainingError(f"{where}: {told}no message of the assistant is there to learn from")
+        place = "" if field == "messages" else f"field '{field}': "
+        raise TrainingError(f"{where}: {place}no message of the assistant is there to learn from")
     return tuple(messages)
 
 

@@ -111,7 +111,7 @@ def context_of(longest: int, n_ctx_train: int) -> int:
     return min(max(LEAST_CONTEXT, -(-longest // 16) * 16), n_ctx_train)
 
 
-def given_rows(rows: Rows, name: str = "rows") -> Iterator[DatasetRow]:
+def parsed_rows(rows: Rows, name: str = "rows") -> Iterator[DatasetRow]:
     """Rows given as objects, numbered from 1 in messages."""
     return of_one_format((parse_row(row, i, f"{name}: line {i}") for i, row in enumerate(rows, 1)), name)
 

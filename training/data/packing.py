@@ -455,15 +455,15 @@ def find_samples(
     A sample ends where the next begins; `overlapping` ones have the length of the longest, or T. A
     text without the pattern is one sample.
     """
-    found = []
+    samples = []
     at = text.find(start)
     while at >= 0:
-        found.append(at)
+        samples.append(at)
         at = text.find(start, at + len(start))
-    if not found:
+    if not samples:
         return [(0, len(text))]
-    begins = [at if include_start else at + len(start) for at in found]
-    ends = [*found[1:], len(text)]
+    begins = [at if include_start else at + len(start) for at in samples]
+    ends = [*samples[1:], len(text)]
     if overlapping:
         longest = max(n_tokens, *(end - begin for begin, end in zip(begins, ends, strict=True)))
         ends = [min(len(text), begin + longest) for begin in begins]

@@ -61,7 +61,7 @@ class TokenMedia:
 PlacedMedia = tuple[int, TokenMedia]  # first token of a sequence in its window, and its images
 
 
-class _Kept(NamedTuple):
+class _StoredTile(NamedTuple):
     """A tile: its kind and size, the place of its values in their file, and its rows."""
 
     is_audio: bool
@@ -90,7 +90,7 @@ class RunMedia:
         self.input = input
         self._n_embd, self._define, self._shared = n_embd, define, shared
         self._values, self._rows = self._file(folder), self._file(folder)
-        self._kept: dict[bytes, _Kept] = {}
+        self._tiles: dict[bytes, _StoredTile] = {}
         self._n_rows = 1
         self._n_values = 0  # bytes
 
@@ -102,7 +102,7 @@ class RunMedia:
 
     @property
     def n_tiles(self) -> int:
-        return len(self._kept)
+        return len(self._tiles)
 
     @property
     def _depth(self) -> int:
@@ -111,15 +111,17 @@ class RunMedia:
 
     def add(self, tile: Tile) -> int:
         """The first row of a tile, which is kept if it is new. OSError: the disk is full."""
-        kept = self._kept.get(tile.key)
-        if kept is None:
+        stored = self._tiles.get(tile.key)
+        if stored is None:
             at, nbytes = self._n_values, tile.values.nbytes
             self._values.seek(at)
             self._values.write(tile.values.tobytes())
-            self._kept[tile.key] = kept = _Kept(tile.is_audio, *tile.size, at, nbytes, self._n_rows, tile.n_rows)
+            self._tiles[tile.key] = stored = _StoredTile(
+                tile.is_audio, *tile.size, at, nbytes, self._n_rows, tile.n_rows
+            )
             self._n_values += nbytes
             self._n_rows += tile.n_rows
-        return kept.first
+        return stored.first
 
     # -- encoding
 
@@ -128,27 +130,27 @@ class RunMedia:
         and after each tile the number of those that are done."""
         encoders = self._define(session)
         kind, plan = (False, 0, 0), None
-        for done, kept in enumerate(sorted(self._kept.values()), 1):
-            if plan is None or kind != kept[:3]:
-                kind = kept[:3]
+        for done, stored in enumerate(sorted(self._tiles.values()), 1):
+            if plan is None or kind != stored[:3]:
+                kind = stored[:3]
                 plan = session.plan(partial(_graph, encoders, *kind), arena)
-            encoder, size = encoders.of(kept.is_audio), kept[1:3]
-            self._values.seek(kept.at)
-            values = np.frombuffer(self._values.read(kept.nbytes), np.float32 if kept.is_audio else np.uint8)
-            values = values.reshape(size if kept.is_audio else (*size, 3))
+            encoder, size = encoders.of(stored.is_audio), stored[1:3]
+            self._values.seek(stored.at)
+            values = np.frombuffer(self._values.read(stored.nbytes), np.float32 if stored.is_audio else np.uint8)
+            values = values.reshape(size if stored.is_audio else (*size, 3))
             *places, kinds = encoder.row_places(*size)
             feeds = {**encoder.feeds([values]), "media.kinds": kinds.astype(np.int32)}
             if isinstance(plan, PreemptiblePlan):
                 yield from plan.parts(feeds)
-                found = plan.results()
+                outputs = plan.results()
             else:
-                found = plan.run(feeds)
-            rows = np.zeros((kept.n_rows, self._depth, self._n_embd), np.float32)
-            depth = 1 if kept.is_audio else self._depth
-            rows[places[0], :depth] = np.stack(found[:depth], 1)
+                outputs = plan.run(feeds)
+            rows = np.zeros((stored.n_rows, self._depth, self._n_embd), np.float32)
+            depth = 1 if stored.is_audio else self._depth
+            rows[places[0], :depth] = np.stack(outputs[:depth], 1)
             if len(kinds):
-                rows[places[1], 0] = found[-1]
-            self._rows.seek(kept.first * rows[0].nbytes)
+                rows[places[1], 0] = outputs[-1]
+            self._rows.seek(stored.first * rows[0].nbytes)
             self._rows.write(rows.tobytes())
             yield done
         if not self._shared:
@@ -156,8 +158,8 @@ class RunMedia:
 
     def largest(self, session: Session) -> list[Tensor]:
         """Graph of the largest tile."""
-        kept = max(self._kept.values(), key=lambda kept: kept.height * kept.width)
-        return _graph(self._define(session), kept.is_audio, kept.height, kept.width)
+        stored = max(self._tiles.values(), key=lambda stored: stored.height * stored.width)
+        return _graph(self._define(session), stored.is_audio, stored.height, stored.width)
 
     # -- training steps
 

@@ -183,10 +183,10 @@ def _hub(source: str, name: str) -> Numbered:
         raise TrainingError(f"{name}: a data set's name is missing: hf:OWNER/NAME, or hf:OWNER/NAME:SPLIT")
     datasets.disable_progress_bars()
     try:
-        found = datasets.load_dataset(path, split=split or "train")
+        dataset = datasets.load_dataset(path, split=split or "train")
     except Exception as error:  # of many libraries: the hub's, the network's, those of file formats
         raise TrainingError(f"{name}: cannot be loaded: {' '.join(str(error).split())[:300]}") from None
-    return iter(enumerate(found, 1))
+    return iter(enumerate(dataset, 1))
 
 
 _READERS: dict[str, Callable[[BinaryIO, str], Iterator[DatasetRow]]] = {

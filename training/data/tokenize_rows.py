@@ -62,10 +62,12 @@ def examples_of(
     for record, parts, omitted in row_texts(records, template, name):
         where = f"{name}: line {record.line}"
         end = not (record.messages and template)
-        if given := record.media:
+        if media_parts := record.media:
             if media is None:
-                raise TrainingError(f"{given[0].where}: {NO_PROJECTOR}")
-            example, spans = _example(_without_bos(parts, tokenizer), tokenizer, where, media.read(given), end=end)
+                raise TrainingError(f"{media_parts[0].where}: {NO_PROJECTOR}")
+            example, spans = _example(
+                _without_bos(parts, tokenizer), tokenizer, where, media.read(media_parts), end=end
+            )
             example = replace(example, media=media.placed(spans, len(example.tokens)))
         else:
             example, _ = _example(_without_bos(parts, tokenizer), tokenizer, where, end=end)
@@ -88,13 +90,13 @@ def answer_of(
     media: MediaReader | None = None,
 ) -> Example:
     """A row's prompt with an answer, which alone is learned; errors as `examples_of`."""
-    found = list(examples_of([record.answered(answer)], tokenizer, template, name, media))
-    if len(found) != 1:
+    result = list(examples_of([record.answered(answer)], tokenizer, template, name, media))
+    if len(result) != 1:
         raise TrainingError(
             f"{name}: line {record.line}: the chat template rewrites earlier turns, so an answer must be one "
             "message of the assistant"
         )
-    return replace(found[0], value=answer.value)
+    return replace(result[0], value=answer.value)
 
 
 def row_texts(
@@ -114,8 +116,8 @@ def row_texts(
             )
         if not record.has_answer:
             answer = "no message of the assistant is there to learn from"
-            told = answer if record.messages else "field 'completion' must be a string"
-            raise TrainingError(f"{name}: line {record.line}: {told} (reinforcement alone learns from prompts)")
+            problem = answer if record.messages else "field 'completion' must be a string"
+            raise TrainingError(f"{name}: line {record.line}: {problem} (reinforcement alone learns from prompts)")
         chat = record.messages and (template is not None or not record.parts)
         turns = _turns(record, template, f"{name}: line {record.line}", check) if chat else [(record.parts, "")]
         for parts, omitted in turns:
@@ -286,17 +288,17 @@ def _turns(
 
 def _marked(messages: Messages, template: ChatTemplate) -> list[dict[str, Any]]:
     """Messages as the template gets them: parts with images become a text with a marker for each."""
-    found = []
+    result = []
     n = 0
     for message in messages:
-        said = {k: v for k, v in message.items() if k != "weight"}
+        plain = {k: v for k, v in message.items() if k != "weight"}
         if of_message := len(media_of(message)):
             markers = (_MARKER_TEXT.format(i) for i in range(n, n + of_message))
             texts = (next(markers) if MEDIUM in part else part["text"] for part in message["content"])
-            said["content"] = template.between_parts.join(texts)
+            plain["content"] = template.between_parts.join(texts)
             n += of_message
-        found.append(said)
-    return found
+        result.append(plain)
+    return result
 
 
 def _last_turn(before: str, after: str) -> tuple[list[Part], str]:

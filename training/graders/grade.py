@@ -115,12 +115,12 @@ def filled(template: str, sample: Sample, item: Mapping[str, Any]) -> str:
 
     def value(match: re.Match[str]) -> str:
         path = match[1]
-        found: Any = sample.row if path.startswith("sample") else item
+        grades: Any = sample.row if path.startswith("sample") else item
         for name, index in _STEP.findall(path):
             try:
-                found = found[int(index) if index else name]
+                grades = grades[int(index) if index else name]
             except (KeyError, IndexError, TypeError):
                 raise GradeFault(f"there is no {path}", "invalid_variable_error") from None
-        return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+        return grades if isinstance(grades, str) else json.dumps(grades, ensure_ascii=False)
 
     return _VARIABLE.sub(value, template)

@@ -137,15 +137,15 @@ def parse_grader(spec: Any, around: Surroundings | None = None, where: str = "gr
 
 
 def _multi(name: str, spec: Mapping[str, Any], around: Surroundings, where: str) -> Multi:
-    given = spec.get("graders")
-    if not isinstance(given, Mapping) or not given:
+    named = spec.get("graders")
+    if not isinstance(named, Mapping) or not named:
         raise GraderError(f"{where}.graders: must be an object with a grader by each name")
-    if "type" in given and isinstance(given["type"], str):  # the client's types have one grader here
-        given = {str(given.get("name") or given["type"]): given}
-    if len(given) > MOST_GRADERS:
+    if "type" in named and isinstance(named["type"], str):  # the client's types have one grader here
+        named = {str(named.get("name") or named["type"]): named}
+    if len(named) > MOST_GRADERS:
         raise GraderError(f"{where}.graders: has more than {MOST_GRADERS}")
     graders: dict[str, Grader] = {}
-    for key, own in given.items():
+    for key, own in named.items():
         if isinstance(own, Mapping) and own.get("type") == "multi":
             raise GraderError(f"{where}.graders.{key}: a multi grader has none of its own kind")
         graders[key] = parse_grader(own, around, f"{where}.graders.{key}")

@@ -52,8 +52,8 @@ def names_private(url: str) -> bool:
         host = (urlsplit(url).hostname or "").rstrip(".")
         if host.endswith("localhost"):
             return True
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-        return any(not is_public(str(each[4][0])) for each in found)
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        return any(not is_public(str(each[4][0])) for each in infos)
     return False
 
 
@@ -64,7 +64,7 @@ def public_opener(*handlers: type[urllib.request.BaseHandler]) -> urllib.request
 
 def _addresses(url: str) -> list[str]:
     host = urlsplit(url).hostname or ""
-    return [str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    return [str(infos[4][0]) for infos in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
 
 
 class _Resolved(urllib.request.BaseHandler):

@@ -41,14 +41,14 @@ class ScoreModel:
 
     @classmethod
     def parse(cls, name: str, spec: Mapping[str, Any], where: str, complete: Complete) -> ScoreModel:
-        given, model = spec.get("input"), spec.get("model")
-        if isinstance(given, str):
-            given = [{"role": "user", "content": given}]
-        if not isinstance(given, list) or not given:
+        contents, model = spec.get("input"), spec.get("model")
+        if isinstance(contents, str):
+            contents = [{"role": "user", "content": contents}]
+        if not isinstance(contents, list) or not contents:
             raise GraderError(f"{where}.input: must be a non-empty array of messages")
         if not isinstance(model, str):
             raise GraderError(f"{where}.model: must be a string")
-        messages = [_message(message, f"{where}.input[{i}]") for i, message in enumerate(given)]
+        messages = [_message(message, f"{where}.input[{i}]") for i, message in enumerate(contents)]
         bounds = [0, 1] if spec.get("range") is None else spec["range"]
         if not isinstance(bounds, list) or len(bounds) != 2 or not all(map(_is_number, bounds)):
             raise GraderError(f"{where}.range: must be two numbers")
@@ -187,8 +187,8 @@ RESULT = {  # a score model's answer
 def chat_body(model: str, messages: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> dict[str, Any]:
     """The chat request of a score model."""
     own = {"max_completions_tokens": "max_completion_tokens"}
-    given = {own.get(name, name): value for name, value in sampling.items() if value is not None}
-    return {"model": model, "messages": list(messages), "response_format": RESULT, **given}
+    contents = {own.get(name, name): value for name, value in sampling.items() if value is not None}
+    return {"model": model, "messages": list(messages), "response_format": RESULT, **contents}
 
 
 def server_at(url: str, key: str = "") -> Complete:

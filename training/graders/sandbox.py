@@ -38,11 +38,11 @@ class Python:
         return cls(name, source)
 
     def grade(self, sample: Sample, item: Mapping[str, Any]) -> Grade:
-        given = {"source": self.source, "sample": sample.row, "item": item, "seconds": SECONDS, "nbytes": NBYTES}
+        job = {"source": self.source, "sample": sample.row, "item": item, "seconds": SECONDS, "nbytes": NBYTES}
         try:
             done = subprocess.run(
                 [sys.executable, "-I", "-X", "utf8", str(_CHILD)],
-                input=json.dumps(given).encode(),
+                input=json.dumps(job).encode(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env={"OPENBLAS_NUM_THREADS": "1", "PATH": os.defpath},
@@ -51,8 +51,8 @@ class Python:
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired:  # it has been killed
-            told = f"{self.name} took more than {SECONDS:g} seconds"
-            raise GradeFault(told, "python_grader_runtime_error", timed_out=True) from None
+            reply = f"{self.name} took more than {SECONDS:g} seconds"
+            raise GradeFault(reply, "python_grader_runtime_error", timed_out=True) from None
         try:
             answer = json.loads(done.stdout)
         except ValueError:

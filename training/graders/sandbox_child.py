@@ -150,22 +150,22 @@ def limit(seconds: float, nbytes: int) -> None:
         resource.setrlimit(kind, (most, most))
 
 
-def reward(given: dict[str, object]) -> dict[str, object]:
+def reward(job: dict[str, object]) -> dict[str, object]:
     """The answer of the grader's process."""
     names: dict[str, object] = {"__name__": "grader"}
     try:
-        exec(compile(str(given["source"]), "grader", "exec"), names)
+        exec(compile(str(job["source"]), "grader", "exec"), names)
         grade = names.get("grade")
         if not callable(grade):
             return {"error": "it has no function grade(sample, item)", "kind": "python_grader_runtime_error"}
-        return {"reward": float(grade(given["sample"], given["item"]))}
+        return {"reward": float(grade(job["sample"], job["item"]))}
     except BaseException as error:
-        told = " ".join(f"{type(error).__name__}: {error}".split())
-        return {"error": told, "kind": "python_grader_runtime_error"}
+        reply = " ".join(f"{type(error).__name__}: {error}".split())
+        return {"error": reply, "kind": "python_grader_runtime_error"}
 
 
 def main() -> None:
-    given = json.load(sys.stdin)
+    job = json.load(sys.stdin)
     # what the source prints goes nowhere
     out, nowhere = os.dup(1), os.open(os.devnull, os.O_RDWR)
     os.dup2(nowhere, 0)
@@ -173,14 +173,14 @@ def main() -> None:
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         part_from_user(libc)
-        limit(given["seconds"], given["nbytes"])
+        limit(job["seconds"], job["nbytes"])
         shut_off(libc)
-        answer = reward(given)
+        answer = reward(job)
     except (OSError, ValueError) as error:
         answer = {"error": str(error), "kind": "python_grader_server_error"}
-    told = json.dumps(answer).encode()
+    reply = json.dumps(answer).encode()
     with os.fdopen(out, "wb") as stream:
-        stream.write(told)
+        stream.write(reply)
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ class GRPO:
         return PolicyLoss(float((weights * losses).sum()), weights * slopes, metrics)
 
 
-def rewards_told(rewards: F64) -> dict[str, tuple[float, int]]:
+def reward_metrics(rewards: F64) -> dict[str, tuple[float, int]]:
     """Metrics of rewards (P, n): their mean, their mean deviation within a prompt, answers without
     one."""
     valid = np.isfinite(rewards)

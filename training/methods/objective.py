@@ -92,20 +92,20 @@ def token_rows(
     numbers = [w.rows_of_tokens()[w.weights > 0] for w in windows]
     every = np.concatenate(numbers)
     order = np.argsort(every, kind="stable")
-    found, row = np.unique(every, return_inverse=True)
+    result, row = np.unique(every, return_inverse=True)
     log_probs = -np.concatenate([x[w.weights > 0] for w, x in zip(windows, losses, strict=True)]).astype(np.float64)
     places = np.empty(len(every), np.int64)
     places[order] = np.arange(len(every))
     ends = np.cumsum([len(n) for n in numbers])
-    rows = TokenRows(log_probs[order], row[order], values[found], reference[found])
-    return rows, found, np.split(places, ends[:-1])
+    rows = TokenRows(log_probs[order], row[order], values[result], reference[result])
+    return rows, result, np.split(places, ends[:-1])
 
 
 def weighted(windows: Sequence[Sample], places: Sequence[I64], slopes: F64) -> list[Sample]:
     """Windows whose weighted cross entropy has the gradient of the loss: −slope at each label."""
-    found = []
+    result = []
     for window, at in zip(windows, places, strict=True):
         weights = np.zeros(len(window.weights), np.float32)
         weights[window.weights > 0] = -slopes[at]
-        found.append(replace(window, weights=weights))
-    return found
+        result.append(replace(window, weights=weights))
+    return result

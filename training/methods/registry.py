@@ -27,12 +27,12 @@ def hyperparameters(method: str) -> dict[str, float]:
     return {} if objective is None else {f.name: float(getattr(objective, f.name)) for f in fields(objective)}  # type: ignore[arg-type]
 
 
-def objective(method: str, given: Mapping[str, Any] | None = None) -> Objective | None:
+def objective(method: str, own: Mapping[str, Any] | None = None) -> Objective | None:
     """The method with these hyperparameters, of which a None is the default; None: supervised
     learning. TrainingError: there is no such method, or it has no such hyperparameter."""
     if method not in METHODS:
         raise TrainingError(f"method {method!r} is not one of {', '.join(METHODS)}")
-    values = {name: value for name, value in (given or {}).items() if value is not None}
+    values = {name: value for name, value in (own or {}).items() if value is not None}
     if unknown := sorted(values.keys() - hyperparameters(method).keys()):
         having = [m for m in OBJECTIVES if unknown[0] in hyperparameters(m)]
         raise TrainingError(f"{unknown[0]} {not_of_method(having or ['no method'], method)}")

@@ -62,7 +62,7 @@ class DataParallel:
         included."""
         self._transport, self._recipe, self._n = transport, recipe, n
         self._n_shards = n if recipe.sharded else 1
-        self._asked: list[deque[bool]] = [deque() for _ in range(n)]  # answers to come; True: somebody waits
+        self._requests: list[deque[bool]] = [deque() for _ in range(n)]  # answers to come; True: somebody waits
         self._losses = 0
         for rank in range(1, n):
             self._start(rank)
@@ -117,25 +117,25 @@ class DataParallel:
     # -- messages
 
     def _start(self, rank: int) -> None:
-        self._asked[rank].clear()
+        self._requests[rank].clear()
         self._transport.start(rank, self._recipe, self._n_shards)
 
     def _ask(self, rank: int, method: str, *args: Any, waits: bool = True) -> None:
         self._transport.send(rank, method, *args)
-        self._asked[rank].append(waits)
+        self._requests[rank].append(waits)
 
     def _answer(self, rank: int) -> Any:
         """The next answer that somebody waits for."""
         while True:
-            waits = self._asked[rank].popleft()
+            waits = self._requests[rank].popleft()
             answer = self._transport.receive(rank)
             if waits:
                 return answer
 
     def _drain(self, rank: int) -> None:
         """Let go of what was asked in a step that did not end."""
-        while self._asked[rank]:
-            self._asked[rank].popleft()
+        while self._requests[rank]:
+            self._requests[rank].popleft()
             self._transport.receive(rank)
 
     def _replace(self, error: WorkerLost) -> None:

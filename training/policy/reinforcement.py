@@ -23,7 +23,7 @@ from logitless.training.data.sampler import ExampleSampler
 from logitless.training.data.tokenize_rows import I32, Example
 from logitless.training.errors import TrainingError
 from logitless.training.graders.grade import Grade
-from logitless.training.methods.grpo import GRPO, PolicyLoss, of_answers, rewards_told
+from logitless.training.methods.grpo import GRPO, PolicyLoss, of_answers, reward_metrics
 from logitless.training.methods.objective import F64
 from logitless.training.policy.served_forward import ALIGNMENT, ServedForward
 from logitless.training.reporting.results import Result, means
@@ -33,11 +33,11 @@ from logitless.training.trainable import FULL, Trainable
 from logitless.training.trainer import (
     Control,
     Event,
-    Outside,
+    LogMessage,
+    OffDeviceWork,
     Settings,
     Settled,
     Step,
-    Told,
     Trainer,
     Validated,
     Validating,
@@ -54,22 +54,22 @@ SLICES = 16  # of sampling, after which the run may be paused or cancelled
 @dataclass(frozen=True)
 class Answer:
     """A sampled answer: its tokens, with the one that ends it, and the log-probabilities of those
-    that were sampled. `given` (n,): True for the tokens of tools' results; None: there are none."""
+    that were sampled. `inserted` (n,): True for the tokens of tools' results; None: there are none."""
 
     tokens: I32
     log_probs: F32
-    given: npt.NDArray[np.bool_] | None = None
+    inserted: npt.NDArray[np.bool_] | None = None
 
     @property
     def is_sampled(self) -> npt.NDArray[np.bool_]:
         """(n,) True for the tokens that the model sampled."""
-        return np.ones(len(self.tokens), bool) if self.given is None else ~self.given
+        return np.ones(len(self.tokens), bool) if self.inserted is None else ~self.inserted
 
     def continued(self, results: I32, turn: Answer) -> Answer:
         """The answer with tools' results, and a turn that goes on from them."""
         tokens = np.concatenate([self.tokens, results, turn.tokens]).astype(np.int32)
-        given = np.concatenate([~self.is_sampled, np.ones(len(results), bool), ~turn.is_sampled])
-        return Answer(tokens, np.concatenate([self.log_probs, turn.log_probs]), given)
+        inserted = np.concatenate([~self.is_sampled, np.ones(len(results), bool), ~turn.is_sampled])
+        return Answer(tokens, np.concatenate([self.log_probs, turn.log_probs]), inserted)
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ToolTurn:
 
 AskTools = Callable[[Answered], list[ToolTurn]]  # of each answer, in order
 T = TypeVar("T")
-Sampling = Generator[Slice | Outside, None, T]  # by slices of the device's time, or by other processes
+Sampling = Generator[Slice | OffDeviceWork, None, T]  # by slices of the device's time, or by other processes
 
 
 class Policy(Protocol):
@@ -111,7 +111,7 @@ class Batch:
 
     def arrays(self) -> dict[str, npt.NDArray[Any]]:
         """All of it, as a checkpoint keeps it: int32 and float64."""
-        found: dict[str, npt.NDArray[Any]] = {
+        measured: dict[str, npt.NDArray[Any]] = {
             "shape": np.array([*self.rewards.shape, self.n_done], np.int32),
             "prompt_lengths": np.array([len(ids) for ids in self.prompts], np.int32),
             "prompt_tokens": np.concatenate(self.prompts).astype(np.int32),
@@ -122,8 +122,8 @@ class Batch:
             "rewards": self.rewards.reshape(-1),
         }
         if self.reference is not None:
-            found["reference"] = np.concatenate(self.reference).astype(np.float64)
-        return found
+            measured["reference"] = np.concatenate(self.reference).astype(np.float64)
+        return measured
 
     @classmethod
     def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Batch:
@@ -136,11 +136,11 @@ class Batch:
         sampled = parts("answer_sampled", lengths, bool)
         n_sampled = np.array([part.sum() for part in sampled])
         tokens, log_probs = parts("answer_tokens", lengths, np.int32), parts("log_probs", n_sampled, np.float32)
-        given = [None if part.all() else ~part for part in sampled]
+        inserted = [None if part.all() else ~part for part in sampled]
         reference = parts("reference", n_sampled, np.float32) if "reference" in arrays else None
         return cls(
             tuple(parts("prompt_tokens", arrays["prompt_lengths"], np.int32)),
-            tuple(map(Answer, tokens, log_probs, given)),
+            tuple(map(Answer, tokens, log_probs, inserted)),
             arrays["rewards"].reshape(n_prompts, n),
             None if reference is None else tuple(reference),
             n_done,
@@ -196,32 +196,32 @@ class ReinforcementTrainer(Trainer):
             yield from self._next_batch()
         batch = self.batch
         assert batch is not None
-        found, windows = yield from self._measured_batch(batch)
+        measured, windows = yield from self._measured_batch(batch)
         batches = [windows[i : i + s.n_batch] for i in range(0, len(windows), s.n_batch)]
         _, norm = yield from self.steps.step(batches, c.iterations + 1, control.rate, 1.0)
         self.batch = replace(batch, n_done=batch.n_done + 1)
         c.iterations += 1
         c.tokens += sum(len(a.tokens) for a in batch.answers)
         self.just_initialized = False
-        metrics = {**rewards_told(batch.rewards), **found.metrics}
+        metrics = {**reward_metrics(batch.rewards), **measured.metrics}
         if self.batch.n_done == self.grpo.n_updates:
             c.epochs = c.samples // len(self.order)
-        self.epoch_result.add(found.loss, len(batch.answers), 0, metrics)
-        told = means(metrics)
+        self.epoch_result.add(measured.loss, len(batch.answers), 0, metrics)
+        summary = means(metrics)
         return Step(
             c.iterations,
             self.n_steps,
             control.epoch,
             (c.samples - 1) % len(self.order) + 1,
             len(self.order),
-            found.loss,
-            told.get("mean_reward", math.nan),
+            measured.loss,
+            summary.get("mean_reward", math.nan),
             norm,
             control.rate,
             control.rate / s.schedule.alpha,
             len(windows) * s.n_ctx,
             self.epoch_result,
-            told,
+            summary,
         )
 
     # -- batches
@@ -274,18 +274,18 @@ class ReinforcementTrainer(Trainer):
     ) -> Generator[Event, None, dict[int, I32]]:
         """Results of the tools that answers call at their ends, by the answers' indices.
         TrainingError: there are none for any call."""
-        asked, ask = _answered(answers, items), self._ask_tools
+        conversations, ask = _answered(answers, items), self._ask_tools
         assert ask is not None
-        work = Outside(lambda: ask(asked))
+        work = OffDeviceWork(lambda: ask(conversations))
         yield work
         turns: list[ToolTurn] = work.outcome()
         problems = [turn.problem for turn in turns if turn.problem]
         results = {i: turn.tokens for i, turn in enumerate(turns) if turn.tokens is not None}
         if problems:
-            told = f"{len(problems)} calls of tools have no results: {problems[0][:300]}"
+            summary = f"{len(problems)} calls of tools have no results: {problems[0][:300]}"
             if not results:
-                raise TrainingError(told)
-            yield Told(f"{told}; their answers end there", "warn")
+                raise TrainingError(summary)
+            yield LogMessage(f"{summary}; their answers end there", "warn")
         return results
 
     def _sampled(
@@ -314,15 +314,15 @@ class ReinforcementTrainer(Trainer):
     def _graded(self, answers: Sequence[Answer], items: Sequence[Mapping[str, Any]]) -> Generator[Event, None, F64]:
         """Rewards (R,); NaN for an answer that could not be graded. TrainingError: none could."""
         answered = _answered(answers, items)
-        work = Outside(lambda: self.grade(answered))
+        work = OffDeviceWork(lambda: self.grade(answered))
         yield work
         grades: list[Grade] = work.outcome()
         problems = [grade.problem for grade in grades if grade.problem]
         if problems:
-            told = f"{len(problems)} of {len(grades)} answers could not be graded: {problems[0][:300]}"
+            summary = f"{len(problems)} of {len(grades)} answers could not be graded: {problems[0][:300]}"
             if len(problems) == len(grades):
-                raise TrainingError(told)
-            yield Told(f"{told}; they are left out", "warn")
+                raise TrainingError(summary)
+            yield LogMessage(f"{summary}; they are left out", "warn")
         return np.array([math.nan if grade.problem else grade.reward for grade in grades], np.float64)
 
     def _groups_of(self, prompts: Sequence[I32], answers: Sequence[Answer]) -> Groups:
@@ -340,7 +340,7 @@ class ReinforcementTrainer(Trainer):
         self, steps: Steps, prompts: Sequence[I32], answers: Sequence[Answer]
     ) -> Generator[Event, None, list[F32]]:
         """Log-probabilities of the answers' tokens, by a forward pass."""
-        found: list[F32] = [np.zeros(0, np.float32)] * len(answers)
+        measured: list[F32] = [np.zeros(0, np.float32)] * len(answers)
         windows, n = self._windows(prompts, answers), self.settings.n_batch
         for i in range(0, len(windows), n):
             part = windows[i : i + n]
@@ -349,9 +349,9 @@ class ReinforcementTrainer(Trainer):
                 row = window.rows_of_tokens()
                 for k in window.rows:
                     if k >= 0:
-                        found[k] = -losses[(row == k) & (window.weights > 0)]
+                        measured[k] = -losses[(row == k) & (window.weights > 0)]
             yield Slice()
-        return found
+        return measured
 
     def _measured_batch(self, batch: Batch) -> Generator[Event, None, tuple[PolicyLoss, list[Sample]]]:
         """Loss of a batch, and windows with the weights of its gradient."""
@@ -362,8 +362,8 @@ class ReinforcementTrainer(Trainer):
             new, _ = of_answers(own)
         reference = None if batch.reference is None else of_answers(batch.reference)[0]
         advantages = self.grpo.advantages(batch.rewards).reshape(-1)
-        found = self.grpo.measure(new, old, reference, row, advantages)
-        slopes = np.split(found.slopes, np.cumsum([len(a.log_probs) for a in batch.answers])[:-1])
+        measured = self.grpo.measure(new, old, reference, row, advantages)
+        slopes = np.split(measured.slopes, np.cumsum([len(a.log_probs) for a in batch.answers])[:-1])
         # answers without a gradient take no part; one at least, as there is a step
         learned = [i for i, slope in enumerate(slopes) if slope.any()] or [0]
         windows = self._windows([batch.prompts[i] for i in learned], [batch.answers[i] for i in learned])
@@ -375,7 +375,7 @@ class ReinforcementTrainer(Trainer):
                 if k >= 0:
                     weights[(of == k) & (window.weights > 0)] = -slopes[learned[k]]
             weighted.append(replace(window, weights=weights))
-        return found, weighted
+        return measured, weighted
 
     # -- validation
 
@@ -396,7 +396,7 @@ class ReinforcementTrainer(Trainer):
         ]
         answers = yield from self._answers(prompts, items, seeds, settles=False)
         rewards = yield from self._graded(answers, items)
-        metrics = rewards_told(rewards.reshape(-1, n))
+        metrics = reward_metrics(rewards.reshape(-1, n))
         result = Result()
         result.add(-means(metrics).get("mean_reward", math.nan), len(answers), 0, metrics)
         yield Validating(len(answers), len(answers), result)

@@ -13,7 +13,7 @@ from logitless.models.gguf.atomic_write import unfinished
 
 Points = Sequence[tuple[float, float]]
 SUFFIXES = (".svg", ".png")
-_W, _H, _LEFT, _RIGHT, _TOP, _BOTTOM = 720, 420, 64, 16, 52, 44
+_W, _H, _WEST, _RIGHT, _TOP, _BOTTOM = 720, 420, 64, 16, 52, 44
 _COLOURS = ("#4477aa", "#cc6677", "#228833", "#aa3377")
 _SCALE = 2  # pixels of a PNG to a unit
 _ANCHORS = {"start": "ls", "middle": "ms", "end": "rs"}  # of a word on its baseline
@@ -90,26 +90,26 @@ def _paint(path: Path, curves: Mapping[str, Points], title: str, x_name: str) ->
 
 
 def _parts(curves: Mapping[str, Points], title: str, x_name: str) -> Iterator[_Line | _Word]:
-    shown = {name: [p for p in points if all(map(math.isfinite, p))] for name, points in curves.items()}
-    every = [p for points in shown.values() for p in points] or [(0.0, 0.0)]
+    finite = {name: [p for p in points if all(map(math.isfinite, p))] for name, points in curves.items()}
+    every = [p for points in finite.values() for p in points] or [(0.0, 0.0)]
     x0, x1 = _bounds([x for x, _ in every])
     y0, y1 = _bounds([y for _, y in every])
 
     def at(x: float, y: float) -> tuple[float, float]:
-        across = _LEFT + (x - x0) / (x1 - x0) * (_W - _LEFT - _RIGHT)
+        across = _WEST + (x - x0) / (x1 - x0) * (_W - _WEST - _RIGHT)
         return across, _H - _BOTTOM - (y - y0) / (y1 - y0) * (_H - _TOP - _BOTTOM)
 
     yield _Word(_W / 2, 20, title, size=14)
     for value in _ticks(y0, y1):
         _, y = at(x0, value)
-        yield _Line([(_LEFT, y), (_W - _RIGHT, y)], "#dddddd")
-        yield _Word(_LEFT - 6, y + 4, f"{value:g}", "end")
+        yield _Line([(_WEST, y), (_W - _RIGHT, y)], "#dddddd")
+        yield _Word(_WEST - 6, y + 4, f"{value:g}", "end")
     for value in _ticks(x0, x1):
         x, _ = at(value, y0)
         yield _Word(x, _H - _BOTTOM + 18, f"{value:g}")
     yield _Word(_W / 2, _H - 8, x_name)
-    name_at = _LEFT  # names stand above the curves, where none can cross them
-    for i, (name, points) in enumerate(shown.items()):
+    name_at = _WEST  # names stand above the curves, where none can cross them
+    for i, (name, points) in enumerate(finite.items()):
         colour = _COLOURS[i % len(_COLOURS)]
         places = [at(*p) for p in points]
         if len(places) == 1:  # one validation: a line of one point would not be seen

@@ -13,7 +13,7 @@ from logitless.training.trainer import Encoding, Event, Measuring, Step, Validat
 WIDTH = 8  # characters of the bar
 COLUMNS = 80
 GAIN = 0.7  # of the newest step in the smoothed time per step
-_TOLD = ("reward_accuracy", "reward_margin", "mean_reward", "kl")  # beside the loss
+_MEASURES = ("reward_accuracy", "reward_margin", "mean_reward", "kl")  # beside the loss
 _PLOTTED = ("reward_accuracy", "mean_reward")  # of numbers between 0 and 1, or about
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 
@@ -188,17 +188,17 @@ class Reporter:
         else:
             fallen = min(2.0, max(0.0, self.first_loss - e.loss))  # 0 where that is NaN
             gained = "-" * round(10 * fallen) + ">"
-            told = "".join(
-                f"{name.removeprefix('reward_')}={e.metrics[name]:.4f} " for name in _TOLD if name in e.metrics
+            words = "".join(
+                f"{name.removeprefix('reward_')}={e.metrics[name]:.4f} " for name in _MEASURES if name in e.metrics
             )
             self.write(
                 f"train: iter={e.iteration}/{e.n_steps} sample={e.sample}/{e.n_samples} sched={e.factor:.6f} "
-                f"loss={e.loss:.6f} {told}norm={e.norm:.4g} dt={clock(spent)} eta={clock(eta)} |{gained}",
+                f"loss={e.loss:.6f} {words}norm={e.norm:.4g} dt={clock(spent)} eta={clock(eta)} |{gained}",
                 True,
             )
 
     def _plot(self, of: str, iteration: int, metrics: Mapping[str, float]) -> None:
         for name in _PLOTTED:
             if name in metrics:
-                told = of + name.removeprefix("reward_").replace("_", " ")
-                self._metrics.setdefault(told, []).append((iteration, metrics[name]))
+                words = of + name.removeprefix("reward_").replace("_", " ")
+                self._metrics.setdefault(words, []).append((iteration, metrics[name]))

@@ -128,8 +128,8 @@ class _Mlflow:
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             raise RuntimeError("set MLFLOW_TRACKING_URI to the address of its server")
         self._client = MlflowClient()
-        found = self._client.get_experiment_by_name(of.project)
-        experiment = found.experiment_id if found is not None else self._client.create_experiment(of.project)
+        measures = self._client.get_experiment_by_name(of.project)
+        experiment = measures.experiment_id if measures is not None else self._client.create_experiment(of.project)
         mine = f"tags.`logitless.run` = '{run.id}'"
         known = self._client.search_runs([experiment], mine, max_results=1) if run.id else []
         if known:
@@ -183,9 +183,9 @@ _OPEN: dict[str, Callable[[Integration, RunInfo], Tracker]] = {
 class _Thread:
     """Thread of one tracker: opens it, and gives it what comes."""
 
-    def __init__(self, of: Integration, run: RunInfo, told: Callable[[str], None]) -> None:
+    def __init__(self, of: Integration, run: RunInfo, warn: Callable[[str], None]) -> None:
         self.kind = of.kind
-        self._of, self._run, self._told = of, run, told
+        self._of, self._run, self._warn = of, run, warn
         self.queue: SimpleQueue[tuple[int, Values] | bool] = SimpleQueue()  # at last whether the run succeeded
         self.thread = threading.Thread(target=self._work, name=f"tracker {of.kind}", daemon=True)
         self.thread.start()
@@ -201,9 +201,9 @@ class _Thread:
             package = EXTRAS[self.kind]
             missing = (error.name or "").partition(".")[0] == package
             reason = f"pip install 'logitless[{self.kind}]'" if missing else _line(error)
-            self._told(f"{self.kind}: is not there, and the run goes on without it: {reason}")
+            self._warn(f"{self.kind}: is not there, and the run goes on without it: {reason}")
         except Exception as error:  # of a package that is not ours
-            self._told(f"{self.kind}: the run goes on without it: {_line(error)}")
+            self._warn(f"{self.kind}: the run goes on without it: {_line(error)}")
 
 
 def _line(error: Exception) -> str:
@@ -211,18 +211,18 @@ def _line(error: Exception) -> str:
 
 
 class Trackers:
-    """The trackers of a run; called with its events. `told`: gets a line about one that fails, on
+    """The trackers of a run; called with its events. `warn`: gets a line about one that fails, on
     that one's thread."""
 
-    def __init__(self, integrations: Sequence[Integration], run: RunInfo, told: Callable[[str], None]) -> None:
-        self._told = told
-        self._threads = [_Thread(of, run, told) for of in integrations]
+    def __init__(self, integrations: Sequence[Integration], run: RunInfo, warn: Callable[[str], None]) -> None:
+        self._warn = warn
+        self._threads = [_Thread(of, run, warn) for of in integrations]
 
     def __call__(self, event: Event) -> None:
-        found = measured(event)
-        if found is not None:
+        measures = measured(event)
+        if measures is not None:
             for thread in self._threads:
-                thread.queue.put(found)
+                thread.queue.put(measures)
 
     def finish(self, *, succeeded: bool, seconds: float = 0.0) -> None:
         """End of the run; waits so long at most until all is sent."""
@@ -241,4 +241,4 @@ class Trackers:
         self.finish(succeeded=error is None, seconds=LAST_SECONDS if error is None else 2.0)
         for thread in self._threads:
             if thread.thread.is_alive() and error is None:
-                self._told(f"{thread.kind}: not all was sent within {LAST_SECONDS:g} seconds")
+                self._warn(f"{thread.kind}: not all was sent within {LAST_SECONDS:g} seconds")

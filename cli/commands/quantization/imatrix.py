@@ -39,6 +39,6 @@ def run(o: SimpleNamespace) -> int:
     print(f"{o.output}: {len(result)} matrices, {n} windows of {o.ctx_size} tokens", file=sys.stderr)
     missed = [name for name, (_, counts) in result.items() if not counts.all()]
     if missed:
-        told = f"{len(missed)} matrices have experts without a row ('{missed[0]}', …): their weights count evenly"
-        print(f"logitless: warning: {told}", file=sys.stderr)
+        summary = f"{len(missed)} matrices have experts without a row ('{missed[0]}', …): their weights count evenly"
+        print(f"logitless: warning: {summary}", file=sys.stderr)
     return 0

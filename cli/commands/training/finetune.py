@@ -112,15 +112,15 @@ def _check_ranks(o: SimpleNamespace, lora: LoraOptions, weights: list[str]) -> N
         if rank and not fnmatch.filter(weights, pattern):
             tied = "; its output is its embedding, see --rank-tok-embd" if kind == "out" else ""
             raise UsageError(f"{flag} {rank}: the model has no tensor '{pattern}'{tied}")
-    given = {dest for dest, _ in o.given}
-    if "lora_r" in given and o.lora_r != lora.rank:
+    fields = {dest for dest, _ in o.fields}
+    if "lora_r" in fields and o.lora_r != lora.rank:
         raise UsageError(f"--lora-r {o.lora_r}: the adapter of --checkpoint-in has rank {lora.rank}")
-    if "lora_alpha" in given and np.float32(o.lora_alpha) != np.float32(lora.alpha):
+    if "lora_alpha" in fields and np.float32(o.lora_alpha) != np.float32(lora.alpha):
         raise UsageError(f"--lora-alpha {o.lora_alpha:g}: the adapter of --checkpoint-in has alpha {lora.alpha:g}")
     for dest, of in HYPERPARAMETERS.items():
         value = getattr(lora, of)
         value = list(value) if isinstance(value, tuple) else value
-        if dest not in ("lora_r", "lora_alpha") and dest in given and getattr(o, dest) != value:
+        if dest not in ("lora_r", "lora_alpha") and dest in fields and getattr(o, dest) != value:
             flag = f"--{dest.replace('_', '-')}"
             raise UsageError(f"{flag}: the adapter of --checkpoint-in has {json.dumps(value)} there")
 

@@ -22,7 +22,7 @@ from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
 from logitless.training.policy.reinforcement import Answer
 from logitless.training.scratch import new_model
-from logitless.training.trainer import Outside
+from logitless.training.trainer import OffDeviceWork
 
 # -- the queue
 
@@ -176,7 +176,7 @@ class Job:
         events = policy.sample(self.prompts, range(16), [10 + i for i in range(16)], version)
         while True:
             try:
-                if isinstance(event := next(events), Outside):
+                if isinstance(event := next(events), OffDeviceWork):
                     event.outcome()
             except StopIteration as done:
                 return [(a.tokens.tobytes(), a.log_probs.tobytes()) for a in done.value]
