@@ -357,7 +357,7 @@ class FineTuningWorker:
             return event.following
         job = self.store.get("jobs", self._job)
         if job is not None:
-            self._told(job, event)
+            self._handle(job, event)
             self.on_change()
         return None
 
@@ -541,7 +541,7 @@ class FineTuningWorker:
         """True between optimizer steps, if there is a step since the last checkpoint."""
         return self._trainer is not None and self._settled and self._trainer.counters.iterations > self._saved
 
-    def _told(self, job: Row, event: Event) -> None:
+    def _handle(self, job: Row, event: Event) -> None:
         from logitless.training.trainer import (
             Encoding,
             Finished,
