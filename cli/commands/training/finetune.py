@@ -112,7 +112,7 @@ def _check_ranks(o: SimpleNamespace, lora: LoraOptions, weights: list[str]) -> N
         if rank and not fnmatch.filter(weights, pattern):
             tied = "; its output is its embedding, see --rank-tok-embd" if kind == "out" else ""
             raise UsageError(f"{flag} {rank}: the model has no tensor '{pattern}'{tied}")
-    fields = {dest for dest, _ in o.fields}
+    fields = {dest for dest, _ in o.given}
     if "lora_r" in fields and o.lora_r != lora.rank:
         raise UsageError(f"--lora-r {o.lora_r}: the adapter of --checkpoint-in has rank {lora.rank}")
     if "lora_alpha" in fields and np.float32(o.lora_alpha) != np.float32(lora.alpha):
