@@ -1,4 +1,4 @@
-"""Arguments of CPU kernels: what a lowering passes is what the kernel names."""
+"""Arguments of CPU kernels: a lowering passes as many as the kernel names."""
 
 from __future__ import annotations
 
