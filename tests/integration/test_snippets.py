@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any, NamedTuple
 
 import pytest
@@ -135,7 +136,6 @@ def written(folder: Path, kind: str) -> dict[str, str]:
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         "LOGITLESS_CACHE": str(cache_folder()),
         "HF_HUB_OFFLINE": "1",
-        "MANPAGER": "cat",
     }
 
 
@@ -157,7 +157,7 @@ def can_run(block: Block) -> bool:
     if block.reason == "needs-package" and block.language == "python":
         names = re.findall(r"^(?:from|import) (\w+)", block.text, re.MULTILINE)
         return bool(names) and all(find_spec(name) for name in names)
-    return not block.reason
+    return not block.reason and ("curl " not in block.text or which("curl") is not None)
 
 
 @pytest.mark.parametrize("page", [page for page in pages() if blocks(page)], ids=lambda page: page.stem)
@@ -168,6 +168,8 @@ def test_every_block_of_a_page_runs(page: Path, socket_path: str, tmp_path: Path
     setup = SETUPS.get(page.stem, Setup())
     environment = written(tmp_path, setup.kind)
     (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "man").write_text('#!/bin/sh\nexec cat "$2"\n')  # small systems have none
+    (tmp_path / "bin" / "man").chmod(0o755)
     for program in ("logitless", "python"):
         client = command_forks.CLIENT.format(python=sys.executable, address=socket_path, program=program)
         (tmp_path / "bin" / program).write_text(client)
