@@ -13,8 +13,8 @@ from msgspec.structs import asdict as asdict_struct
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.finetuning.job import base_of, method_row
 from logitless.engine.finetuning.status import ENDED
-from logitless.engine.finetuning.store import Row, Store, new_id
 from logitless.engine.finetuning.tuned_models import TunedModel, find
+from logitless.engine.records.store import Row, Store, new_id
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.frontend.fields import article, bad_request, read
 from logitless.models.chat.errors import ChatTemplateError

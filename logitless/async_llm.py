@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from logitless.engine.finetuning.rollout_queue import Queues
-    from logitless.engine.finetuning.store import Row, Store
     from logitless.engine.loading.open_model import OpenModel
+    from logitless.engine.records.store import Row, Store
     from logitless.engine.scheduler.scheduler import Scheduler
     from logitless.options import Options
     from logitless.training.graders.grade import Surroundings
@@ -503,7 +503,7 @@ class AsyncLLM:
         if not self.model.hparams.causal:
             return self.model.load()
         folder = self._data_dir or self._stack.enter_context(tempfile.TemporaryDirectory(prefix="logitless-"))
-        from logitless.engine.finetuning.store import Store
+        from logitless.engine.records.store import Store
 
         store = Store(folder)
         self._stack.callback(store.close)

@@ -24,7 +24,7 @@ from logitless.requests import Messages, Prompt
 if TYPE_CHECKING:
     from typing import Unpack
 
-    from logitless.engine.finetuning.store import Row
+    from logitless.engine.records.store import Row
     from logitless.options import Options
 
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from logitless.engine.finetuning.job import base_of, set_status
 from logitless.engine.finetuning.status import RUNNING
-from logitless.engine.finetuning.store import Row, Store
 from logitless.engine.finetuning.tuned_models import TunedModel, delete, tuned_models
+from logitless.engine.records.store import Row, Store
 from logitless.server.api.openai.tuning_context import no_folder
 
 POLL = 0.3  # seconds between two looks at the store, to which the models' servers write

@@ -118,7 +118,7 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
         limit_threads(options.threads_http)
     store = None
     if options.data_dir:
-        from logitless.engine.finetuning.store import Store
+        from logitless.engine.records.store import Store
 
         store = Store(writable_folder("--data-dir", options.data_dir, make=True))
     names = {config.model, *config.aliases} if config.behind_router else None

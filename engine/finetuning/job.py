@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from logitless.engine.finetuning.hyperparameters import choices_line, resolved
 from logitless.engine.finetuning.status import ENDED
-from logitless.engine.finetuning.store import Row, Store, event_of
+from logitless.engine.records.store import Row, Store, event_of
 from logitless.training.config import TrainingConfig, config_of_job, job_row
 
 if TYPE_CHECKING:

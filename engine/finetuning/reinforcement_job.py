@@ -10,7 +10,7 @@ import numpy as np
 from logitless.engine.finetuning.hyperparameters import choices_line, resolved_rewards, room_of
 from logitless.engine.finetuning.job import row_source
 from logitless.engine.finetuning.sampled_answers import AnswerReader, grading, tools_of
-from logitless.engine.finetuning.store import Row, Store
+from logitless.engine.records.store import Row, Store
 from logitless.training.config import REINFORCEMENT, TrainingConfig, job_row
 from logitless.training.data.packing import RUN_TOKENS
 from logitless.training.data.prompts import Prompts, prompts_of

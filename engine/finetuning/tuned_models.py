@@ -9,7 +9,7 @@ from pathlib import Path
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.finetuning.job import checkpoint_path
 from logitless.engine.finetuning.status import ENDED
-from logitless.engine.finetuning.store import Row, Store
+from logitless.engine.records.store import Row, Store
 
 
 @dataclass(frozen=True)

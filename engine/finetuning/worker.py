@@ -34,8 +34,8 @@ from logitless.engine.finetuning.job import (
     trackers_of,
 )
 from logitless.engine.finetuning.status import ENDED, RUNNING
-from logitless.engine.finetuning.store import Row, Store, event_of, new_id
 from logitless.engine.finetuning.tuned_models import TunedModel, delete, find, tuned_models
+from logitless.engine.records.store import Row, Store, event_of, new_id
 from logitless.engine.stats import TrainingStats
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.atomic_write import private

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logitless.engine.async_engine import LoadedModel, ModelInfo
-from logitless.engine.finetuning.store import Store
 from logitless.engine.loading.adapters import ScaledAdapters, control_vectors, read_adapters, register_adapters
 from logitless.engine.loading.drafting import (
     check_draft_model,
@@ -35,6 +34,7 @@ from logitless.engine.loading.memory import (
 )
 from logitless.engine.loading.options import ModelOptions, OptionConflict, text_file
 from logitless.engine.loading.placement import placement
+from logitless.engine.records.store import Store
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sleep import Sleep, Sleeper

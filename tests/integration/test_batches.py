@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from logitless.engine.finetuning.store import Store
 from logitless.engine.loading.open_model import demo_model
+from logitless.engine.records.store import Store
 from tests.helpers.commands import command
 from tests.integration.conftest import ClientFactory, ServerFactory
 

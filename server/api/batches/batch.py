@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from msgspec import Struct
 
 from logitless.engine.errors import TooManyRequests
-from logitless.engine.finetuning.store import Row, Store, new_id
+from logitless.engine.records.store import Row, Store, new_id
 from logitless.engine.sampling.params import Param
 from logitless.frontend.answers.batches import Batch, BatchCounts, MessageBatch, MessageBatchCounts
 from logitless.frontend.fields import bad_request

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Raw
 
-from logitless.engine.finetuning.store import Row
+from logitless.engine.records.store import Row
 from logitless.frontend.replies.encoding import encode_json
 from logitless.frontend.workers import check
 from logitless.server.api.batches.batch import MAX_LINES, MESSAGES

@@ -9,7 +9,7 @@ from typing import Any
 from aiohttp import web
 
 from logitless.engine.errors import InvalidRequest, NotFound, unkept
-from logitless.engine.finetuning.store import Row, Store
+from logitless.engine.records.store import Row, Store
 from logitless.frontend.answers.batches import DeletedBatch, MessageBatch, MessageBatchPage
 from logitless.frontend.fields import bad_request, read
 from logitless.frontend.workers import to_thread

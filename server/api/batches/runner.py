@@ -28,7 +28,7 @@ from logitless.server.clients import Client
 from logitless.server.config import ServerConfig
 
 if TYPE_CHECKING:
-    from logitless.engine.finetuning.store import Row, Store
+    from logitless.engine.records.store import Row, Store
 
 Answered = list[tuple[int, bool, bytes]]  # (line, True if it is no error, text)
 log = logging.getLogger("logitless.batches")
@@ -221,7 +221,7 @@ class BatchRunner:
 
     async def _finish(self, row: Row, status: str) -> None:
         """Write the files of results, then the batch's last state. May be done again after a kill."""
-        from logitless.engine.finetuning.store import new_id
+        from logitless.engine.records.store import new_id
 
         row = await self._change(
             row, "cancelling" if status == "cancelled" else "finalizing",

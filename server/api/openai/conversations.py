@@ -9,7 +9,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest, NotFound
-from logitless.engine.finetuning.store import page
+from logitless.engine.records.store import page
 from logitless.engine.sampling.params import Param
 from logitless.frontend.answers import responses as answers
 from logitless.frontend.dialects.responses import check_items

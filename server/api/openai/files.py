@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest, NotFound, TooLarge, unkept
 from logitless.engine.finetuning.status import RUNNING
-from logitless.engine.finetuning.store import MEDIA_PURPOSES, Row, page
+from logitless.engine.records.store import MEDIA_PURPOSES, Row, page
 from logitless.engine.sampling.params import Param
 from logitless.frontend.answers.fine_tuning import Deleted, File, Page
 from logitless.frontend.workers import check, compute, to_thread

@@ -11,8 +11,8 @@ from aiohttp import web
 
 from logitless.engine.errors import InvalidRequest, NotFound, unkept
 from logitless.engine.finetuning.status import ENDED, RUNNING
-from logitless.engine.finetuning.store import Row
 from logitless.engine.finetuning.tuned_models import find
+from logitless.engine.records.store import Row
 from logitless.frontend.answers.fine_tuning import Checkpoint, Deleted, Job, JobEvent
 from logitless.frontend.fine_tuning import new_job
 from logitless.frontend.graders import surroundings

@@ -10,9 +10,9 @@ from typing import Protocol
 from aiohttp import web
 
 from logitless.engine.errors import NotSupported
-from logitless.engine.finetuning.store import Row, Store
 from logitless.engine.finetuning.tuned_models import TunedModel
 from logitless.engine.finetuning.worker import FineTuningWorker
+from logitless.engine.records.store import Row, Store
 from logitless.server.api.context import CONTEXT
 
 

@@ -13,7 +13,7 @@ import pytest
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.finetuning.hyperparameters import resolved, resolved_rewards
 from logitless.engine.finetuning.job import prepare
-from logitless.engine.finetuning.store import Row, Store
+from logitless.engine.records.store import Row, Store
 from logitless.frontend.fine_tuning import new_job
 from logitless.models import tokenizer
 from logitless.models.chat.template import from_metadata

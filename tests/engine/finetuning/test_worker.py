@@ -31,9 +31,9 @@ from logitless.engine.adapters import Adapters
 from logitless.engine.batch import UBatch
 from logitless.engine.engine_task import EngineTask
 from logitless.engine.errors import InvalidRequest
-from logitless.engine.finetuning.store import Store
 from logitless.engine.finetuning.tuned_models import find, tuned_models
 from logitless.engine.finetuning.worker import FineTuningWorker
+from logitless.engine.records.store import Store
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.frontend.fine_tuning import new_job
 from logitless.graph.execution.session import Session
@@ -289,7 +289,7 @@ def test_a_job_waits_beside_requests_for_whoever_has_the_store(
     engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     """Another process writes to it, for longer than anybody would wait: the engine's thread has nothing to do."""
-    monkeypatch.setattr("logitless.engine.finetuning.store.LOCK_TIMEOUT", -1.0)
+    monkeypatch.setattr("logitless.engine.records.store.LOCK_TIMEOUT", -1.0)
     job = Job(tmp_path, engine, full=False)
     if at != "begin":
         job.begin()
@@ -298,7 +298,7 @@ def test_a_job_waits_beside_requests_for_whoever_has_the_store(
     other = sqlite3.connect(tmp_path / "logitless.sqlite", isolation_level=None)
     other.execute("begin immediate")
     tried = threading.Event()
-    monkeypatch.setattr("logitless.engine.finetuning.store.time.sleep", lambda _: tried.set())
+    monkeypatch.setattr("logitless.engine.records.store.time.sleep", lambda _: tried.set())
     while not tried.is_set():
         if job.tuning.ready:
             job.turn(0.0)
@@ -452,7 +452,7 @@ def test_a_job_goes_on_without_a_tracker_that_fails(
 
 def test_one_process_of_several_runs_the_jobs_and_all_get_their_models(engine: ModelRunner, tmp_path: Path) -> None:
     first = Store(tmp_path)  # a worker of another process holds the lock
-    script = "import sys; from logitless.engine.finetuning.store import Store; turn = Store(sys.argv[1]).turn('m'); "
+    script = "import sys; from logitless.engine.records.store import Store; turn = Store(sys.argv[1]).turn('m'); "
     script += "print(turn.take(), flush=True); sys.stdin.read()"
     command = [sys.executable, "-c", script, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:

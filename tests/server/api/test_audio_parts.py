@@ -13,8 +13,8 @@ import pytest
 from logitless.cli.commands.router import _flags
 from logitless.cli.flags.flags import parse
 from logitless.cli.setup.server import server_config
-from logitless.engine.finetuning.store import Store
 from logitless.engine.loading.open_model import open_model
+from logitless.engine.records.store import Store
 from logitless.server.api import context
 from tests.helpers.http_fakes import Running, running
 from tests.helpers.media_fakes import FakeMedia, shown

@@ -14,7 +14,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI, BadRequestError, NotFoundError
 
-from logitless.engine.finetuning.store import Store
+from logitless.engine.records.store import Store
 from logitless.engine.requests import BATCH_PRIORITY
 from logitless.server.api.batches import batch as batches
 from tests.helpers.http_fakes import FakeScheduler, Running, running

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import pytest
 
-from logitless.engine.finetuning.store import Store
+from logitless.engine.records.store import Store
 from logitless.models.vision import images
 from logitless.server.api import context
 from logitless.server.outgoing.fetch import FetchError

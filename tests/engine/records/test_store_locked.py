@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from logitless.engine.finetuning import store
 from logitless.engine.finetuning.job import set_status
-from logitless.engine.finetuning.store import Store
+from logitless.engine.records import store
+from logitless.engine.records.store import Store
 from tests.helpers.http_fakes import running
 
 

@@ -18,9 +18,9 @@ import pytest
 from logitless.cli.log import LogFile
 from logitless.engine.errors import DiskFull, is_full
 from logitless.engine.finetuning.job import checkpoint_path
-from logitless.engine.finetuning.store import RESERVE, Store
 from logitless.engine.finetuning.tuned_models import delete, find, tuned_models
 from logitless.engine.kv_cache.slot_files import CacheKind, SlotState, save
+from logitless.engine.records.store import RESERVE, Store
 from logitless.frontend.replies.encoding import encode_json
 from logitless.models.gguf.atomic_write import ABANDONED, private, unfinished
 from logitless.server.api.openai.files import _keep
@@ -115,7 +115,7 @@ def test_deletion_on_full_disk_succeeds(tmp_path: Path):
 
 
 def test_wait_for_another_process_blocks_no_other_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("logitless.engine.finetuning.store.LOCK_TIMEOUT", -1.0)
+    monkeypatch.setattr("logitless.engine.records.store.LOCK_TIMEOUT", -1.0)
     store = Store(tmp_path)
     store.put("jobs", {"id": "j", "n": 0})
     other = sqlite3.connect(tmp_path / "logitless.sqlite", isolation_level=None)
@@ -123,7 +123,7 @@ def test_wait_for_another_process_blocks_no_other_thread(tmp_path: Path, monkeyp
     with pytest.raises(OSError, match="database is locked"):
         store.add_event("j", "told")
     tried = threading.Event()
-    monkeypatch.setattr("logitless.engine.finetuning.store.time.sleep", lambda _: tried.set())
+    monkeypatch.setattr("logitless.engine.records.store.time.sleep", lambda _: tried.set())
     writer = threading.Thread(target=store.patient().change, args=("jobs", "j", lambda row: {**row, "n": 1}))
     writer.start()
     assert tried.wait(60)

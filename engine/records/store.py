@@ -1,4 +1,4 @@
-"""Job store: uploaded files, fine-tuning jobs, events and checkpoints, in one folder.
+"""Record store: uploaded files, fine-tuning jobs, batches, events and checkpoints, in one folder.
 
 Rows are in SQLite, contents in files beside it. Any thread may call, and several processes may
 share the folder: a router and its servers do. Every call is one transaction, so that a kill loses

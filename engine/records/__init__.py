@@ -1,0 +1,1 @@
+"""Stored records: uploaded files, jobs, batches, and their events."""
