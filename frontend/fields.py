@@ -82,15 +82,15 @@ def read(
     before the names of an object's fields.
     """
     declared, names = params_of(kind), dict[str, str]()
-    given = {name: value for name, value in defaults.items() if value is not None}
+    fields = {name: value for name, value in defaults.items() if value is not None}
     ranks, known = dict[str, int](), _aliases_of(kind)
     for alias in known if len(body) > len(known) else body:
         if alias in known and (value := body.get(alias)) is not None:
             name, rank, is_any = known[alias]
             if rank < ranks.get(name, len(known)):
-                given[name], names[name], ranks[name] = value if is_any else _whole(value), within + alias, rank
+                fields[name], names[name], ranks[name] = value if is_any else _whole(value), within + alias, rank
     try:
-        result = _converted(given, kind)
+        result = _converted(fields, kind)
     except ValidationError as error:
         raise _named(str(error), names, within) from None
     for name, place in names.items():
@@ -123,7 +123,7 @@ _first_use = threading.Lock()
 _used: set[type[Struct]] = set()  # structs whose decoder is there
 
 
-def _converted(given: Mapping[str, Any], kind: type[S]) -> S:
+def _converted(value: Mapping[str, Any], kind: type[S]) -> S:
     """The struct of these values. msgspec makes a struct's decoder at its first use, and two threads
     that do so at once crash the process."""
     if kind not in _used:
@@ -132,7 +132,7 @@ def _converted(given: Mapping[str, Any], kind: type[S]) -> S:
                 with suppress(ValidationError):
                     convert({}, kind)
                 _used.add(kind)
-    return convert(given, kind)
+    return convert(value, kind)
 
 
 _KINDS = {
@@ -155,9 +155,9 @@ def _named(mistake: str, names: Mapping[str, str], within: str) -> InvalidReques
     """400 for msgspec's message about a body: `field 'messages[2].role': expected a string, got
     null`.
     """
-    found = _MISTAKE.fullmatch(mistake)
-    assert found is not None
-    message, path = found[1], found[2] or ""
+    match = _MISTAKE.fullmatch(mistake)
+    assert match is not None
+    message, path = match[1], match[2] or ""
     name = re.match(r"[^.\[]*", path)
     assert name is not None
     place, rest = names.get(name[0], within + name[0]), path[name.end() :]
@@ -184,15 +184,15 @@ def _limited(name: str, value: float, param: Param, high: float) -> float:
 MOST = 64  # different ones
 
 
-_told: set[str] = set()
+_logged: set[str] = set()
 
 
 def warn_once(log: logging.Logger, line: str) -> None:
-    if line not in _told and len(_told) < MOST:
-        _told.add(line)
+    if line not in _logged and len(_logged) < MOST:
+        _logged.add(line)
         log.warning("%s", line)
 
 
 def forget() -> None:
     """Tell all again."""
-    _told.clear()
+    _logged.clear()

@@ -147,14 +147,14 @@ def new_job(
     """The row of a job. InvalidRequest names the field that is wrong. `may_see`: the files and jobs that count;
     `around`: the means of graders; `weights`: the model's, of which adapters have some;
     `trackers`: those of the network that are allowed."""
-    asked = read(JobBody, body)
-    model, suffix = asked.model, asked.suffix
+    params = read(JobBody, body)
+    model, suffix = params.model, params.suffix
     start = None if model in names else find(store, model)
     if model not in names and (start is None or not may_see(start.job)):
         bad_request("model", f"the server has {base!r} to fine-tune, not {model[:200]!r}")
     if start is not None and not start.is_checkpoint and start.job["status"] not in ENDED:
         bad_request("model", f"{model} is being trained: start from one of its checkpoints, {model}@STEP")
-    for name, file in (("training_file", asked.training_file), ("validation_file", asked.validation_file)):
+    for name, file in (("training_file", params.training_file), ("validation_file", params.validation_file)):
         row = store.get("files", file) if file else None
         row = row if row is not None and may_see(row) else None
         if row is None and (file or name == "training_file"):
@@ -163,26 +163,26 @@ def new_job(
             bad_request(name, f"the purpose of {file!r} is {row['purpose']!r}, not 'fine-tune'")
     if len(suffix) > 64 or not all(c.isalnum() or c in "-_." for c in suffix):
         bad_request("suffix", "must be at most 64 letters, digits, '-', '_' or '.'")
-    kind = asked.method.type
+    kind = params.method.type
     if kind not in _KINDS:
         bad_request("method.type", f"must be one of {', '.join(_KINDS)}")
-    if other := next((m for m in _KINDS if m != kind and getattr(asked.method, m) is not None), None):
+    if other := next((m for m in _KINDS if m != kind and getattr(params.method, m) is not None), None):
         bad_request(f"method.{other}", f"is not of the type {kind}")
-    given: MethodBody | ReinforcementBody | None = getattr(asked.method, kind)
-    grader = given.grader if isinstance(given, ReinforcementBody) else None
+    value: MethodBody | ReinforcementBody | None = getattr(params.method, kind)
+    grader = value.grader if isinstance(value, ReinforcementBody) else None
     judge: Grader | None = None
     if kind == REINFORCEMENT:
         if grader is None:
             bad_request("method.reinforcement.grader", "is required: it gives the rewards")
         judge = grader_of(grader, around or Surroundings(), "method.reinforcement.grader")
-    h = _hyperparameters((given and given.hyperparameters) or asked.hyperparameters, kind, n_ctx_train, start, weights)
+    h = _hyperparameters((value and value.hyperparameters) or params.hyperparameters, kind, n_ctx_train, start, weights)
     if h.get("max_tool_turns") and judge is not None and endpoint_of(judge) is None:
         bad_request("hyperparameters.max_tool_turns", "needs a grader of type endpoint, which answers the tools")
-    if h["validation_split"] and asked.validation_file:
+    if h["validation_split"] and params.validation_file:
         bad_request("hyperparameters.validation_split", "there is a validation_file: give one of them")
-    if h["early_stopping_patience"] and not (h["validation_split"] or asked.validation_file):
+    if h["early_stopping_patience"] and not (h["validation_split"] or params.validation_file):
         bad_request("hyperparameters.early_stopping_patience", "needs a validation_file or a validation_split")
-    integrations = [_integration(one, f"integrations[{i}]", trackers) for i, one in enumerate(asked.integrations)]
+    integrations = [_integration(one, f"integrations[{i}]", trackers) for i, one in enumerate(params.integrations)]
     id = new_id("ftjob")
     return {
         "id": id,
@@ -197,14 +197,14 @@ def new_job(
         "fine_tuned_model": None,
         "organization_id": "logitless",
         "status": "queued",
-        "training_file": asked.training_file,
-        "validation_file": asked.validation_file or None,
+        "training_file": params.training_file,
+        "validation_file": params.validation_file or None,
         "result_files": [],
         "hyperparameters": h,
         "method": method_row(kind, h, grader),
-        "metadata": dict(asked.metadata) or None,
+        "metadata": dict(params.metadata) or None,
         "integrations": integrations,
-        "seed": asked.seed,
+        "seed": params.seed,
         "trained_tokens": None,
         "user_provided_suffix": suffix or None,
         "error": None,
@@ -225,17 +225,17 @@ def _hyperparameters(
             bad_request(within + name, "is not known")
         param = FIELDS[field][1]
         bad_request(within + name, not_of_method(param.job_methods or param.methods, method))
-    given = {name: None if value == AUTO else value for name, value in raw.items()}
+    fields = {name: None if value == AUTO else value for name, value in raw.items()}
     if start is not None:
-        given = _inherited(given, start)
-    chosen = [own[name] for name, value in given.items() if value is not None]
-    choices = {"method": method, "full": given.get("full") is True, "optimizer": given.get("optimizer") or "adamw"}
+        fields = _inherited(fields, start)
+    chosen = [own[name] for name, value in fields.items() if value is not None]
+    choices = {"method": method, "full": fields.get("full") is True, "optimizer": fields.get("optimizer") or "adamw"}
     for field, reason in unused({**dict.fromkeys(FIELDS, True), **choices}, chosen):
         bad_request(within + (FIELDS[field][1].job or field), reason)
     body = ReinforcementHyperparametersBody if method == REINFORCEMENT else HyperparametersBody
     defaults = {**job_defaults(method), **({"weight_decay": 0.0} if choices["optimizer"] == "sgd" else {})}
-    parsed = read(body, given, within=within, context_length=min(n_ctx_train, 1 << 16))
-    values = {name: getattr(parsed, name) if given.get(name) is not None else defaults[name] for name in own}
+    parsed = read(body, fields, within=within, context_length=min(n_ctx_train, 1 << 16))
+    values = {name: getattr(parsed, name) if fields.get(name) is not None else defaults[name] for name in own}
     _check_template(values["chat_template"], f"{within}chat_template")
     try:
         options = lora_options(values)
@@ -273,7 +273,7 @@ def _flattened(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {k: v for k, v in raw.items() if k != "lora"} | {f"lora_{k}": v for k, v in lora.items()}
 
 
-def _inherited(given: Mapping[str, Any], start: TunedModel) -> dict[str, Any]:
+def _inherited(fields: Mapping[str, Any], start: TunedModel) -> dict[str, Any]:
     """Hyperparameters with those of the model that a job starts from, which it cannot change."""
     fixed: dict[str, Any] = {"full": start.whole}
     if not start.whole:
@@ -284,10 +284,10 @@ def _inherited(given: Mapping[str, Any], start: TunedModel) -> dict[str, Any]:
         if fixed["lora_init"] == "pissa":  # twice the rank, over the model's own weights
             fixed |= {"lora_r": 2 * fixed["lora_r"], "lora_alpha": 0.0, "lora_rslora": False, "lora_init": "gaussian"}
     for name, value in fixed.items():
-        if given.get(name) not in (None, value):
+        if fields.get(name) not in (None, value):
             kind = "a whole model" if start.whole else "an adapter"
             bad_request(f"hyperparameters.{name}", f"{start.name} is {kind}, whose {name} is {json.dumps(value)}")
-    return {**given, **fixed}
+    return {**fields, **fixed}
 
 
 def _integration(body: IntegrationBody, field: str, allowed: Collection[str]) -> Row:
@@ -298,14 +298,14 @@ def _integration(body: IntegrationBody, field: str, allowed: Collection[str]) ->
         bad_request(f"{field}.{other}", f"is not of the type {kind}")
     if kind != TENSORBOARD and kind not in allowed:
         bad_request(f"{field}.type", f"{kind} is off: start with --allow-integrations {kind}")
-    given = getattr(body, kind)
+    value = getattr(body, kind)
     if kind == TENSORBOARD:
-        if given:
-            bad_request(f"{field}.tensorboard.{next(iter(given))}", "is not known: its files are the server's")
+        if value:
+            bad_request(f"{field}.tensorboard.{next(iter(value))}", "is not known: its files are the server's")
         return {"type": kind, kind: {}}
-    if given is None:
+    if value is None:
         bad_request(f"{field}.{kind}", "is required")
-    values = asdict_struct(given)
+    values = asdict_struct(value)
     project = "project" if kind == WANDB else "experiment"
     if not values[project].strip():
         bad_request(f"{field}.{kind}.{project}", "must not be empty")
@@ -341,5 +341,5 @@ def grader_of(spec: Any, around: Surroundings, field: str = "grader") -> Grader:
 
 def parse_grading(body: Mapping[str, Any], around: Surroundings) -> tuple[Grader, Sample, Mapping[str, Any]]:
     """The grader, the answer and its row of data."""
-    asked = read(GradeBody, body)
-    return grader_of(asked.grader, around), Sample(asked.model_sample), asked.item
+    params = read(GradeBody, body)
+    return grader_of(params.grader, around), Sample(params.model_sample), params.item

@@ -62,7 +62,7 @@ def _ask(service: AsyncEngine, config: FrontendConfig, body: dict[str, Any]) -> 
         reply = ChatReply(job, served, config)
         return asyncio.run_coroutine_threadsafe(answer(), service.loop).result()
     except TimeoutError:
-        told = f"the model took more than {SECONDS:g} seconds"
-        raise GradeFault(told, "model_grader_server_error", timed_out=True) from None
+        problem = f"the model took more than {SECONDS:g} seconds"
+        raise GradeFault(problem, "model_grader_server_error", timed_out=True) from None
     except (RequestError, RuntimeError) as error:
         raise GradeFault(str(error), "model_grader_server_error") from None

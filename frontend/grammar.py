@@ -19,7 +19,7 @@ from logitless.models.grammar.triggers import Pattern
 from logitless.models.tokenizer import Tokenizer
 
 _KINDS = ("token", "word", "pattern", "pattern_full")  # llama.cpp's numbers 0 to 3
-_KEPT = 32  # compiled grammars
+_MAX_GRAMMARS = 32  # compiled grammars
 _MAX_SOURCE = 1 << 22  # characters of a grammar
 _LONGEST_TOKEN = 1 << 10  # characters; a longer text is no single token
 
@@ -29,7 +29,7 @@ class Grammars:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._kept: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, str], Grammar] = OrderedDict()
         self._lock = Lock()
 
     def compile(self, field: str, kind: str, source: str) -> Grammar:
@@ -51,30 +51,30 @@ class Grammars:
     def _compiled(self, kind: str, source: str) -> Grammar:
         key = kind, source
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
         with measured("grammar"):
             grammar = Grammar.compile(kind, source, self.tokenizer)
         with self._lock:
-            self._kept[key] = grammar
-            while len(self._kept) > _KEPT:
-                self._kept.popitem(last=False)
+            self._cache[key] = grammar
+            while len(self._cache) > _MAX_GRAMMARS:
+                self._cache.popitem(last=False)
         return grammar
 
 
-def parse_constraint(asked: Generation, grammars: Grammars) -> GrammarConstraint | None:
+def parse_constraint(params: Generation, grammars: Grammars) -> GrammarConstraint | None:
     """The request's constraint, if any; there can only be one."""
-    given = [name for name in _SOURCES if _is_given(asked, name)]
-    if len(given) > 1:
-        bad_request(given[1], f"cannot be combined with {given[0]}")
-    found = _SOURCES[given[0]](asked, grammars) if given else None
-    triggers = _triggers(asked, grammars.tokenizer)
-    if not asked.grammar_lazy:
-        return found
+    values = [name for name in _SOURCES if _is_given(params, name)]
+    if len(values) > 1:
+        bad_request(values[1], f"cannot be combined with {values[0]}")
+    result = _SOURCES[values[0]](params, grammars) if values else None
+    triggers = _triggers(params, grammars.tokenizer)
+    if not params.grammar_lazy:
+        return result
     if not triggers:
         bad_request("grammar_triggers", "a lazy grammar needs at least one")
-    return None if found is None else replace(found, lazy=True, **triggers)
+    return None if result is None else replace(result, lazy=True, **triggers)
 
 
 def response_kind(form: object) -> str:
@@ -89,27 +89,27 @@ def response_kind(form: object) -> str:
     return str(kind)
 
 
-def preserved_ids(asked: Generation, tokenizer: Tokenizer) -> frozenset[int]:
+def preserved_ids(params: Generation, tokenizer: Tokenizer) -> frozenset[int]:
     """The special tokens of `preserved_tokens`: texts that are one token each, others are left out."""
     ids = set()
-    for text in asked.preserved_tokens:
+    for text in params.preserved_tokens:
         if len(text) > _LONGEST_TOKEN:
             continue
-        found = tokenizer.encode(text, add_special=False, parse_special=True)
-        if len(found) == 1:
-            ids.add(found[0])
+        result = tokenizer.encode(text, add_special=False, parse_special=True)
+        if len(result) == 1:
+            ids.add(result[0])
     return frozenset(ids)
 
 
-def _is_given(asked: Generation, name: str) -> bool:
-    value = getattr(asked, name)
+def _is_given(params: Generation, name: str) -> bool:
+    value = getattr(params, name)
     if name == "response_format":
         return response_kind(value) != "text"
     return bool(value) if name == "structured_outputs" else value is not None and value != ""
 
 
-def _response_format(asked: Generation, grammars: Grammars) -> GrammarConstraint:
-    form, kind = asked.response_format, response_kind(asked.response_format)
+def _response_format(params: Generation, grammars: Grammars) -> GrammarConstraint:
+    form, kind = params.response_format, response_kind(params.response_format)
     if kind == "json_object":
         schema = form.get("schema", form.get("value"))  # the latter is TGI's
         return _schema("response_format.schema", {} if schema is None else schema, False, grammars)
@@ -142,14 +142,14 @@ def _choice(name: str, texts: object, grammars: Grammars) -> GrammarConstraint:
     return GrammarConstraint(grammars.compile(name, "regex", pattern))
 
 
-def _json(name: str, given: object, grammars: Grammars) -> GrammarConstraint:
+def _json(name: str, value: object, grammars: Grammars) -> GrammarConstraint:
     """A schema, or its text."""
-    if isinstance(given, str):
+    if isinstance(value, str):
         try:
-            given = json.loads(given)
+            value = json.loads(value)
         except (ValueError, RecursionError):
             bad_request(name, "expected a JSON schema or its text, which must be JSON")
-    return _schema(name, given, False, grammars)
+    return _schema(name, value, False, grammars)
 
 
 _OUTPUTS: dict[str, Callable[[str, Any, Grammars], GrammarConstraint]] = {
@@ -162,26 +162,26 @@ _OUTPUTS: dict[str, Callable[[str, Any, Grammars], GrammarConstraint]] = {
 _OUTPUT_OPTIONS = ("disable_additional_properties",)  # objects with properties are closed here
 
 
-def _structured_outputs(asked: Generation, grammars: Grammars) -> GrammarConstraint:
+def _structured_outputs(params: Generation, grammars: Grammars) -> GrammarConstraint:
     """vLLM's object: one of _OUTPUTS."""
-    given = {key: value for key, value in (asked.structured_outputs or {}).items() if value not in (None, False)}
-    for key in given:
+    fields = {key: value for key, value in (params.structured_outputs or {}).items() if value not in (None, False)}
+    for key in fields:
         if key not in (*_OUTPUTS, *_OUTPUT_OPTIONS):
             bad_request(f"structured_outputs.{key}", f"is not one of {', '.join(_OUTPUTS)}")
-    kinds = [key for key in given if key in _OUTPUTS]
+    kinds = [key for key in fields if key in _OUTPUTS]
     if len(kinds) != 1:
         bad_request("structured_outputs", f"must have one of {', '.join(_OUTPUTS)}")
-    return _OUTPUTS[kinds[0]](f"structured_outputs.{kinds[0]}", given[kinds[0]], grammars)
+    return _OUTPUTS[kinds[0]](f"structured_outputs.{kinds[0]}", fields[kinds[0]], grammars)
 
 
 _SOURCES: dict[str, Callable[[Generation, Grammars], GrammarConstraint]] = {  # fields, of which one can be given
-    "grammar": lambda asked, grammars: _gbnf(asked.grammar or "", grammars),
-    "json_schema": lambda asked, grammars: _json("json_schema", asked.json_schema, grammars),
+    "grammar": lambda params, grammars: _gbnf(params.grammar or "", grammars),
+    "json_schema": lambda params, grammars: _json("json_schema", params.json_schema, grammars),
     "response_format": _response_format,
-    "guided_json": lambda asked, grammars: _json("guided_json", asked.guided_json, grammars),
-    "guided_regex": lambda asked, grammars: _regex("guided_regex", asked.guided_regex, grammars),
-    "guided_choice": lambda asked, grammars: _choice("guided_choice", asked.guided_choice, grammars),
-    "guided_grammar": lambda asked, grammars: _text_grammar("guided_grammar", asked.guided_grammar, grammars),
+    "guided_json": lambda params, grammars: _json("guided_json", params.guided_json, grammars),
+    "guided_regex": lambda params, grammars: _regex("guided_regex", params.guided_regex, grammars),
+    "guided_choice": lambda params, grammars: _choice("guided_choice", params.guided_choice, grammars),
+    "guided_grammar": lambda params, grammars: _text_grammar("guided_grammar", params.guided_grammar, grammars),
     "structured_outputs": _structured_outputs,
 }
 
@@ -197,14 +197,14 @@ def _schema(name: str, schema: object, strict: bool, grammars: Grammars) -> Gram
     return GrammarConstraint(grammars.compile(name, "strict_json_schema" if strict else "json_schema", source))
 
 
-def _triggers(asked: Generation, tokenizer: Tokenizer) -> dict[str, Any]:
+def _triggers(params: Generation, tokenizer: Tokenizer) -> dict[str, Any]:
     """The fields of a Constraint that say when a lazy grammar begins."""
-    given = asked.grammar_triggers
+    source = params.grammar_triggers
     tokens: set[int] = set()
     words: list[bytes] = []
     patterns: list[Pattern] = []
-    preserved = preserved_ids(asked, tokenizer)
-    for i, trigger in enumerate(given):
+    preserved = preserved_ids(params, tokenizer)
+    for i, trigger in enumerate(source):
         name = f"grammar_triggers[{i}]"
         kind = _kind(name, trigger.get("type"))
         if kind == "token":
@@ -227,13 +227,13 @@ def _triggers(asked: Generation, tokenizer: Tokenizer) -> dict[str, Any]:
             patterns.append(Pattern(f"^(?:{value})$" if kind == "pattern_full" else value))
         except GrammarError as error:
             bad_request(f"{name}.value", str(error))
-    if not given:
+    if not source:
         return {}
     return {
         "tokens": frozenset(tokens),
         "words": tuple(words),
         "patterns": tuple(patterns),
-        "triggers": tuple(dict(trigger) for trigger in given),
+        "triggers": tuple(dict(trigger) for trigger in source),
     }
 
 

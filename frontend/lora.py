@@ -40,10 +40,10 @@ def model_adapter(model: str, adapters: Adapters | None) -> int | None:
     """The adapter or whole finetune that a model's name stands for. Names of OpenAI's fine-tuned form that are not
     known are refused: the base model's answer would be a wrong one. Any other name means the base model, as with
     llama-server."""
-    found = None if adapters is None or not model else adapters.find(model)
-    if found is None and model.startswith("ft:"):
+    result = None if adapters is None or not model else adapters.find(model)
+    if result is None and model.startswith("ft:"):
         raise NotFound(f"field 'model': the model {model[:200]!r} does not exist", param="model")
-    return found
+    return result
 
 
 def tuned_name(model: str, adapters: Adapters | None) -> str:

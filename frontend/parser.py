@@ -20,7 +20,7 @@ from logitless.frontend.fields import article, as_integer, as_text, bad_request,
 from logitless.frontend.grammar import Grammars, parse_constraint, preserved_ids, response_kind
 from logitless.frontend.lora import parse_lora, tuned_name
 from logitless.frontend.media.media import Media, Medium
-from logitless.frontend.media.sources import Sources
+from logitless.frontend.media.sources import MediaSources
 from logitless.frontend.sampling import parse_sampling
 from logitless.frontend.speculation import DOTTED, parse_speculation
 from logitless.frontend.workers import check
@@ -65,7 +65,7 @@ G = TypeVar("G", bound=Generation)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GenerationJob:
     """The generations of one request: `best_of` for each prompt, prompt by prompt, and the form of their reply."""
 
     requests: tuple[CompletionRequest, ...]
@@ -122,7 +122,7 @@ class RequestParser:
         self._defaults = {name: getattr(config, name) for name in (*settings, "backend_sampling", "ignore_eos")}
         self._defaults |= {name: getattr(config.defaults, name) for name in SamplerParams.__struct_fields__}
 
-    def reading(self, sources: Sources) -> RequestParser:
+    def reading(self, sources: MediaSources) -> RequestParser:
         """The parser of a request that may name media of these sources."""
         other = copy(self)
         other.media = self.media.of(sources)
@@ -143,7 +143,7 @@ class RequestParser:
                 bad_request(name, "needs a chat: POST /v1/chat/completions")
         return self.read(kind, body)
 
-    def native(self, body: Mapping[str, Any]) -> Job:
+    def native(self, body: Mapping[str, Any]) -> GenerationJob:
         """POST /completion."""
         params = self.text(Completion, _counted(body))
         prompts, many = self.prompts(params.prompt, n=_n_results(params))
@@ -151,7 +151,7 @@ class RequestParser:
         tokens = [room.take(self.prompt(prompt, add_special=special, most=most)) for prompt in prompts]
         return self.job(replace_struct(params, prompt=None), tokens, many=many, top=params.n_probs or None)
 
-    def openai(self, body: Mapping[str, Any]) -> Job:
+    def openai(self, body: Mapping[str, Any]) -> GenerationJob:
         """POST /v1/completions, with fields that llama-server refuses: echo, best_of, suffix."""
         params = self.text(OpenAICompletion, _counted(body))
         top = params.n_probs if params.n_probs is not None else params.logprobs
@@ -179,10 +179,12 @@ class RequestParser:
         top: int | None = None,
         prefixes: tuple[str, ...] = (),
         prompt_probs: bool = False,
-    ) -> Job:
+    ) -> GenerationJob:
         """The requests for these prompts, with every field that all endpoints share."""
         n, prompt_top = params.n_cmpl, self._prompt_top(params)
-        job = Job((), params, tuned_name(params.model, self.adapters), many or n > 1, top, prompt_top, prefixes)
+        job = GenerationJob(
+            (), params, tuned_name(params.model, self.adapters), many or n > 1, top, prompt_top, prefixes
+        )
         limited("best_of", job.best_of, n, max(n, MAX_BEST_OF), True)
         if job.best_of > n and params.stream:
             bad_request("best_of", "cannot be streamed when it is more than n")
@@ -287,10 +289,10 @@ class RequestParser:
         text, data = as_text(name, prompt.get("prompt_string")), prompt["multimodal_data"]
         if not isinstance(data, list):
             bad_request(name, f"multimodal_data: expected an array, got {article(data)}")
-        found: list[Medium] = []
+        result: list[Medium] = []
         for i, item in enumerate(data):
-            self.media.add(f"{name}.multimodal_data[{i}]", item, found)
-        return Prompt(*self.media.prompt(name, text, found, add_special=add_special))
+            self.media.add(f"{name}.multimodal_data[{i}]", item, result)
+        return Prompt(*self.media.prompt(name, text, result, add_special=add_special))
 
     def tokens(
         self, prompt: object, name: str = "prompt", *, add_special: bool = True, most: int | None = None
@@ -402,10 +404,10 @@ def _n_results(params: Generation) -> int:
 
 def _counted(body: Mapping[str, Any]) -> Mapping[str, Any]:
     """The body with `logprobs` as a number: some clients send chat's form, a boolean and `top_logprobs`."""
-    wanted = body.get("logprobs")
-    if not isinstance(wanted, bool):
+    target = body.get("logprobs")
+    if not isinstance(target, bool):
         return body
-    return {**body, "logprobs": body.get("top_logprobs") or 1 if wanted else None}
+    return {**body, "logprobs": body.get("top_logprobs") or 1 if target else None}
 
 
 def _nested(body: Mapping[str, Any]) -> Mapping[str, Any]:

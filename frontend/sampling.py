@@ -28,35 +28,35 @@ _INF = math.inf
 _TOKEN_ID = re.compile(r"\s*[+-]?\d+")
 
 
-def parse_sampling(asked: Generation, defaults: SamplingParams, tokenizer: Tokenizer, n_probs: int) -> SamplingParams:
+def parse_sampling(params: Generation, defaults: SamplingParams, tokenizer: Tokenizer, n_probs: int) -> SamplingParams:
     """The sampling parameters of a request."""
-    numbers = {name: getattr(asked, name) for name in SamplerParams.__struct_fields__}
-    if asked.repetition_penalty is not None:  # vLLM's, which has no window
-        whole = asked.repeat_last_n == defaults.repeat_last_n
-        numbers |= {"repeat_penalty": asked.repetition_penalty, "repeat_last_n": -1 if whole else asked.repeat_last_n}
-    if asked.dry_base < 1.0:
+    numbers = {name: getattr(params, name) for name in SamplerParams.__struct_fields__}
+    if params.repetition_penalty is not None:  # vLLM's, which has no window
+        whole = params.repeat_last_n == defaults.repeat_last_n
+        numbers |= {"repeat_penalty": params.repetition_penalty, "repeat_last_n": -1 if whole else params.repeat_last_n}
+    if params.dry_base < 1.0:
         numbers["dry_base"] = defaults.dry_base
-    bias = defaults.logit_bias if asked.logit_bias is None else _merged(_logit_bias(asked.logit_bias, tokenizer))
-    if asked.ignore_eos:
+    bias = defaults.logit_bias if params.logit_bias is None else _merged(_logit_bias(params.logit_bias, tokenizer))
+    if params.ignore_eos:
         bias += tuple((id, -_INF) for id in sorted(tokenizer.eog_ids))
-    allowed, bad_words = _allowed(asked.allowed_token_ids, tokenizer), _bad_words(asked.bad_words, tokenizer)
-    stop_token_ids = tuple(id for id in asked.stop_token_ids if 0 <= id < tokenizer.n_vocab)
+    allowed, bad_words = _allowed(params.allowed_token_ids, tokenizer), _bad_words(params.bad_words, tokenizer)
+    stop_token_ids = tuple(id for id in params.stop_token_ids if 0 <= id < tokenizer.n_vocab)
     banned = {id for id, value in bias if value == -_INF}.union(tokenizer.suppressed_ids)
     banned |= {word[-1] for word in bad_words}  # at one place or another
-    if asked.min_tokens > 0:
+    if params.min_tokens > 0:
         banned |= {*tokenizer.eog_ids, *stop_token_ids}
     if len(banned) == tokenizer.n_vocab if allowed is None else banned.issuperset(allowed):
         bad_request("logit_bias" if allowed is None else "allowed_token_ids", "no token is left")
     return SamplingParams(
-        **{**numbers, "seed": asked.seed & 0xFFFFFFFF},
-        samplers=defaults.samplers if asked.samplers is None else _samplers(asked.samplers),
+        **{**numbers, "seed": params.seed & 0xFFFFFFFF},
+        samplers=defaults.samplers if params.samplers is None else _samplers(params.samplers),
         logit_bias=bias,
         allowed_token_ids=allowed,
         bad_words=bad_words,
-        min_tokens=asked.min_tokens,
+        min_tokens=params.min_tokens,
         stop_token_ids=stop_token_ids,
         n_probs=n_probs,
-        post_sampling_probs=asked.post_sampling_probs,
+        post_sampling_probs=params.post_sampling_probs,
         grammar=defaults.grammar,
     )
 
@@ -115,14 +115,14 @@ def _logit_bias(value: dict[str, Any] | list[Any], tokenizer: Tokenizer) -> Iter
             pairs.append((item[0] if isinstance(item[0], str) else as_integer("logit_bias", item[0]), item[1]))
     if sum(len(token) for token, _ in pairs if isinstance(token, str)) > MAX_TEXT:
         bad_request("logit_bias", f"has texts of more than {MAX_TEXT} characters")
-    for token, given in pairs:
+    for token, source in pairs:
         check()
-        if given is False:
+        if source is False:
             bias = -_INF
-        elif given is None or isinstance(given, bool):
-            bad_request("logit_bias", f"a bias must be a number or false, got {article(given)}")
+        elif source is None or isinstance(source, bool):
+            bad_request("logit_bias", f"a bias must be a number or false, got {article(source)}")
         else:
-            bias = float(limited("logit_bias", as_number("logit_bias", given), -FLOAT_MAX, FLOAT_MAX, False))
+            bias = float(limited("logit_bias", as_number("logit_bias", source), -FLOAT_MAX, FLOAT_MAX, False))
         if isinstance(token, str):
             for id in tokenizer.encode(token, add_special=False, parse_special=False):
                 yield id, bias

@@ -92,14 +92,14 @@ def continuation(tokenizer: Tokenizer, prompt: tuple[int, ...], text: str) -> li
     They are cut from the tokens of both texts together, so that a blank at the seam belongs to the token that the
     model would choose; where a token reaches across the seam the text stands alone.
     """
-    wanted = text.encode("utf-8", "replace")
+    target = text.encode("utf-8", "replace")
     before = tokenizer.pieces(prompt[-CONTEXT_TOKENS:]).decode("utf-8", "replace")
     ids = tokenizer.encode(before + text, add_special=False, parse_special=True)
     start, n = len(ids), 0
-    while start and n < len(wanted):
+    while start and n < len(target):
         start -= 1
         n += len(tokenizer.piece(ids[start]))
-    if n == len(wanted) and tokenizer.pieces(ids[start:]) == wanted:
+    if n == len(target) and tokenizer.pieces(ids[start:]) == target:
         return ids[start:]
     return tokenizer.encode(text, add_special=False, parse_special=True)
 

@@ -25,7 +25,7 @@ from logitless.engine.requests import Event
 from logitless.engine.stream import Delivery
 from logitless.errors import Error, RequestError, TrainingError, public_errors
 from logitless.frontend.config import FrontendConfig
-from logitless.frontend.parser import Job, RequestParser
+from logitless.frontend.parser import GenerationJob, RequestParser
 from logitless.outputs import BeamSearchOutput, ChatChunk, ChatCompletion, Chunk, Completion, Pooled, Ranking, Score
 from logitless.params import BeamSearchParams, LoRARequest, SamplingParams
 from logitless.requests import (
@@ -530,7 +530,7 @@ class AsyncLLM:
             raise InvalidRequest("this model makes vectors of texts (embed), it does not write")
         return self._requests(served)
 
-    async def _events(self, *jobs: Job, whole: bool = False) -> AsyncGenerator[tuple[int, Event], None]:
+    async def _events(self, *jobs: GenerationJob, whole: bool = False) -> AsyncGenerator[tuple[int, Event], None]:
         """(index of the request, event) of all requests. `whole`: see Delivery."""
         requests = [request for job in jobs for request in job.requests]
         with public_errors():

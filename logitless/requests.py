@@ -19,7 +19,7 @@ from logitless.engine.sampling.params import params_of
 from logitless.errors import RequestError
 from logitless.frontend.chat.chat import ChatGeneration, parse_chat
 from logitless.frontend.chat.messages import Chat
-from logitless.frontend.parser import Job, RequestParser, varied
+from logitless.frontend.parser import GenerationJob, RequestParser, varied
 from logitless.models.chat.tool_calls import CallBegin, Content, Delta, Parser, Reasoning
 from logitless.models.chat.tool_calls import Message as ParsedMessage
 from logitless.models.tokenizer import Tokenizer
@@ -72,7 +72,7 @@ def one_params(params: Any, sampling_params: Any = None) -> SamplingParams | Non
     return params
 
 
-def completion_job(parser: RequestParser, prompt: Prompt, params: SamplingParams | None) -> Job:
+def completion_job(parser: RequestParser, prompt: Prompt, params: SamplingParams | None) -> GenerationJob:
     """The request of a text or token ids."""
     body = _body(parser, params)
     if (n := body.pop("logprobs", None)) is not None:
@@ -80,14 +80,14 @@ def completion_job(parser: RequestParser, prompt: Prompt, params: SamplingParams
     return _of_program(parser.native({**body, "prompt": plain_prompt("prompt", prompt)}), params)
 
 
-def one_result(job: Job) -> Job:
+def one_result(job: GenerationJob) -> GenerationJob:
     """The job of a stream. RequestError: it has several results."""
     if len(job.requests) > 1:
         raise RequestError(f"field 'n': a stream has one result, not {len(job.requests)}")
     return job
 
 
-def _of_program(job: Job, params: SamplingParams | None) -> Job:
+def _of_program(job: GenerationJob, params: SamplingParams | None) -> GenerationJob:
     """The job with what only a program can ask for: any number of results, and logits processors."""
     if params is None:
         return job
@@ -113,7 +113,7 @@ def chat_job(
     messages: Messages,
     params: SamplingParams | None,
     fields: Mapping[str, Any],
-) -> Job:
+) -> GenerationJob:
     """The request of a conversation; `fields` are further ones of POST /v1/chat/completions.
 
     RequestError for one that there is not.
@@ -245,7 +245,7 @@ class CompletionResult:
 class ChatResult(CompletionResult):
     """One answer of a chat: parsed into reasoning, text and tool calls."""
 
-    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
+    def __init__(self, job: GenerationJob, tokenizer: Tokenizer) -> None:
         super().__init__(tokenizer)
         self._parser = Parser(job.style)
         self._message = ParsedMessage()

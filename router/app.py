@@ -43,7 +43,7 @@ from logitless.server.api.llamacpp.sessions import Place
 from logitless.server.api.openai import fine_tuning
 from logitless.server.api.openai.tuning_context import DESK, LISTENERS, SILENCE, desk_of
 from logitless.server.app import add_heads
-from logitless.server.auth import Keys
+from logitless.server.auth import ApiKeys
 from logitless.server.bodies.form import form_texts, is_form
 from logitless.server.bodies.json_body import json_object
 from logitless.server.bodies.room import BODIES, STRIDE_SECONDS
@@ -80,7 +80,7 @@ class Router:
     ) -> None:
         self._fleet, self._config, self._read, self._desk = fleet, config, read, desk
         self.autoload, self._limit = autoload, limit
-        self._keys = Keys(config.api_keys, config.api_key_file)
+        self._keys = ApiKeys(config.api_keys, config.api_key_file)
         self._prefix = config.api_prefix.rstrip("/")
         self._reading = asyncio.Lock()
         self._known: Known = WeakKeyDictionary()
@@ -176,8 +176,8 @@ class Router:
         async def ask_one(child: ServerProcess) -> None:
             with suppress(aiohttp.ClientError, OSError, TimeoutError, LookupError, ValueError):
                 async with asyncio.timeout(_SOON), self._session.get(f"{child.url}/v1/models") as answer:
-                    told = (await answer.json())["data"][0]
-                    self._known[child] = convert(told["meta"], ModelMeta), convert(told["architecture"], Modality)
+                    model = (await answer.json())["data"][0]
+                    self._known[child] = convert(model["meta"], ModelMeta), convert(model["architecture"], Modality)
 
         children = [m.child for m in self._fleet.models.values() if m.state == LOADED and m.child is not None]
         new = [child for child in children if child not in self._known and child not in self._looks]
@@ -389,8 +389,8 @@ class Router:
     ) -> AsyncGenerator[tuple[str, aiohttp.ClientResponse], None]:
         """(model, answer) of all running servers, or that of the query's `model`, as they come. None is started:
         what is looked for would not be there. Those that do not begin to answer soon are left out."""
-        asked = self._fleet.find(self._base(name)) if (name := request.query.get("model", "")) else None
-        names = [name for name, m in self._fleet.models.items() if m.state == LOADED and asked in (None, m)]
+        chosen = self._fleet.find(self._base(name)) if (name := request.query.get("model", "")) else None
+        names = [name for name, m in self._fleet.models.items() if m.state == LOADED and chosen in (None, m)]
         async with AsyncExitStack() as stack:
 
             async def head(name: str) -> aiohttp.ClientResponse:
@@ -402,8 +402,8 @@ class Router:
             stack.push_async_callback(_cancelled, tasks)
             waiting, until = set(tasks), time.monotonic() + _SOON
             while waiting:
-                left = max(0.0, until - time.monotonic())
-                done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                rest = max(0.0, until - time.monotonic())
+                done, waiting = await asyncio.wait(waiting, timeout=rest, return_when=asyncio.FIRST_COMPLETED)
                 if not done:  # the others hang
                     return
                 for task in done:

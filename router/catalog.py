@@ -144,9 +144,9 @@ class Sources:
         everyone, presets = read_presets(self.presets) if self.presets is not None else (Preset({}), {})
         files = models_of_folder(self.folder) if self.folder is not None else {}
         created = created_models(self.folder) if self.folder is not None else {}
-        created = {name: found for name, found in created.items() if name not in files}
+        created = {name: result for name, result in created.items() if name not in files}
         files |= {name: path for name, (path, _) in created.items()}
-        cached = {name: found for name, found in self.downloaded().items() if name not in {*files, *presets}}
+        cached = {name: result for name, result in self.downloaded().items() if name not in {*files, *presets}}
         paths = {**files, **{name: path for name, (path, _) in cached.items()}}
         entries, hidden = [], set()
         for name in sorted({*paths, *presets}):

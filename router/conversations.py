@@ -31,7 +31,7 @@ class Conversations:
 
     def __init__(self) -> None:
         self._beginning: dict[Place, _Beginning] = {}
-        self._left: set[asyncio.Task[None]] = set()
+        self._unfinished: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def begun(
@@ -69,8 +69,8 @@ class Conversations:
                 await own.stack.aclose()
 
         task = asyncio.create_task(rest())
-        self._left.add(task)
-        task.add_done_callback(self._left.discard)
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
 
     def _forget(self, place: Place, own: _Beginning) -> None:
         if self._beginning.get(place) is own:
@@ -88,7 +88,7 @@ class Conversations:
 
     def rows(self, key: str, ids: Iterable[str]) -> list[dict[str, Any]]:
         """Items of /v1/streams/lookup: the client's requests of these names."""
-        found = [(id, self._beginning.get((key, id))) for id in dict.fromkeys(ids)]
+        result = [(id, self._beginning.get((key, id))) for id in dict.fromkeys(ids)]
         return [
             {
                 "conversation_id": id,
@@ -97,7 +97,7 @@ class Conversations:
                 "started_at": int(own.started_at),
                 "completed_at": 0,
             }
-            for id, own in found
+            for id, own in result
             if own is not None
         ]
 
@@ -105,4 +105,4 @@ class Conversations:
         """Cancel all."""
         for place in list(self._beginning):
             self.end(place)
-        await asyncio.gather(*self._left, return_exceptions=True)
+        await asyncio.gather(*self._unfinished, return_exceptions=True)

@@ -123,8 +123,8 @@ class Fleet(Generic[C]):
     def get(self, name: str) -> Model[C] | None:
         """The model that has this name or alias, or whose file has it and no other's. Ollama's tag `latest` may
         stand behind each of them."""
-        found = self._get(name)
-        return self._get(name.removesuffix(":latest")) if found is None else found
+        result = self._get(name)
+        return self._get(name.removesuffix(":latest")) if result is None else result
 
     def _get(self, name: str) -> Model[C] | None:
         if (model := self.models.get(name)) is not None:
@@ -329,7 +329,7 @@ class Fleet(Generic[C]):
     def _cancelled(self, model: Model[C], loading: asyncio.Task[None]) -> None:
         """Separate from `_load`: a task that is cancelled before it begins never runs its own code."""
         if loading.cancelled() and model.abandoned:
-            self._left(model)
+            self._free(model)
         elif loading.cancelled():
             self._failed(model, "it was unloaded while it was loading", None)
 
@@ -341,9 +341,9 @@ class Fleet(Generic[C]):
     def _failed(self, model: Model[C], reason: str, code: int | None) -> None:
         log.warning("%s: %s%s", model.entry.name, reason, "" if code is None else f" (exit code {code})")
         model.n_failures += 1
-        self._left(model, without_folders(reason, model.entry.path), code)
+        self._free(model, without_folders(reason, model.entry.path), code)
 
-    def _left(self, model: Model[C], error: str = "", code: int | None = None) -> None:
+    def _free(self, model: Model[C], error: str = "", code: int | None = None) -> None:
         """The model has no place any more."""
         model.state, model.child, model.error, model.exit_code = UNLOADED, None, error, code
         model.leaving = model.requested = model.abandoned = False
@@ -362,6 +362,6 @@ class Fleet(Generic[C]):
         await model.child.stop(model.entry.stop_seconds)
         log.info("%s: unloaded", model.entry.name)
         again = model.requested and self.models.get(model.entry.name) is model and not self._closed
-        self._left(model)
+        self._free(model)
         if again:
             self.load(model.entry.name)

@@ -27,12 +27,12 @@ class AllModels(Collector):
         yield _gauge("models", "Models that the router knows.", self._n_models)
         yield _gauge("models_loaded", "Models that are loaded.", self._n_loaded)
         yield from traffic_metrics(self._traffic, "router_")
-        found: dict[str, Metric] = {}
+        result: dict[str, Metric] = {}
         totals: dict[str, dict[tuple[str, _Labels], float]] = {}
         own, largest = names("own"), names("largest")
         for model, text in self._texts.items():
             for family in text_string_to_metric_families(text):
-                metric = found.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                metric = result.setdefault(family.name, Metric(family.name, family.documentation, family.type))
                 sums = totals.setdefault(family.name, {})
                 for sample in family.samples:
                     finetune = sample.labels.get("model")  # a model of the server's model
@@ -43,7 +43,7 @@ class AllModels(Collector):
                         before = sums.get(place, 0.0)
                         is_largest = sample.name.removesuffix("_total") in largest  # the parser adds it
                         sums[place] = max(before, sample.value) if is_largest else before + sample.value
-        for name, metric in found.items():
+        for name, metric in result.items():
             samples, metric.samples = metric.samples, []
             for (sample_name, labels), value in totals[name].items():
                 metric.add_sample(sample_name, dict(labels), value)

@@ -20,7 +20,7 @@ from logitless.router.process import ServerProcess
 from logitless.server.api.context import CLIENT_ADDRESS, CLIENT_KEY, KEY_HEADERS, api_key
 from logitless.server.api.generate import CONVERSATION
 from logitless.server.bodies.room import SMALL
-from logitless.server.clients import CLIENT, OWNER, RIGHTS, SALT, Client
+from logitless.server.clients import CLIENT, OWNER, RIGHTS, SALT, HttpClient
 from logitless.server.observing.record import RECORD, REQUEST_ID
 from logitless.server.observing.tracing import TRACE
 
@@ -98,7 +98,7 @@ def passed_headers(request: web.Request) -> dict[str, str]:
         headers[REQUEST_ID] = request[RECORD].id
     if (trace := request.get(TRACE)) is not None:  # the client's go on where this server traces nothing
         headers = {name: value for name, value in headers.items() if name.lower() not in _TRACE} | trace.headers
-    client: Client = request.get(CLIENT) or Client()
+    client: HttpClient = request.get(CLIENT) or HttpClient()
     return headers | client.headers()
 
 

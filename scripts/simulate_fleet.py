@@ -24,7 +24,7 @@ from itertools import count
 from math import ceil
 
 from logitless.ray.config import Autoscaling
-from logitless.ray.prefixes import PrefixIndex, Route
+from logitless.ray.prefixes import PrefixIndex, PrefixRoute
 from logitless.training.reporting.plot import plot
 
 BLOCK = 32  # tokens: 128 bytes of text
@@ -99,7 +99,7 @@ class Request:
     """One turn of a conversation."""
 
     talk: Conversation
-    route: Route
+    route: PrefixRoute
     arrived: float
     n_answer: int
 
@@ -140,7 +140,7 @@ class Router:
     def __init__(self, rng: random.Random, slack: float) -> None:
         self._rng, self._slack = rng, slack
 
-    def pick(self, loads: Mapping[int, float], route: Route) -> int:
+    def pick(self, loads: Mapping[int, float], route: PrefixRoute) -> int:
         """One of the replicas that have room, by the requests at each."""
         raise NotImplementedError
 
@@ -151,13 +151,13 @@ class Router:
 class RoundRobin(Router):
     _last = -1
 
-    def pick(self, loads: Mapping[int, float], route: Route) -> int:
+    def pick(self, loads: Mapping[int, float], route: PrefixRoute) -> int:
         self._last = min((id for id in loads if id > self._last), default=min(loads))
         return self._last
 
 
 class LeastQueue(Router):
-    def pick(self, loads: Mapping[int, float], route: Route) -> int:
+    def pick(self, loads: Mapping[int, float], route: PrefixRoute) -> int:
         least = min(loads.values())
         return self._rng.choice([id for id, load in loads.items() if load == least])
 
@@ -167,7 +167,7 @@ class Ours(Router):
         super().__init__(rng, slack)
         self._index = PrefixIndex()
 
-    def pick(self, loads: Mapping[int, float], route: Route) -> int:
+    def pick(self, loads: Mapping[int, float], route: PrefixRoute) -> int:
         best = self._index.ranked(loads, route, slack=self._slack)[0]
         self._index.add(route, best)
         return best
@@ -182,7 +182,7 @@ class Rays(Router):
         self._index = PrefixIndex()
         self._seen: dict[int, int] = {}  # blocks by replica
 
-    def pick(self, loads: Mapping[int, float], route: Route) -> int:
+    def pick(self, loads: Mapping[int, float], route: PrefixRoute) -> int:
         if max(loads.values()) - min(loads.values()) < BALANCED:
             levels = [self._index._homes.get(block) for block in route.blocks]
             n = next((i for i, homes in enumerate(levels) if not homes), len(levels))
@@ -319,7 +319,7 @@ class _Run:
         """The next turn of a conversation."""
         talk.say(max(8, round(talk.rng.lognormvariate(4.2, 0.8))))
         n_answer = max(8, round(talk.rng.lognormvariate(4.8, 0.6)))
-        request = Request(talk, Route(tuple(talk.blocks), str(talk.id)), now, n_answer)
+        request = Request(talk, PrefixRoute(tuple(talk.blocks), str(talk.id)), now, n_answer)
         self._n_open += 1
         self._send(now, request)
 

@@ -18,7 +18,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
 from logitless.server.api.context import error_response
-from logitless.server.clients import LOCAL_CLIENT, Client
+from logitless.server.clients import LOCAL_CLIENT, HttpClient
 from logitless.server.listen import LONGEST_URL, LongURL
 
 Message = MutableMapping[str, Any]
@@ -83,7 +83,7 @@ class ASGIApp:
         await self._runner.setup()
 
 
-async def call(server: web.Server, path: str, body: bytes, client: Client, request_id: str) -> tuple[int, bytes]:
+async def call(server: web.Server, path: str, body: bytes, client: HttpClient, request_id: str) -> tuple[int, bytes]:
     """(status, body) of the answer to a POST of JSON, in this process and for this client, without a connection."""
     head, pieces, arrived = 0, bytearray(), [True]
 
@@ -130,10 +130,10 @@ class _Connection(asyncio.Transport):
         raise NotImplementedError  # asyncio asks for it; aiohttp then writes files in pieces
 
 
-def _address(told: Sequence[Any] | None) -> tuple[str, int] | str:
+def _address(lines: Sequence[Any] | None) -> tuple[str, int] | str:
     """The server's end of a connection as asyncio tells it. A host that tells none counts as a Unix socket, over
     which web pages are judged."""
-    host, port = told or ("", None)
+    host, port = lines or ("", None)
     return host if port is None else (host, port)
 
 

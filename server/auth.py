@@ -12,15 +12,15 @@ log = logging.getLogger("logitless.keys")
 MAX_BYTES = 1 << 20  # of a key file
 
 
-class Keys:
+class ApiKeys:
     """API keys of a server. A key file is read again when it changes (one stat a request): no signal is needed.
 
     A file that cannot be read, or that has no key any more, changes nothing: an editor may be writing it. Replacing it
     by renaming is seen at once and whole. Raises OSError and ValueError for the first reading.
     """
 
-    def __init__(self, given: Iterable[str], path: str = "") -> None:
-        self._given = _digests(given)
+    def __init__(self, keys: Iterable[str], path: str = "") -> None:
+        self._fixed = _digests(keys)
         self._path = path
         self._version: tuple[int, ...] = ()
         self._of_file: list[bytes] = []
@@ -30,19 +30,19 @@ class Keys:
 
     def __bool__(self) -> bool:
         """True if there are keys at all."""
-        return bool(self._given or self._path)
+        return bool(self._fixed or self._path)
 
     @property
     def several(self) -> bool:
         """True if there are at least two keys."""
         self._look()
-        return len({*self._given, *self._of_file}) > 1
+        return len({*self._fixed, *self._of_file}) > 1
 
     def match(self, key: str) -> bool:
         """True if this is a key, in constant time for texts of one length."""
         self._look()
         digest = _digest(key)
-        matches = [hmac.compare_digest(digest, known) for known in (*self._given, *self._of_file)]  # all of them
+        matches = [hmac.compare_digest(digest, known) for known in (*self._fixed, *self._of_file)]  # all of them
         return any(matches)
 
     def _look(self) -> None:

@@ -13,7 +13,7 @@ _ALL, _ADMIN, _TOOLS = "all", "admin", "tools"
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class HttpClient:
     """The key behind a request."""
 
     owner: str = ""  # of files, jobs and slot files that it makes: a digest of the key; "" without keys
@@ -44,12 +44,12 @@ class Client:
         return {OWNER: self.owner, RIGHTS: ",".join(rights), SALT: self.salt}
 
     @classmethod
-    def passed_on(cls, request: web.Request) -> Client:
+    def passed_on(cls, request: web.Request) -> HttpClient:
         """The client that a router speaks for."""
         rights = request.headers.get(RIGHTS, "").split(",")
         owner, salt = (request.headers.get(name, "") for name in (OWNER, SALT))
         return cls(owner, _ALL in rights, _ADMIN in rights, salt, _TOOLS in rights)
 
 
-CLIENT: web.RequestKey[Client] = web.RequestKey("client", Client)  # set by the guard
+CLIENT: web.RequestKey[HttpClient] = web.RequestKey("client", HttpClient)  # set by the guard
 LOCAL_CLIENT = "logitless.client"  # name of a transport's extra information: the client of a request of this process

@@ -20,10 +20,10 @@ from logitless.engine.errors import (
     is_full,
 )
 from logitless.server.api.context import api_key, error_response, is_anthropics
-from logitless.server.auth import Keys, owner_of, same
+from logitless.server.auth import ApiKeys, owner_of, same
 from logitless.server.bodies.room import BODIES, Bodies
 from logitless.server.bodies.unpack import RAW_BODIES
-from logitless.server.clients import CLIENT, LOCAL_CLIENT, Client
+from logitless.server.clients import CLIENT, LOCAL_CLIENT, HttpClient
 from logitless.server.config import ServerConfig
 from logitless.server.observing import tracing
 from logitless.server.observing.record import CLIENT_LEFT, PROBES, RECORD, REQUEST_ID, FileAnswer, Record
@@ -40,7 +40,7 @@ ADMIN_PATHS = (
     *("/tools", "/cors-proxy"),
     *("/api/pull", "/api/push", "/api/copy", "/api/create", "/api/delete", "/api/blobs/"),
 )
-_ANYBODY = Client()  # of a server without keys
+_ANYBODY = HttpClient()  # of a server without keys
 SKIPPED_TOOLS = "X-Skipped-Tools"  # types of a request's tools that nobody here runs
 OPEN_TO_ALL = "open_to_all"  # the name of routes that need no key
 
@@ -49,7 +49,7 @@ class Guard:
     """The middleware of an application, and its signal before a response begins. `application` makes
     an application that has both."""
 
-    def __init__(self, config: ServerConfig, keys: Keys, public: frozenset[str]) -> None:
+    def __init__(self, config: ServerConfig, keys: ApiKeys, public: frozenset[str]) -> None:
         """`public`: paths that need no key."""
         self._config, self._keys, self._public = config, keys, public
         self._origins = Origins(config, keys)
@@ -141,30 +141,30 @@ class Guard:
             response.headers["Allow"] = error.headers["Allow"]
         return response
 
-    def _client(self, request: web.Request, path: str) -> Client:
+    def _client(self, request: web.Request, path: str) -> HttpClient:
         """The client by its key. Unauthorized, Forbidden: it needs another one."""
         config, keys = self._config, self._keys
         local = request.transport.get_extra_info(LOCAL_CLIENT) if request.transport is not None else None
-        if isinstance(local, Client):  # a request of this process
+        if isinstance(local, HttpClient):  # a request of this process
             return local
         if not keys and not config.admin_api_key and not config.behind_router:
             return _ANYBODY
         writes = config.admin_api_key and path.startswith(ADMIN_PATHS) and request.method not in ("GET", "HEAD")
         is_open = path in self._public or request.match_info.route.name == OPEN_TO_ALL
-        given = api_key(request)
-        is_admin = bool(config.admin_api_key) and same(given, config.admin_api_key)
-        is_known = is_admin or keys.match(given)
+        value = api_key(request)
+        is_admin = bool(config.admin_api_key) and same(value, config.admin_api_key)
+        is_known = is_admin or keys.match(value)
         if not is_known and (writes or (keys and not is_open)):
             raise Unauthorized("Invalid API Key")
         if writes and not is_admin:
             raise Forbidden("this needs the admin key")
         if config.behind_router:
-            return Client.passed_on(request)
-        owner = owner_of(given) if is_known else ""
+            return HttpClient.passed_on(request)
+        owner = owner_of(value) if is_known else ""
         alone = is_known and not config.admin_api_key and not keys.several
         isolated = config.cache_isolation == "on" or (config.cache_isolation == "auto" and keys.several)
         runs_tools = is_admin or not config.admin_api_key
-        return Client(owner, alone or is_admin, is_admin, owner if isolated else "", runs_tools)
+        return HttpClient(owner, alone or is_admin, is_admin, owner if isolated else "", runs_tools)
 
     def _preflight(self, request: web.Request) -> web.Response:
         """llama-server's answer: --cors-methods, and --cors-headers or those that the browser asks for.

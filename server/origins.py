@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 from aiohttp import web
 
 from logitless.engine.errors import Forbidden, RequestError
-from logitless.server.auth import Keys
+from logitless.server.auth import ApiKeys
 from logitless.server.config import ServerConfig
 from logitless.server.sockets import UNIX_SUFFIX
 
@@ -26,7 +26,7 @@ _LOCAL_SUFFIXES = (".localhost", ".internal")  # never names of the public DNS (
 _SIMPLE = frozenset({"text/plain", "multipart/form-data"})  # content types that a page may send without asking
 _CURL = "application/x-www-form-urlencoded"  # a form's, too, and what `curl -d` says of any body
 _ELSEWHERE = frozenset({"cross-site", "same-site"})
-_KEPT = 64  # hosts and addresses that were judged
+_MAX_NAMES = 64  # hosts and addresses that were judged
 _PORTS = {"http": 80, "https": 443}
 _APPS = frozenset({"app", "tauri", "vscode-file", "vscode-webview"})  # installed apps', no web page's
 _ORIGIN = re.compile(r"[a-z*][a-z0-9*+.-]*://[^\s/?#@]+", re.IGNORECASE)
@@ -69,7 +69,7 @@ class UnsupportedMediaType(RequestError):
 class Origins:
     """Check of Host and Origin, and the origin that a response allows."""
 
-    def __init__(self, config: ServerConfig, keys: Keys) -> None:
+    def __init__(self, config: ServerConfig, keys: ApiKeys) -> None:
         self._keys = keys
         self._origins = _entries(config.cors_origins)
         self._named = _matcher(self._origins)
@@ -77,7 +77,9 @@ class Origins:
         own = socket.gethostname().lower()
         listening = (name.strip().lower() for name in config.host.split(",") if not name.endswith(UNIX_SUFFIX))
         self._names = frozenset({*_LOCAL, own, f"{own}.local", *listening, *self._hosts})
-        self._knows = lru_cache(_KEPT)(lambda host: self._is_known(_split(f"//{host}")))  # most requests name the same
+        self._knows = lru_cache(_MAX_NAMES)(
+            lambda host: self._is_known(_split(f"//{host}"))
+        )  # most requests name the same
 
     def check(self, request: web.Request, path: str) -> None:
         """Forbidden, UnsupportedMediaType: a web page of somebody else may have sent the request, and
@@ -168,7 +170,7 @@ def _is_loopback(request: web.Request) -> bool:
     return isinstance(address, tuple) and _is_loopback_address(address[0])
 
 
-@lru_cache(_KEPT)
+@lru_cache(_MAX_NAMES)
 def _is_loopback_address(address: str) -> bool:
     if address == "localhost":  # an ASGI host may tell a name
         return True

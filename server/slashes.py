@@ -35,10 +35,10 @@ class Slashes(web.AbstractResource):
         path = canonical(url.raw_path)
         if path == url.raw_path:
             return None, set()
-        found = await self._router.resolve(request.clone(rel_url=url.with_path(path, encoded=True)))
-        if found.http_exception is None:
-            return found, set()
-        return None, set(getattr(found.http_exception, "allowed_methods", ()))
+        result = await self._router.resolve(request.clone(rel_url=url.with_path(path, encoded=True)))
+        if result.http_exception is None:
+            return result, set()
+        return None, set(getattr(result.http_exception, "allowed_methods", ()))
 
     def url_for(self, **_: str) -> NoReturn:
         raise RuntimeError("it stands for other paths")

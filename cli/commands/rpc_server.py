@@ -40,14 +40,14 @@ RPC_SERVER = (
 def run(options: SimpleNamespace) -> int:
     from logitless.backends.rpc.server import Door, lent_device, listen
     from logitless.engine.loading.memory import total_memory
-    from logitless.server.auth import Keys
+    from logitless.server.auth import ApiKeys
 
     choose_device(options, most=1)
     name = options.device
     if "," in name or name.startswith("rpc:"):
         raise CliError(f"--device {name}: one device of this machine")
 
-    keys = Keys(options.api_key, api_key_file(options.api_key_file))
+    keys = ApiKeys(options.api_key, api_key_file(options.api_key_file))
     door = Door(lambda key: not keys or keys.match(key), tls.context(options))
     open_backend, budget = lent_device(name, max(options.threads, 0), total_memory())
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET

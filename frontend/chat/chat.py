@@ -21,7 +21,7 @@ from logitless.frontend.media.media import Medium
 from logitless.frontend.parser import (
     MAX_TOKENS,
     MAX_TOP,
-    Job,
+    GenerationJob,
     Prompt,
     RequestParser,
     most_tokens,
@@ -63,7 +63,7 @@ class ChatPrompt:
 
 def parse_chat(
     body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, media: Sequence[Medium] = ()
-) -> Job:
+) -> GenerationJob:
     """POST /v1/chat/completions. `media`: those whose markers the messages have already."""
     older = functions.chat_body(body)
     if older is not None:
@@ -74,7 +74,7 @@ def parse_chat(
 
 def _parse(
     body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, media: Sequence[Medium] = ()
-) -> Job:
+) -> GenerationJob:
     params = parser.read(ChatGeneration, body)
     top = params.n_probs or None
     if params.logprobs:

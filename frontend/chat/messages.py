@@ -136,22 +136,22 @@ class Chat(Struct, frozen=True, kw_only=True):
 
 
 def parse_messages(
-    chat: Chat, given: Sequence[Mapping[str, Any]], separator: str, media: Media, found: list[Medium]
+    chat: Chat, value: Sequence[Mapping[str, Any]], separator: str, media: Media, result: list[Medium]
 ) -> list[dict[str, Any]]:
     """The conversation as templates expect it, with the fields that they alone know; `separator`:
-    the text between text parts; `found` gets its media, for each of which the text has a marker."""
+    the text between text parts; `result` gets its media, for each of which the text has a marker."""
     messages = []
-    for i, (message, raw) in enumerate(zip(chat.messages, given, strict=True)):
+    for i, (message, raw) in enumerate(zip(chat.messages, value, strict=True)):
         if not message.role:
             bad_request(f"messages[{i}].role", "must not be empty")
         if "content" not in raw and not message.tool_calls and not message.reasoning_content:
             bad_request(f"messages[{i}].content", "is required")
-        content = content_text(raw, i, separator, media, found)
-        said = {**raw, "content": "" if content is None and not message.tool_calls else content}
+        content = content_text(raw, i, separator, media, result)
+        built = {**raw, "content": "" if content is None and not message.tool_calls else content}
         if message.tool_calls:
             calls = enumerate(raw["tool_calls"])
-            said["tool_calls"] = [_call(f"messages[{i}].tool_calls[{k}]", call) for k, call in calls]
-        messages.append(said)
+            built["tool_calls"] = [_call(f"messages[{i}].tool_calls[{k}]", call) for k, call in calls]
+        messages.append(built)
     media.complete()
     return messages
 
@@ -169,24 +169,24 @@ def _call(where: str, call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": function.get("arguments") or "{}"}}
 
 
-def content_text(message: Mapping[str, Any], i: int, separator: str, media: Media, found: list[Medium]) -> str | None:
+def content_text(message: Mapping[str, Any], i: int, separator: str, media: Media, result: list[Medium]) -> str | None:
     """A message's text: a string, or typed parts joined by `separator`."""
     content: str | list[Any] | None = message.get("content")
     if content is None or isinstance(content, str):
         return content
-    return separator.join(part_texts(content, f"messages[{i}].content", media, found))
+    return separator.join(part_texts(content, f"messages[{i}].content", media, result))
 
 
-def part_texts(content: Sequence[Any], name: str, media: Media, found: list[Medium]) -> list[str]:
+def part_texts(content: Sequence[Any], name: str, media: Media, result: list[Medium]) -> list[str]:
     """The texts of typed parts, which stand in the field `name`, and a marker for each file of media,
-    which goes to `found`. InvalidRequest: a part is neither."""
+    which goes to `result`. InvalidRequest: a part is neither."""
     texts: list[str] = []
     for k, part in enumerate(content):
         if not isinstance(part, dict):
             bad_request(f"{name}[{k}]", f"expected an object, got {article(part)}")
         kind = part.get("type")
         if kind in KINDS or kind in OTHERS:
-            texts.append(media.part(f"{name}[{k}]", part, found))
+            texts.append(media.part(f"{name}[{k}]", part, result))
             continue
         if not isinstance(kind, str) or kind not in _TEXTS:
             bad_request(f"{name}[{k}].type", "must be text")

@@ -26,7 +26,7 @@ class ToolError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class ServerTool:
     """A tool by its declaration. `call` gets the arguments and the client's name, and raises ToolError."""
 
     name: str
@@ -39,7 +39,7 @@ class Tool:
     server: str = ""  # the MCP server that has it
     bare: str = ""  # its name there
     hints: Mapping[str, Any] | None = None  # an MCP tool's annotations
-    live: Callable[[Mapping[str, Any], Say], Awaitable[Answer]] | None = None  # the same, told as it runs, too
+    live: Callable[[Mapping[str, Any], Say], Awaitable[Answer]] | None = None  # the same, result_text as it runs, too
 
 
 def plain(text: str) -> Answer:
@@ -52,7 +52,7 @@ def cut(text: str, most: int = MAX_TEXT) -> str:
     return text if len(text) <= most else text[:most] + CUT
 
 
-def told(answer: Answer) -> str:
+def result_text(answer: Answer) -> str:
     """The text of a result, as a model reads it."""
     text = answer.get("plain_text_response")
     return text if isinstance(text, str) else json.dumps(answer, ensure_ascii=False)

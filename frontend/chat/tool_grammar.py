@@ -24,21 +24,21 @@ log = logging.getLogger("logitless.http")
 
 
 def chat_constraint(
-    given: GrammarConstraint | None, tools: Tools, template: ChatTemplate, begun: str, thinks: bool, grammars: Grammars
+    value: GrammarConstraint | None, tools: Tools, template: ChatTemplate, begun: str, thinks: bool, grammars: Grammars
 ) -> GrammarConstraint | None:
-    """The constraint of an answer. `given`: that of the other fields; `begun`: the part of the answer that the prompt
+    """The constraint of an answer. `value`: that of the other fields; `begun`: the part of the answer that the prompt
     has; `thinks`: whether the model may reason first."""
     tags = template.reasoning
     thinking = tags is not None and tags[0] in begun and tags[1] not in begun
     reasoning = tags if thinking or (thinks and tags is not None and tags[1] not in begun) else None
     if not tools.tools:
-        said = _said(given)
-        if not said or not (reasoning or template.calls.around):
-            return given
-        made = answer_grammar(template.calls, said, reasoning, thinking)
-        return _compiled("response_format", made, grammars)
-    said = _said(given)
-    if given is not None and not said:
+        items = _source(value)
+        if not items or not (reasoning or template.calls.around):
+            return value
+        built = answer_grammar(template.calls, items, reasoning, thinking)
+        return _compiled("response_format", built, grammars)
+    items = _source(value)
+    if value is not None and not items:
         bad_request("tools", "only JSON, a regular expression or a choice can be combined with tools")
     functions = [{**f, "parameters": f.get("parameters") or NO_PARAMETERS} for f in tools.functions]
     for function in functions:
@@ -47,19 +47,19 @@ def chat_constraint(
             function[TEXT] = text
     _check_schemas([f if f.get("strict") is True else {} for f in functions], grammars)  # whatever a format enforces
     try:
-        made = call_grammar(
+        built = call_grammar(
             template.calls,
             functions,
             required=tools.choice == "required",
             parallel=tools.parallel,
             reasoning=reasoning,
             thinking=thinking,
-            answer=said,
+            answer=items,
         )
     except GrammarError as error:
         bad_request("tools", str(error))
     try:
-        return _compiled("tools", made, grammars)
+        return _compiled("tools", built, grammars)
     except InvalidRequest:
         _check_schemas(functions, grammars)
         raise
@@ -79,20 +79,20 @@ def _free_text(source: TextSource, grammars: Grammars) -> Rules | None:
     return rules
 
 
-def _said(given: GrammarConstraint | None) -> str:
+def _source(value: GrammarConstraint | None) -> str:
     """The Lark of a constraint that asks for JSON or text of a regular expression."""
-    if given is not None and not given.lazy and given.grammar.kind == "regex":
-        return regex_rule(given.grammar.source)
-    if given is None or given.lazy or given.grammar.kind not in ("json_schema", "strict_json_schema"):
+    if value is not None and not value.lazy and value.grammar.kind == "regex":
+        return regex_rule(value.grammar.source)
+    if value is None or value.lazy or value.grammar.kind not in ("json_schema", "strict_json_schema"):
         return ""
-    return json_rule(json.loads(given.grammar.source), strict=given.grammar.kind == "strict_json_schema")
+    return json_rule(json.loads(value.grammar.source), strict=value.grammar.kind == "strict_json_schema")
 
 
-def _compiled(field: str, made: CallGrammar, grammars: Grammars) -> GrammarConstraint:
-    grammar = grammars.compile(field, "lark", made.lark)
-    words = tuple(word.encode() for word in made.words)
+def _compiled(field: str, built: CallGrammar, grammars: Grammars) -> GrammarConstraint:
+    grammar = grammars.compile(field, "lark", built.lark)
+    words = tuple(word.encode() for word in built.words)
     return GrammarConstraint(
-        grammar, lazy=made.lazy, words=words, patterns=tuple(Pattern(text) for text in made.patterns)
+        grammar, lazy=built.lazy, words=words, patterns=tuple(Pattern(text) for text in built.patterns)
     )
 
 

@@ -62,10 +62,10 @@ def parse_tools(chat: Chat, entries: Sequence[Mapping[str, Any]], template: Chat
         kinds = ", ".join(sorted({repr(kind[:32]) for kind in skipped}))
         log.warning("field 'tools': nobody here runs tools of type %s; they are skipped", kinds)
         _check_runs(chat.tool_choice, entries)
-    given = [_function(i, tool) for i, tool in enumerate(entries) if not is_hosted(tool)]
-    tools = tuple(_tool(tool) for tool, _ in given)
-    functions = tuple(tool["function"] for tool, _ in given)
-    custom = {tool["function"]["name"]: source for tool, source in given if source is not None}
+    values = [_function(i, tool) for i, tool in enumerate(entries) if not is_hosted(tool)]
+    tools = tuple(_tool(tool) for tool, _ in values)
+    functions = tuple(tool["function"] for tool, _ in values)
+    custom = {tool["function"]["name"]: source for tool, source in values if source is not None}
     parallel, choice = chat.parallel_tool_calls, chat.tool_choice
     if parallel is None:
         parallel = template.caps.get("supports_parallel_tool_calls", False)
@@ -130,8 +130,8 @@ def _function(i: int, tool: Mapping[str, Any]) -> tuple[dict[str, Any], TextSour
     if kind == "function":
         return {**tool}, None
     source = _source(f"{name}.custom.format", inner.get("format") or {})
-    told = f"A text that matches this {source.syntax} grammar:\n{source.definition}" if source.syntax else "A text."
-    function = {"name": inner["name"], "description": inner.get("description") or "", "parameters": parameters(told)}
+    text = f"A text that matches this {source.syntax} grammar:\n{source.definition}" if source.syntax else "A text."
+    function = {"name": inner["name"], "description": inner.get("description") or "", "parameters": parameters(text)}
     return {"type": "function", "function": function}, source
 
 
@@ -159,8 +159,8 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _properties(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = parameters.get("properties")
-    return found if isinstance(found, dict) else {}
+    result = parameters.get("properties")
+    return result if isinstance(result, dict) else {}
 
 
 def _allowed(choice: Mapping[str, Any]) -> tuple[str, set[tuple[str, str]]]:
@@ -215,5 +215,5 @@ def preserved_ids(template: ChatTemplate, tools: Tools, tokenizer: Tokenizer) ->
     """Special tokens that are syntax of calls or reasoning, and must become text."""
     calls = template.calls.preserved if tools.tools or template.calls.frames else ()
     texts = [*(template.reasoning or ()), *calls]
-    found = [tokenizer.encode(text, add_special=False, parse_special=True) for text in texts]
-    return frozenset(ids[0] for ids in found if len(ids) == 1)
+    result = [tokenizer.encode(text, add_special=False, parse_special=True) for text in texts]
+    return frozenset(ids[0] for ids in result if len(ids) == 1)

@@ -59,7 +59,7 @@ class MessagesBody(Struct, frozen=True, kw_only=True):
 
 def chat_body(body: Mapping[str, Any]) -> Translated:
     """The chat request that asks for the same."""
-    asked = read(MessagesBody, body)
+    params = read(MessagesBody, body)
     for name in ("n", "n_cmpl"):
         if body.get(name) not in (None, 1):
             bad_request(name, "must be 1")
@@ -67,26 +67,26 @@ def chat_body(body: Mapping[str, Any]) -> Translated:
     names: dict[str, str] = {}
     if body.get("max_tokens") is None:
         chat["max_tokens"] = DEFAULT_MAX_TOKENS
-    system = _stable(_text("system", asked.system))
+    system = _stable(_text("system", params.system))
     chat["messages"] = [{"role": "system", "content": system}] if system else []
-    for i, message in enumerate(asked.messages):
+    for i, message in enumerate(params.messages):
         _add_message(chat["messages"], names, f"messages[{i}]", message)
-    if asked.stop_sequences is not None:
+    if params.stop_sequences is not None:
         names["stop"] = "stop_sequences"
-        chat["stop"] = list(asked.stop_sequences)
+        chat["stop"] = list(params.stop_sequences)
     chat["reasoning_format"] = "auto"  # reasoning has blocks of its own
-    if asked.tools is not None:
-        tools = tools_of(((f"tools[{i}]", tool) for i, tool in enumerate(asked.tools)), "custom")
+    if params.tools is not None:
+        tools = tools_of(((f"tools[{i}]", tool) for i, tool in enumerate(params.tools)), "custom")
         chat["tools"] = [_function(tool) for _, tool in tools]
         for n, (place, _) in enumerate(tools):
             names[f"tools[{n}].function"] = place
             names[f"tools[{n}].function.parameters"] = f"{place}.input_schema"
-    if asked.tool_choice is not None and body["tool_choice"]:
-        _choose(chat, asked.tool_choice)
-    _think(chat, asked.thinking)
-    name, form = "output_format", asked.output_format
+    if params.tool_choice is not None and body["tool_choice"]:
+        _choose(chat, params.tool_choice)
+    _think(chat, params.thinking)
+    name, form = "output_format", params.output_format
     if not form:
-        name, form = "output_config.format", asked.output_config.format
+        name, form = "output_config.format", params.output_config.format
     if form:
         if form.get("type") != "json_schema":
             bad_request(name, "type must be json_schema")
@@ -101,7 +101,7 @@ def _stable(system: str) -> str:
     if not system.startswith(_BILLING):
         return system
     head, newline, rest = system.partition("\n")
-    return _VOLATILE.sub(lambda found: found[1] + "f" * len(found[2]), head) + newline + rest
+    return _VOLATILE.sub(lambda result: result[1] + "f" * len(result[2]), head) + newline + rest
 
 
 def _choose(chat: dict[str, Any], choice: ToolChoice) -> None:
@@ -184,23 +184,23 @@ def _add_message(messages: list[dict[str, Any]], names: dict[str, str], name: st
             }
             calls.append({"id": id, "type": "function", "function": function})
         elif kind == "tool_result" and role == "user":
-            id, told = _required(where, block, "tool_use_id"), _told(f"{where}.content", block.get("content"))
-            content = _joined(told, f"messages[{len(messages)}]", names)
+            id, lines = _required(where, block, "tool_use_id"), _tool_results(f"{where}.content", block.get("content"))
+            content = _joined(lines, f"messages[{len(messages)}]", names)
             messages.append({"role": "tool", "tool_call_id": id, "content": content})
             n_results += 1
-        elif kind in _SHOWN:
-            parts.append((where, {"type": "text", "text": _shown(where, block)}))
+        elif kind in _TEXT_BLOCKS:
+            parts.append((where, {"type": "text", "text": _block_text(where, block)}))
         else:
             bad_request(f"{where}.type", f"{str(kind)[:32]!r} is not possible in a message of the {role}")
     content = _joined(parts, f"messages[{len(messages)}]", names) if parts else None
-    said: dict[str, Any] = {"role": role, "content": content}
+    built: dict[str, Any] = {"role": role, "content": content}
     if thoughts:
-        said["reasoning_content"] = "\n".join(thoughts)
+        built["reasoning_content"] = "\n".join(thoughts)
     if calls:
-        said["tool_calls"] = calls
+        built["tool_calls"] = calls
     if parts or not n_results:
-        said["content"] = said["content"] if calls or parts else ""
-        messages.append(said)
+        built["content"] = built["content"] if calls or parts else ""
+        messages.append(built)
 
 
 def _joined(parts: list[tuple[str, dict[str, Any]]], message: str, names: dict[str, str]) -> str | list[dict[str, Any]]:
@@ -211,7 +211,7 @@ def _joined(parts: list[tuple[str, dict[str, Any]]], message: str, names: dict[s
     return [part for _, part in parts]
 
 
-def _told(name: str, value: object) -> list[tuple[str, dict[str, Any]]]:
+def _tool_results(name: str, value: object) -> list[tuple[str, dict[str, Any]]]:
     """Parts of a tool's result: a text, or blocks of text and images, with their places."""
     if not isinstance(value, list):
         return [(name, {"type": "text", "text": _text(name, value)})]
@@ -239,19 +239,19 @@ def _text(name: str, value: object) -> str:
 
 
 def _block_text(where: str, block: object) -> str:
-    if isinstance(block, dict) and block.get("type") in _SHOWN:
-        return _shown(where, block)
+    if isinstance(block, dict) and block.get("type") in _TEXT_BLOCKS:
+        return _document_text(where, block)
     if not isinstance(block, dict) or block.get("type") != "text" or not isinstance(block.get("text"), str):
         bad_request(where, "must be a block of type text with a text")
     text: str = block["text"]
     return text
 
 
-_SHOWN = ("document", "search_result", "tool_reference")  # blocks that may be text
+_TEXT_BLOCKS = ("document", "search_result", "tool_reference")  # blocks that may be text
 
 
-def _shown(where: str, block: Mapping[str, Any]) -> str:
-    """The text of a block of _SHOWN. A tool that is referred to is in the request's tools, so its name says all."""
+def _document_text(where: str, block: Mapping[str, Any]) -> str:
+    """The text of a block of _TEXT_BLOCKS. A tool that is referred to is in the tools: its name says all."""
     kind, source = block["type"], block.get("source")
     if kind == "tool_reference":
         return _required(where, block, "tool_name")

@@ -13,8 +13,8 @@ def chat_body(body: Mapping[str, Any]) -> Translated | None:
     """The same request with tools; None: it has nothing of the first form."""
     functions, choice = body.get("functions"), body.get("function_call")
     messages = body.get("messages")
-    said = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
-    older = any(m.get("function_call") or m.get("role") == "function" for m in said)
+    items = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    older = any(m.get("function_call") or m.get("role") == "function" for m in items)
     if not (functions or choice or older):
         return None
     for name, newer in (("functions", "tools"), ("function_call", "tool_choice")):

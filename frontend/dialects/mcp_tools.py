@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from logitless.frontend.chat.server_tool import Tool
+from logitless.frontend.chat.server_tool import ServerTool
 from logitless.frontend.dialects.responses import full_name
 from logitless.frontend.fields import as_text, bad_request
 
@@ -22,7 +22,7 @@ class Filter:
     names: frozenset[str] | None = None
     read_only: bool | None = None
 
-    def takes(self, tool: Tool) -> bool:
+    def takes(self, tool: ServerTool) -> bool:
         """True for a tool that matches."""
         named = self.names is None or tool.bare in self.names
         return named and (self.read_only is None or self.read_only == (not tool.writes))
@@ -38,13 +38,13 @@ class McpChoice:
     never: Filter | None  # the tools that do not
     searches: bool = False  # it is OpenAI's web_search
 
-    def asks(self, tool: Tool) -> bool:
+    def asks(self, tool: ServerTool) -> bool:
         """True where a call needs approval: OpenAI's default."""
         if self.never is not None and self.never.takes(tool):
             return False
         return self.always is None or self.always.takes(tool) or self.never is not None
 
-    def as_namespace(self, tools: Iterable[Tool]) -> dict[str, Any]:
+    def as_namespace(self, tools: Iterable[ServerTool]) -> dict[str, Any]:
         """The entry as functions of a namespace, which the model can call."""
         functions = [
             {
@@ -78,9 +78,9 @@ def is_search(tool: object) -> bool:
     return isinstance(tool, dict) and tool.get("type") in _SEARCHES
 
 
-def search_function(place: str, given: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
+def search_function(place: str, fields: Mapping[str, Any], tool: ServerTool) -> dict[str, Any]:
     """OpenAI's search as a function, which the model can call."""
-    for name, value in given.items():
+    for name, value in fields.items():
         if name not in _HINTS and value is not None:
             bad_request(f"{place}.{name}", "is not there: the search takes a query")
     query = {"type": "string", "description": "what to search for"}
@@ -93,38 +93,38 @@ def is_mcp(tool: object) -> bool:
     return isinstance(tool, dict) and tool.get("type") == "mcp"
 
 
-def mcp_choice(place: str, given: Mapping[str, Any], urls: Mapping[str, str]) -> McpChoice:
+def mcp_choice(place: str, fields: Mapping[str, Any], urls: Mapping[str, str]) -> McpChoice:
     """The entry at a place of the request; `urls`: addresses of the configured servers by name, "" for commands."""
-    for name, value in given.items():
+    for name, value in fields.items():
         if name not in _KNOWN and value is not None:
             bad_request(f"{place}.{name}", "is not there: MCP servers are those of --mcp-servers-config")
-    label = as_text(f"{place}.server_label", given.get("server_label"))
+    label = as_text(f"{place}.server_label", fields.get("server_label"))
     if label not in urls:
         bad_request(f"{place}.server_label", f"there is no server {label[:64]!r}; there are {', '.join(urls)}")
-    url = given.get("server_url")
+    url = fields.get("server_url")
     if url is not None and url != urls[label]:
         bad_request(f"{place}.server_url", "is not the configured address of this server, and no other may be called")
-    allowed = given.get("allowed_tools")
+    allowed = fields.get("allowed_tools")
     where = f"{place}.require_approval"
-    asked = given.get("require_approval")
-    if asked is None or asked == "always":
+    body = fields.get("require_approval")
+    if body is None or body == "always":
         always, never = Filter(), None
-    elif asked == "never":
+    elif body == "never":
         always, never = None, Filter()
-    elif isinstance(asked, dict) and set(asked) <= {"always", "never"}:
+    elif isinstance(body, dict) and set(body) <= {"always", "never"}:
         always, never = (
-            None if asked.get(key) is None else _filter(f"{where}.{key}", asked[key]) for key in ("always", "never")
+            None if body.get(key) is None else _filter(f"{where}.{key}", body[key]) for key in ("always", "never")
         )
     else:
         bad_request(where, "must be always, never, or an object of these")
     return McpChoice(label, Filter() if allowed is None else _filter(f"{place}.allowed_tools", allowed), always, never)
 
 
-def _filter(where: str, given: object) -> Filter:
-    given = {"tool_names": given} if isinstance(given, list) else given
-    if not isinstance(given, dict) or not set(given) <= {"tool_names", "read_only"}:
+def _filter(where: str, value: object) -> Filter:
+    value = {"tool_names": value} if isinstance(value, list) else value
+    if not isinstance(value, dict) or not set(value) <= {"tool_names", "read_only"}:
         bad_request(where, "must be an array of names, or an object of tool_names and read_only")
-    names, read_only = given.get("tool_names"), given.get("read_only")
+    names, read_only = value.get("tool_names"), value.get("read_only")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         bad_request(where, "tool_names must be an array of texts")
     if read_only is not None and not isinstance(read_only, bool):

@@ -18,7 +18,7 @@ from logitless.frontend.dialects.ollama_template import prompt_of
 from logitless.frontend.dialects.translate import Translated
 from logitless.frontend.fields import article, as_text, bad_request, read
 from logitless.frontend.media.media import is_audio
-from logitless.frontend.parser import MAX_TOKENS, Job, RequestParser
+from logitless.frontend.parser import MAX_TOKENS, GenerationJob, RequestParser
 from logitless.models.chat.template import ChatTemplate
 
 MAX_TOP = 20  # Ollama's
@@ -110,7 +110,7 @@ class CopyBody(Struct, frozen=True, kw_only=True):
     destination: Annotated[str, Param("the name of its copy")]
 
 
-class Kept(Named, frozen=True, kw_only=True):
+class Lasting(Named, frozen=True, kw_only=True):
     """Common fields of requests that compute."""
 
     keep_alive: Annotated[
@@ -124,7 +124,7 @@ class Kept(Named, frozen=True, kw_only=True):
     truncate: Annotated[bool, Param("cut prompts longer than the context; false: refuse them")] = True
 
 
-class Written(Kept, frozen=True, kw_only=True):
+class Written(Lasting, frozen=True, kw_only=True):
     """Common fields of requests that generate text."""
 
     stream: Annotated[bool, Param("answer line by line")] = True
@@ -156,24 +156,24 @@ class ChatBody(Written, frozen=True, kw_only=True):
     tools: Annotated[Sequence[dict[str, Any]], Param("functions: {type, function: {name, parameters}}", most=256)] = ()
 
 
-class EmbedBody(Kept, frozen=True, kw_only=True):
+class EmbedBody(Lasting, frozen=True, kw_only=True):
     """POST /api/embed."""
 
     input: Annotated[str | Sequence[str], Param("a text, or an array of texts", most=2048)] = ""
     dimensions: Annotated[int | None, Param("numbers of a vector", 1, INT_MAX, hard=True)] = None
 
 
-class EmbeddingsBody(Kept, frozen=True, kw_only=True):
+class EmbeddingsBody(Lasting, frozen=True, kw_only=True):
     """POST /api/embeddings."""
 
     prompt: Annotated[str, Param("the text")] = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class OllamaJob:
     """A parsed request. `job` None: the model is to be loaded, or unloaded (`keep` 0)."""
 
-    job: Job | None
+    job: GenerationJob | None
     model: str  # as the client calls it
     stream: bool = False
     keep: float | None = None
@@ -181,75 +181,75 @@ class Asked:
 
 def parse_generate(
     body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, model: Callable[[str], str]
-) -> Asked:
+) -> OllamaJob:
     """POST /api/generate. `model`: our name for the client's (NotFound)."""
-    asked, keep, ours = _read(GenerateBody, body, model)
-    if asked.raw and (asked.template or asked.system or asked.context):
+    params, keep, ours = _read(GenerateBody, body, model)
+    if params.raw and (params.template or params.system or params.context):
         bad_request("raw", "cannot be combined with template, system or context")
-    if not asked.prompt and not asked.images and not asked.suffix and not asked.system:
-        return Asked(None, asked.model, keep=keep)
-    options, fields, names = _fields(asked, body, template, ours)
-    if asked.suffix:
-        if asked.images:
+    if not params.prompt and not params.images and not params.suffix and not params.system:
+        return OllamaJob(None, params.model, keep=keep)
+    options, fields, names = _fields(params, body, template, ours)
+    if params.suffix:
+        if params.images:
             bad_request("suffix", "cannot be combined with images")
-        completion = {**fields, "prompt": asked.prompt, "suffix": asked.suffix}
+        completion = {**fields, "prompt": params.prompt, "suffix": params.suffix}
         job = Translated(completion, names).read(parser.openai)
-    elif asked.raw or asked.template or template is None:
-        job = Translated({**fields, "prompt": _plain_prompt(asked, parser, names)}, names).read(parser.native)
+    elif params.raw or params.template or template is None:
+        job = Translated({**fields, "prompt": _plain_prompt(params, parser, names)}, names).read(parser.native)
     else:
-        messages: list[dict[str, Any]] = [{"role": "system", "content": asked.system}] if asked.system else []
+        messages: list[dict[str, Any]] = [{"role": "system", "content": params.system}] if params.system else []
         names[f"messages[{len(messages)}].content"] = "images"
-        messages.append({"role": "user", "content": _parts(asked.prompt, asked.images)})
-        for k in range(len(asked.images)):
+        messages.append({"role": "user", "content": _parts(params.prompt, params.images)})
+        for k in range(len(params.images)):
             names[f"messages[{len(messages) - 1}].content[{k}].image_url.url"] = f"images[{k}]"
         job = Translated({**fields, "messages": messages}, names).read(lambda chat: parse_chat(chat, parser, template))
-    if asked.context:
-        job = _after(asked.context, job, parser)
-    job = _fitted(job, options, parser, asked.truncate)
-    return Asked(_logged(job, asked), asked.model, asked.stream, keep)
+    if params.context:
+        job = _after(params.context, job, parser)
+    job = _fitted(job, options, parser, params.truncate)
+    return OllamaJob(_logged(job, params), params.model, params.stream, keep)
 
 
 def parse_ollama_chat(
     body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, model: Callable[[str], str]
-) -> Asked:
+) -> OllamaJob:
     """POST /api/chat. `model`: our name for the client's (NotFound)."""
-    asked, keep, ours = _read(ChatBody, body, model)
-    if not asked.messages:
-        return Asked(None, asked.model, keep=keep)
-    options, fields, names = _fields(asked, body, template, ours)
-    if asked.tools:
-        fields["tools"] = list(asked.tools)
-    messages = _messages(asked.messages, names)
+    params, keep, ours = _read(ChatBody, body, model)
+    if not params.messages:
+        return OllamaJob(None, params.model, keep=keep)
+    options, fields, names = _fields(params, body, template, ours)
+    if params.tools:
+        fields["tools"] = list(params.tools)
+    messages = _messages(params.messages, names)
 
-    def job_of(kept: Sequence[dict[str, Any]]) -> Job:
-        chat = {**fields, "messages": list(kept)}
-        return Translated(chat, names).read(lambda given: parse_chat(given, parser, template))
+    def job_of(entries: Sequence[dict[str, Any]]) -> GenerationJob:
+        chat = {**fields, "messages": list(entries)}
+        return Translated(chat, names).read(lambda value: parse_chat(value, parser, template))
 
     limit, job = _limit(options, parser), job_of(messages)
-    if len(job.requests[0].prompt) >= limit and asked.truncate:
+    if len(job.requests[0].prompt) >= limit and params.truncate:
         job = _without_oldest(messages, limit, job_of)
-    return Asked(_logged(_fitted(job, options, parser, asked.truncate), asked), asked.model, asked.stream, keep)
+    return OllamaJob(_logged(_fitted(job, options, parser, params.truncate), params), params.model, params.stream, keep)
 
 
 def _read(kind: type[Any], body: Mapping[str, Any], model: Callable[[str], str]) -> tuple[Any, float | None, str]:
     """(the body, seconds of keep_alive, our name of the model)."""
-    asked = read(kind, body)
-    keep = None if asked.keep_alive is None else seconds("keep_alive", asked.keep_alive)
-    return asked, keep, model(asked.model)
+    params = read(kind, body)
+    keep = None if params.keep_alive is None else seconds("keep_alive", params.keep_alive)
+    return params, keep, model(params.model)
 
 
-def options_of(asked: Kept) -> Options:
+def options_of(body: Lasting) -> Options:
     """The request's options, checked."""
-    return read(Options, asked.options, within="options.")
+    return read(Options, body.options, within="options.")
 
 
 def _fields(
-    asked: Written, body: Mapping[str, Any], template: ChatTemplate | None, model: str
+    params: Written, body: Mapping[str, Any], template: ChatTemplate | None, model: str
 ) -> tuple[Options, dict[str, Any], dict[str, str]]:
     """(options, fields of the chat or completion, where these stood in the request)."""
-    options = options_of(asked)
-    fields: dict[str, Any] = {"model": model, "stream": asked.stream, "reasoning_format": "auto"}
-    if asked.truncate:
+    options = options_of(params)
+    fields: dict[str, Any] = {"model": model, "stream": params.stream, "reasoning_format": "auto"}
+    if params.truncate:
         fields["truncate_prompt_tokens"] = MAX_TOKENS  # it is cut here
     names = {}
     for name in Options.__struct_fields__:
@@ -261,18 +261,18 @@ def _fields(
         fields["n_predict"] = options.num_predict if options.num_predict > 0 else -1
     if options.num_keep is not None:
         fields["n_keep"] = max(-1, options.num_keep)
-    if isinstance(asked.format, dict):
+    if isinstance(params.format, dict):
         names |= dict.fromkeys(("response_format", _SCHEMA), "format")
-        fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": asked.format}}
-    elif asked.format == "json":
+        fields["response_format"] = {"type": "json_schema", "json_schema": {"schema": params.format}}
+    elif params.format == "json":
         fields["response_format"] = {"type": "json_object"}
-    elif asked.format not in (None, ""):
+    elif params.format not in (None, ""):
         bad_request("format", "must be json or a JSON schema")
-    if asked.logprobs:
-        fields |= {"logprobs": True, "top_logprobs": asked.top_logprobs}
+    if params.logprobs:
+        fields |= {"logprobs": True, "top_logprobs": params.top_logprobs}
     elif body.get("top_logprobs"):
         bad_request("top_logprobs", "needs logprobs to be true")
-    _think(fields, asked.think, template)
+    _think(fields, params.think, template)
     return options, fields, names
 
 
@@ -295,46 +295,46 @@ def _parts(text: str, images: Sequence[str]) -> str | list[dict[str, Any]]:
     """A message's content: images come before the text, as Ollama puts them."""
     if not images:
         return text
-    shown = [{"type": "image_url", "image_url": {"url": image}} for image in images]
-    return [*shown, {"type": "text", "text": text}] if text else list(shown)
+    entries = [{"type": "image_url", "image_url": {"url": image}} for image in images]
+    return [*entries, {"type": "text", "text": text}] if text else list(entries)
 
 
-def _plain_prompt(asked: GenerateBody, parser: RequestParser, names: dict[str, str]) -> object:
+def _plain_prompt(body: GenerateBody, parser: RequestParser, names: dict[str, str]) -> object:
     """The prompt of a request that the model's own template does not write."""
-    text = prompt_of(asked.template, asked.prompt, asked.system) if asked.template else asked.prompt
-    if asked.system and not asked.template:
-        text = f"{asked.system}\n\n{text}"
-    if not asked.images:
+    text = prompt_of(body.template, body.prompt, body.system) if body.template else body.prompt
+    if body.system and not body.template:
+        text = f"{body.system}\n\n{text}"
+    if not body.images:
         return text
-    for k, image in enumerate(asked.images):
+    for k, image in enumerate(body.images):
         names[f"prompt.multimodal_data[{k}]"] = f"images[{k}]"
         if is_audio(image):
             bad_request(f"images[{k}]", "is audio, which this API does not take")
-    marked = parser.media.marker * len(asked.images) + text
-    return {"prompt_string": marked, "multimodal_data": list(asked.images)}
+    marked = parser.media.marker * len(body.images) + text
+    return {"prompt_string": marked, "multimodal_data": list(body.images)}
 
 
-def _messages(given: Sequence[OllamaChatMessage], names: dict[str, str]) -> list[dict[str, Any]]:
+def _messages(values: Sequence[OllamaChatMessage], names: dict[str, str]) -> list[dict[str, Any]]:
     """The messages of a chat; a tool's result gets the id of the call that it answers."""
     messages: list[dict[str, Any]] = []
     open_calls = _OpenCalls()
-    for i, message in enumerate(given):
-        said: dict[str, Any] = {"role": message.role, "content": _parts(message.content or "", message.images or ())}
+    for i, message in enumerate(values):
+        built: dict[str, Any] = {"role": message.role, "content": _parts(message.content or "", message.images or ())}
         for k in range(len(message.images or ())):
             names[f"messages[{i}].content[{k}].image_url.url"] = f"messages[{i}].images[{k}]"
         if message.thinking:
-            said["reasoning_content"] = message.thinking
+            built["reasoning_content"] = message.thinking
         if message.tool_calls:
             calls = [_call(f"messages[{i}].tool_calls[{k}]", call, i, k) for k, call in enumerate(message.tool_calls)]
-            said["tool_calls"] = calls
+            built["tool_calls"] = calls
             for called in calls:
                 open_calls.add(called["function"]["name"], called["id"])
         if message.role == "tool":
             if message.tool_name:
-                said["name"] = message.tool_name
+                built["name"] = message.tool_name
             answered = open_calls.take(message.tool_name)
-            said["tool_call_id"] = message.tool_call_id or answered or "call_0"
-        messages.append(said)
+            built["tool_call_id"] = message.tool_call_id or answered or "call_0"
+        messages.append(built)
     return messages
 
 
@@ -381,7 +381,9 @@ def _limit(options: Options, parser: RequestParser) -> int:
     return min(options.num_ctx or parser.n_ctx, parser.n_ctx)
 
 
-def _without_oldest(messages: list[dict[str, Any]], limit: int, job_of: Callable[[Any], Job]) -> Job:
+def _without_oldest(
+    messages: list[dict[str, Any]], limit: int, job_of: Callable[[Any], GenerationJob]
+) -> GenerationJob:
     """The job of the most of the last messages that fit; system messages and the last one always stay."""
     low, high = 1, len(messages) - 1
     while low < high:
@@ -398,7 +400,7 @@ def _last(messages: list[dict[str, Any]], n: int) -> list[dict[str, Any]]:
     return [message for i, message in enumerate(messages) if i >= n or message["role"] == "system"]
 
 
-def _after(context: Sequence[int], job: Job, parser: RequestParser) -> Job:
+def _after(context: Sequence[int], job: GenerationJob, parser: RequestParser) -> GenerationJob:
     """The job after the tokens of an earlier answer."""
     n_vocab, bos = parser.tokenizer.n_vocab, parser.tokenizer.bos_id
     for i, id in enumerate(context):
@@ -414,7 +416,7 @@ def _after(context: Sequence[int], job: Job, parser: RequestParser) -> Job:
     return replace(job, requests=tuple(map(joined, job.requests)))
 
 
-def _fitted(job: Job, options: Options, parser: RequestParser, truncate: bool) -> Job:
+def _fitted(job: GenerationJob, options: Options, parser: RequestParser, truncate: bool) -> GenerationJob:
     """The job with a prompt and an answer of at most num_ctx tokens together. A prompt that is cut
     leaves a quarter for the answer, or the tokens that the request asks for."""
     (request,), limit = job.requests, _limit(options, parser)
@@ -432,15 +434,15 @@ def _fitted(job: Job, options: Options, parser: RequestParser, truncate: bool) -
     return replace(job, requests=(request,))
 
 
-def _logged(job: Job, asked: Written) -> Job:
+def _logged(job: GenerationJob, body: Written) -> GenerationJob:
     """The job, which shows log-probabilities if they are asked for."""
-    return replace(job, top=asked.top_logprobs if asked.logprobs else None)
+    return replace(job, top=body.top_logprobs if body.logprobs else None)
 
 
-def embed_texts(given: str | Sequence[str], name: str, parser: RequestParser, n_ctx: int, truncate: bool) -> list[Any]:
+def embed_texts(values: str | Sequence[str], name: str, parser: RequestParser, n_ctx: int, truncate: bool) -> list[Any]:
     """Token ids of the texts in the field `name`, each cut to the context or refused."""
-    texts = [given] if isinstance(given, str) else list(given)
-    found = []
+    texts = [values] if isinstance(values, str) else list(values)
+    result = []
     for text in texts:
         ids = parser.tokens(text, name, most=MAX_TOKENS)
         if len(ids) > n_ctx:
@@ -448,5 +450,5 @@ def embed_texts(given: str | Sequence[str], name: str, parser: RequestParser, n_
                 raise InvalidRequest(f"field '{name}': the input length exceeds the context length of {n_ctx} tokens")
             ends = ids[-1] in {parser.tokenizer.eos_id, getattr(parser.tokenizer, "sep_id", None)}
             ids = (*ids[: n_ctx - 1], ids[-1]) if ends else ids[:n_ctx]
-        found.append(ids)
-    return found
+        result.append(ids)
+    return result

@@ -64,16 +64,16 @@ def prompt_of(template: str, prompt: str, system: str) -> str:
         word, _, rest = action.partition(" ")
         if not action or action.startswith("/*"):
             continue
-        if word == "if" and (found := _VARIABLE.fullmatch(rest.strip())) and len(shows) < _MAX_DEPTH:
-            shows.append(shows[-1] and bool(values[found[1]]))
+        if word == "if" and (match := _VARIABLE.fullmatch(rest.strip())) and len(shows) < _MAX_DEPTH:
+            shows.append(shows[-1] and bool(values[match[1]]))
         elif action == "else" and len(shows) > 1:
             shows[-1] = shows[-2] and not shows[-1]
         elif action == "end" and len(shows) > 1:
             shows.pop()
-        elif found := _VARIABLE.fullmatch(action):
-            if found[1] == "Response" and shows[-1]:
+        elif match := _VARIABLE.fullmatch(action):
+            if match[1] == "Response" and shows[-1]:
                 return "".join(parts)
-            parts.append(values[found[1]] if shows[-1] else "")
+            parts.append(values[match[1]] if shows[-1] else "")
         else:
             bad_request("template", f"{action[:40]!r} is not known here: variables and `if` are")
     if len(shows) > 1:
@@ -108,28 +108,28 @@ class _Translation:
         parts: list[str] = []
         for text, action in _pieces(template):
             if text:
-                parts.append(self._shown(json.dumps(text, ensure_ascii=False)))
+                parts.append(self._literal(json.dumps(text, ensure_ascii=False)))
             if action and not action.startswith("/*"):
                 parts.append(self._action(action))
         if self.blocks:
             bad_request("template", "a block has no `end`")
         return "".join(parts)
 
-    def _shown(self, value: str) -> str:
+    def _literal(self, value: str) -> str:
         return f"{{{{ {value} if not last else '' }}}}" if self.is_cut else f"{{{{ {value} }}}}"
 
     def _action(self, action: str) -> str:
         word, _, rest = action.partition(" ")
-        if found := _LAST.fullmatch(action):
-            if self.names.get(found[2]) != "loop.index0":
+        if match := _LAST.fullmatch(action):
+            if self.names.get(match[2]) != "loop.index0":
                 self._refuse(action)
-            self.names[found[1]] = "loop.last"
+            self.names[match[1]] = "loop.last"
             return ""
-        if found := _RANGE.fullmatch(action):
+        if match := _RANGE.fullmatch(action):
             if "endfor" in self.blocks:
                 self._refuse(action)
-            if found[1]:
-                self.names[found[1]] = "loop.index0"
+            if match[1]:
+                self.names[match[1]] = "loop.index0"
             return self._opened("for m in messages", "endfor")
         if word == "if":
             return self._opened(f"if {self._expression(rest)}", "endif")
@@ -142,9 +142,9 @@ class _Translation:
             return f"{{% {self.blocks.pop()} %}}"
         elif action == ".Response" and not self.by_message:
             self.is_cut = True
-            return self._shown("response")
+            return self._literal("response")
         elif word not in ("else", "end"):
-            return self._shown(self._expression(action))
+            return self._literal(self._expression(action))
         return self._refuse(action)
 
     def _opened(self, block: str, end: str) -> str:

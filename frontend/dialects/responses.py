@@ -116,11 +116,11 @@ def check_items(items: Sequence[Any]) -> None:
         Translated({}, {"input": "items"}).read(parse)
 
 
-def conversation_id(given: object) -> str:
+def conversation_id(value: object) -> str:
     """The id that a request's `conversation` names; "": none."""
-    if isinstance(given, Mapping):
-        return as_text("conversation.id", given.get("id"))
-    return "" if given is None else as_text("conversation", given)
+    if isinstance(value, Mapping):
+        return as_text("conversation.id", value.get("id"))
+    return "" if value is None else as_text("conversation", value)
 
 
 def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,15 +141,15 @@ def _format(form: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {k: v for k, v in form.items() if k != "type"}}
 
 
-def _add(messages: list[dict[str, Any]], given: object, names: dict[str, str]) -> None:
+def _add(messages: list[dict[str, Any]], value: object, names: dict[str, str]) -> None:
     """The items of `input` as messages; calls and reasoning belong to the assistant's message beside them. `names`
     gets where a message comes from."""
-    if isinstance(given, str):
-        messages.append({"role": "user", "content": given})
+    if isinstance(value, str):
+        messages.append({"role": "user", "content": value})
         return
-    if not isinstance(given, list) or not given:
+    if not isinstance(value, list) or not value:
         bad_request("input", "must be a string or a non-empty array")
-    for i, item in enumerate(given):
+    for i, item in enumerate(value):
         if not isinstance(item, dict):
             bad_request(f"input[{i}]", f"expected an object, got {article(item)}")
         kind = item.get("type", "message")
@@ -267,15 +267,15 @@ def expanded(tools: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 def homes(tools: Sequence[Any]) -> dict[str, tuple[str, str]]:
     """By the full names of a request's functions in namespaces: namespace and name."""
-    found = {}
+    result = {}
     for tool in tools:
         if tool.get("type") == "namespace":
             for each in tool["tools"]:
                 name = each.get("name")
                 if isinstance(name, str) and full_name(tool["name"], name) != name:
-                    found[full_name(tool["name"], name)] = tool["name"], name
+                    result[full_name(tool["name"], name)] = tool["name"], name
     own = {tool.get("name") for tool in tools}
-    return {full: home for full, home in found.items() if full not in own}
+    return {full: home for full, home in result.items() if full not in own}
 
 
 def called(name: str, homes: Mapping[str, tuple[str, str]]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.frontend.chat.chat import parse_chat
 from logitless.frontend.fields import MAX_FORM_TEXT, bad_request, read
 from logitless.frontend.media.media import Medium
-from logitless.frontend.parser import Job, RequestParser
+from logitless.frontend.parser import GenerationJob, RequestParser
 from logitless.models.chat.template import ChatTemplate
 
 TRANSCRIBE: Final = "transcribe"
@@ -53,7 +53,7 @@ class TranscriptionForm(TranslationForm, frozen=True, kw_only=True):
 class Spoken:
     """A request for a transcription: task, response format, language and length of the sound."""
 
-    job: Job
+    job: GenerationJob
     task: str
     response_format: str
     language: str
@@ -68,21 +68,21 @@ def parse_spoken(
     if values.get("response_format") in _TIMED:
         bad_request("response_format", f"{values['response_format']} needs times, which these models do not tell")
     for name in ("timestamp_granularities", "include", "chunking_strategy", "known_speaker_names"):
-        if given := values.get(name, values.get(f"{name}[]")):
-            bad_request(name, f"{given[:32]!r} is not there")
+        if value := values.get(name, values.get(f"{name}[]")):
+            bad_request(name, f"{value[:32]!r} is not there")
     data = fields.get("file", b"")
-    asked = read(TranscriptionForm if task == TRANSCRIBE else TranslationForm, {**values, "file": ""})
-    if asked.stream and asked.response_format != "json":
-        bad_request("stream", f"is not there with response_format {asked.response_format}")
+    body = read(TranscriptionForm if task == TRANSCRIBE else TranslationForm, {**values, "file": ""})
+    if body.stream and body.response_format != "json":
+        bad_request("stream", f"is not there with response_format {body.response_format}")
     if not data:
         bad_request("file", "is required")
-    found: list[Medium] = []
-    marker = parser.media.file("file", data, found)
-    language = getattr(asked, "language", "")
-    chat = {name: getattr(asked, name) for name in ("model", "temperature", "top_p", "seed", "max_tokens", "stream")}
-    chat["messages"] = _messages(asked.prompt, language, template, task, marker)
-    job = parse_chat(chat, parser, template, found)
-    return Spoken(job, task, asked.response_format, language, parser.media.seconds(data))
+    result: list[Medium] = []
+    marker = parser.media.file("file", data, result)
+    language = getattr(body, "language", "")
+    chat = {name: getattr(body, name) for name in ("model", "temperature", "top_p", "seed", "max_tokens", "stream")}
+    chat["messages"] = _messages(body.prompt, language, template, task, marker)
+    job = parse_chat(chat, parser, template, result)
+    return Spoken(job, task, body.response_format, language, parser.media.seconds(data))
 
 
 def _messages(

@@ -32,12 +32,12 @@ class Translated:
         try:
             return parse(self.chat)
         except RequestError as error:
-            found = _FIELD.match(error.message)
-            if found is not None:
-                error.message = f"field '{self._given(found[1])}'{error.message[found.end() :]}"
+            match = _FIELD.match(error.message)
+            if match is not None:
+                error.message = f"field '{self._name_of(match[1])}'{error.message[match.end() :]}"
             raise
 
-    def _given(self, name: str) -> str:
+    def _name_of(self, name: str) -> str:
         for ours in sorted(self.names, key=len, reverse=True):
             if name == ours or name.startswith((f"{ours}.", f"{ours}[")):
                 return self.names[ours] + name[len(ours) :]
@@ -50,21 +50,21 @@ _OPENING, _COLON, _NEXT = re.compile(r"\s*\{\s*"), re.compile(r"\s*:\s*"), re.co
 def whole_members(text: str) -> dict[str, Any]:
     """The members of a JSON object whose text may be cut short anywhere; a cut one is left out."""
     members: dict[str, Any] = {}
-    found = _OPENING.match(text)
-    while found is not None:
+    match = _OPENING.match(text)
+    while match is not None:
         try:
-            key, at = _JSON.raw_decode(text, found.end())
+            key, at = _JSON.raw_decode(text, match.end())
             colon = _COLON.match(text, at)
             if colon is None or not isinstance(key, str):
                 break
             value, at = _JSON.raw_decode(text, colon.end())
         except (ValueError, RecursionError):
             break
-        found = _NEXT.match(text, at)
-        if found is None or (not found[1] and type(value) in (int, float)):  # more digits may have been to come
+        match = _NEXT.match(text, at)
+        if match is None or (not match[1] and type(value) in (int, float)):  # more digits may have been to come
             break
         members[key] = value
-        if found[1] != ",":
+        if match[1] != ",":
             break
     return members
 
@@ -83,16 +83,16 @@ def _no_number(name: str) -> float:
 _JSON = json.JSONDecoder(parse_constant=_no_number, parse_float=_finite)  # what a reply can hold
 
 
-def tools_of(given: Iterable[tuple[str, object]], *own: str) -> list[tuple[str, Mapping[str, Any]]]:
+def tools_of(value: Iterable[tuple[str, object]], *own: str) -> list[tuple[str, Mapping[str, Any]]]:
     """The tools of a request with their places. They are of a type of `own`, of none, which means the
     first, or hosted ones, which the chat request skips."""
-    found: list[tuple[str, Mapping[str, Any]]] = []
-    for place, tool in given:
+    result: list[tuple[str, Mapping[str, Any]]] = []
+    for place, tool in value:
         if not isinstance(tool, dict):
             bad_request(place, f"expected an object, got {article(tool)}")
         kind = own[0] if tool.get("type") is None else as_text(f"{place}.type", tool["type"])
         if kind not in own and not is_hosted(tool):
             known = " or ".join(map(repr, own))
             bad_request(f"{place}.type", f"{kind[:32]!r} defines no function here: that has the type {known}")
-        found.append((place, tool))
-    return found
+        result.append((place, tool))
+    return result

@@ -9,7 +9,7 @@ from copy import copy
 from typing import Any, Final, NamedTuple
 
 from logitless.frontend.fields import article, bad_request
-from logitless.frontend.media.sources import Sources, Unfetched
+from logitless.frontend.media.sources import MediaSources, Unfetched
 from logitless.frontend.workers import check
 from logitless.models.audio.decode import MAX_SECONDS, audio_format, decode_audio
 from logitless.models.audio.wav import AudioError
@@ -51,7 +51,7 @@ class Media:
         self,
         input: MediaInput | None,
         max_bytes: int = 64 << 20,
-        sources: Sources | None = None,
+        sources: MediaSources | None = None,
         marker: str = "",
         max_seconds: float = MAX_SECONDS,
     ) -> None:
@@ -61,11 +61,11 @@ class Media:
         self.input = input
         self.max_bytes = max_bytes
         self.max_seconds = max_seconds
-        self.sources = sources or Sources()
+        self.sources = sources or MediaSources()
         self.marker = marker or f"<__media_{secrets.token_hex(8)}__>"  # which no client can guess
         self._waveforms: MediaCache[Waveform] = MediaCache(lambda waveform: waveform.samples.nbytes)
 
-    def of(self, sources: Sources) -> Media:
+    def of(self, sources: MediaSources) -> Media:
         """Reader for a request that may name these sources; it shares the cache."""
         other = copy(self)
         other.sources = sources

@@ -13,13 +13,13 @@ from logitless.models.vision.images import FileError, path_of, read_below, read_
 class Unfetched(Exception):
     """The request names addresses: it can be parsed when `sources` has their contents."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: MediaSources) -> None:
         super().__init__("addresses must be fetched first")
         self.sources = sources
 
 
 @dataclass(eq=False)
-class Sources:
+class MediaSources:
     """Media that one request may name. `fetched` has them by their addresses, or why they cannot be had;
     `missing` the addresses that were asked for in vain."""
 
@@ -41,14 +41,14 @@ class Sources:
                 bad_request(name, "must be a data URI, base64, or an http://, https:// or file:// address")
             if not self.urls:
                 bad_request(name, "names an address: this server fetches none, it was started without --media-urls")
-            found = self.fetched.get(url)
-            if isinstance(found, Exception):
-                raise FileError(f"cannot be fetched: {found}")
+            result = self.fetched.get(url)
+            if isinstance(result, Exception):
+                raise FileError(f"cannot be fetched: {result}")
         except FileError as error:
             bad_request(name, f"the {kind} {error}")
-        if found is None:
+        if result is None:
             self.missing.append(url)
-        return found or b""
+        return result or b""
 
     def uploaded(self, name: str, id: str) -> bytes:
         """The content of a file of POST /v1/files, whose id stands in the field `name`."""

@@ -14,7 +14,7 @@ BEGIN, MORE, END = "begin", "more", "end"
 
 
 @dataclass(slots=True)
-class Block:
+class AnswerBlock:
     """One block; `id` and `name` are a call's. `cut`: it ended before it was whole."""
 
     kind: str
@@ -28,7 +28,7 @@ class Block:
     n_told: int = 0  # of them, in a stream
 
 
-Step = tuple[str, Block, str]
+Step = tuple[str, AnswerBlock, str]
 """(BEGIN, MORE or END, the block, the text that MORE adds)."""
 
 
@@ -45,7 +45,7 @@ def is_json(text: str) -> bool:
 class Blocks:
     """Puts deltas together to blocks, and says when each begins, grows and ends."""
 
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[AnswerBlock] = field(default_factory=list)
     _open: bool = False
 
     def add(self, deltas: Iterable[Delta]) -> list[Step]:
@@ -53,11 +53,11 @@ class Blocks:
         steps: list[Step] = []
         for delta in deltas:
             if isinstance(delta, CallBegin):
-                steps += self._begin(Block(CALL, len(self.blocks), delta.id, delta.name, custom=delta.custom))
+                steps += self._begin(AnswerBlock(CALL, len(self.blocks), delta.id, delta.name, custom=delta.custom))
                 continue
             kind = CALL if isinstance(delta, CallArguments) else TEXT if isinstance(delta, Content) else REASONING
             if kind != CALL and (not self._open or self.blocks[-1].kind != kind):
-                steps += self._begin(Block(kind, len(self.blocks)))
+                steps += self._begin(AnswerBlock(kind, len(self.blocks)))
             block = self.blocks[-1]
             block.text += delta.text
             steps.append((MORE, block, delta.text))
@@ -72,7 +72,7 @@ class Blocks:
         block.cut = not is_json(block.text) if block.kind == CALL and not block.custom else cut
         return [(END, block, "")]
 
-    def _begin(self, block: Block) -> list[Step]:
+    def _begin(self, block: AnswerBlock) -> list[Step]:
         steps = self.finish()
         self.blocks.append(block)
         self._open = True

@@ -29,7 +29,7 @@ from logitless.frontend.answers.openai import (
     ToolCallDelta,
 )
 from logitless.frontend.config import FrontendConfig
-from logitless.frontend.parser import Job
+from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.completions import OpenAIReply
 from logitless.frontend.replies.probabilities import entries
 from logitless.frontend.replies.reply import Reply, Result
@@ -91,7 +91,7 @@ class ChatReply(OpenAIReply):
     id_prefix = "chatcmpl-"
     answer, chunk_answer = ChatCompletion, ChatChunk
 
-    def __init__(self, job: Job, served: LoadedModel, config: FrontendConfig) -> None:
+    def __init__(self, job: GenerationJob, served: LoadedModel, config: FrontendConfig) -> None:
         super().__init__(job, served, config)
         self._answers = Answers(self)
 
@@ -125,8 +125,8 @@ class ChatReply(OpenAIReply):
         return ChatDelta(finish_reason, result.index, MessageDelta(content=UNSET if text is None else text))
 
     def deltas(self, result: Result, text: str, *, last: bool = False) -> list[ChatDelta]:
-        told = self._answers.deltas(result, text, last=last)
-        return [ChatDelta(None, result.index, self._shape(delta)) for delta in told]
+        lines = self._answers.deltas(result, text, last=last)
+        return [ChatDelta(None, result.index, self._shape(delta)) for delta in lines]
 
     def verbatim(self, result: Result) -> bool:
         return self._answers.plain(result)

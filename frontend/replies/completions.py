@@ -23,13 +23,13 @@ from logitless.frontend.answers.openai import (
     TextLogprobs,
 )
 from logitless.frontend.config import FrontendConfig
-from logitless.frontend.parser import Job
+from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.encoding import encode_json, sse
-from logitless.frontend.replies.probabilities import LegacyLogprobs, Shown
+from logitless.frontend.replies.probabilities import LegacyLogprobs, TextTokens
 from logitless.frontend.replies.reply import Reply, Result, progress_fields, timings
 
 ChunkChoice = TextDelta | ChatDelta
-HELD = 1 << 14  # memory of the log-probabilities of a stream's tokens that wait for their text
+MAX_PENDING = 1 << 14  # memory of the log-probabilities of a stream's tokens that wait for their text
 _MARK = "\0"  # stands for the text of a chunk
 
 
@@ -39,10 +39,10 @@ class OpenAIReply(Reply):
     answer: type[OpenAIAnswer[Any]]
     chunk_answer: type[OpenAIAnswer[Any]]
 
-    def __init__(self, job: Job, served: LoadedModel, config: FrontendConfig) -> None:
+    def __init__(self, job: GenerationJob, served: LoadedModel, config: FrontendConfig) -> None:
         super().__init__(job, served, config)
-        wanted = self.results if self.job.top is not None else ()
-        self._shown = [Shown(self.tokenizer, result.request) for result in wanted]
+        target = self.results if self.job.top is not None else ()
+        self._matchers = [TextTokens(self.tokenizer, result.request) for result in target]
         self._plain = job.top is None and not (job.params.timings_per_token or job.params.return_token_ids)
 
     def choice(self, result: Result) -> Struct:
@@ -96,21 +96,21 @@ class OpenAIReply(Reply):
         result.prompt_probs = token.prompt_probs
         opening = self._open(result)
         if self.job.top is not None:
-            result.held.append(token)
-            result.held_weight += event_weight(token)
+            result.pending.append(token)
+            result.pending_weight += event_weight(token)
             result.untold += token.text
         if self.params.return_token_ids:
             result.untold_ids.append(token.id)
-        if result.held_weight > HELD and not token.text:  # none of these tokens shows a text
-            tokens, result.held, result.held_weight = result.held, [], 0
-            return opening + self._told(result, [self.delta(result, "", None)], tokens)
+        if result.pending_weight > MAX_PENDING and not token.text:  # none of these tokens shows a text
+            tokens, result.pending, result.pending_weight = result.pending, [], 0
+            return opening + self._chunks(result, [self.delta(result, "", None)], tokens)
         if not token.text:
             return opening
         extra = {}
         if self.params.timings_per_token and token.timings is not None:
             extra["timings"] = timings(token.timings)
         deltas = self.deltas(result, token.text)
-        return opening + self._told(result, deltas, self._begun(result) if deltas else [], **extra)
+        return opening + self._chunks(result, deltas, self._begun(result) if deltas else [], **extra)
 
     def progress(self, result: Result, progress: Progress) -> bytes:
         waits = result.prefix and self.job.top is not None  # for the prompt's probabilities
@@ -121,10 +121,10 @@ class OpenAIReply(Reply):
         result.finished, result.prompt_probs = finished, finished.prompt_probs
         text = self._open(result)
         result.untold += finished.text
-        tokens = self._begun(result) if finished.stop_type == "word" else self.without_end(result.held, result)
+        tokens = self._begun(result) if finished.stop_type == "word" else self.without_end(result.pending, result)
         deltas = self.deltas(result, finished.text, last=True)
         if deltas or tokens:
-            text += self._told(result, deltas or [self.delta(result, "", None)], tokens)
+            text += self._chunks(result, deltas or [self.delta(result, "", None)], tokens)
         last = self.delta(result, None, self.finish_reason(result))
         last.stop_reason, last.token_ids = self.stop_reason(result), self._ids(result)
         return text + self.chunk([last], **self.last_extra(result))
@@ -158,18 +158,18 @@ class OpenAIReply(Reply):
         return self.opening(result)
 
     def _begun(self, result: Result) -> list[Token]:
-        """The held tokens that begin inside the text that has come since; those after it are held
+        """The pending tokens that begin inside the text that has come since; those after it are pending
         on.
         """
-        if not result.held:
+        if not result.pending:
             return []
-        tokens = self._shown[result.number].take(result.held, result.untold)
-        del result.held[: len(tokens)]
-        result.held_weight = sum(map(event_weight, result.held))
+        tokens = self._matchers[result.number].take(result.pending, result.untold)
+        del result.pending[: len(tokens)]
+        result.pending_weight = sum(map(event_weight, result.pending))
         result.untold = ""
         return tokens
 
-    def _told(self, result: Result, deltas: Sequence[ChunkChoice], tokens: list[Token], **extra: Any) -> bytes:
+    def _chunks(self, result: Result, deltas: Sequence[ChunkChoice], tokens: list[Token], **extra: Any) -> bytes:
         """Chunks with these parts; the first has the tokens' probabilities."""
         if self.job.top is not None and deltas:
             deltas[0].logprobs = self.logprobs(result, [token.prob for token in tokens if token.prob is not None])
@@ -198,7 +198,7 @@ class CompletionReply(OpenAIReply):
     id_prefix = "cmpl-"
     answer, chunk_answer = TextCompletion, TextChunk
 
-    def __init__(self, job: Job, served: LoadedModel, config: FrontendConfig) -> None:
+    def __init__(self, job: GenerationJob, served: LoadedModel, config: FrontendConfig) -> None:
         super().__init__(job, served, config)
         self._legacy: dict[int, LegacyLogprobs] = {}
 

@@ -16,13 +16,13 @@ class NativeReply(Reply):
     """llama-server's own completion object, or an array of them."""
 
     def whole(self) -> object:
-        shown = []
+        items = []
         for result in self.chosen():
             data = self.native(result)
             if self.job.top is not None:
                 data.completion_probabilities = self._probabilities(result, self.probable(result))
-            shown.append(self._selected(data))
-        return shown if self.job.many else shown[0]
+            items.append(self._selected(data))
+        return items if self.job.many else items[0]
 
     def token(self, result: Result, token: Token) -> bytes:
         result.n_tokens += 1

@@ -13,15 +13,17 @@ from logitless.frontend.answers.ollama import OllamaAnswer, OllamaCall, OllamaFu
 from logitless.frontend.config import FrontendConfig
 from logitless.frontend.dialects.ollama_names import timestamp
 from logitless.frontend.dialects.translate import whole_members
-from logitless.frontend.parser import Job
-from logitless.frontend.replies.blocks import CALL, END, MORE, REASONING, TEXT, Block, Blocks
+from logitless.frontend.parser import GenerationJob
+from logitless.frontend.replies.blocks import CALL, END, MORE, REASONING, TEXT, AnswerBlock, Blocks
 from logitless.frontend.replies.chat import Answers
 from logitless.frontend.replies.encoding import encode_json, ollamas_error
-from logitless.frontend.replies.probabilities import Shown, entries
+from logitless.frontend.replies.probabilities import TextTokens, entries
 from logitless.frontend.replies.reply import Reply, Result
 
 
-def said(chat: bool, text: str = "", thinking: str = "", calls: list[OllamaCall] | None = None) -> dict[str, Any]:
+def text_fields(
+    chat: bool, text: str = "", thinking: str = "", calls: list[OllamaCall] | None = None
+) -> dict[str, Any]:
     """The fields of an answer that have its text, in the shape of a chat or of /api/generate."""
     thought, called = thinking or UNSET, calls or UNSET
     if chat:
@@ -38,14 +40,16 @@ class OllamaReply(Reply):
 
     content_type = "application/x-ndjson"
 
-    def __init__(self, job: Job, model: str, served: LoadedModel, config: FrontendConfig, *, chat: bool) -> None:
+    def __init__(
+        self, job: GenerationJob, model: str, served: LoadedModel, config: FrontendConfig, *, chat: bool
+    ) -> None:
         super().__init__(job, served, config)
         self.model, self._chat = model, chat
         self._began = time.monotonic()
         self._answers, self._blocks = Answers(self), Blocks()
         self._ids: list[int] = []  # /api/generate: tokens of the answer, for its context
-        wanted = self.job.top is not None
-        self._shown = Shown(self.tokenizer, self.results[0].request) if wanted else None
+        target = self.job.top is not None
+        self._matcher = TextTokens(self.tokenizer, self.results[0].request) if target else None
 
     def whole(self) -> object:
         result, blocks = self.results[0], Blocks()
@@ -53,21 +57,23 @@ class OllamaReply(Reply):
         text, thinking = ("".join(b.text for b in blocks.blocks if b.kind == kind) for kind in (TEXT, REASONING))
         calls = [_call(block, i) for i, block in enumerate(b for b in blocks.blocks if b.kind == CALL)]
         self._ids = [token.id for token in result.tokens]
-        tokens = self.without_end(self.probable(result), result) if self._shown is not None else []
+        tokens = self.without_end(self.probable(result), result) if self._matcher is not None else []
         return self._line(
-            **said(self._chat, text, thinking, calls), **self._logprobs(result, tokens), **self._end(result.finished)
+            **text_fields(self._chat, text, thinking, calls),
+            **self._logprobs(result, tokens),
+            **self._end(result.finished),
         )
 
     def token(self, result: Result, token: Token) -> bytes:
         if not self._chat:
             self._ids.append(token.id)
-        if self._shown is not None:
-            result.held.append(token)
+        if self._matcher is not None:
+            result.pending.append(token)
             result.untold += token.text
         if not token.text:
             return b""
         steps = self._blocks.add(self._answers.deltas(result, token.text, last=False))
-        return self._told(result, steps)
+        return self._lines_of(result, steps)
 
     def progress(self, result: Result, progress: Progress) -> bytes:
         return b""
@@ -76,39 +82,39 @@ class OllamaReply(Reply):
         result.finished = finished
         result.untold += finished.text
         steps = self._blocks.add(self._answers.deltas(result, finished.text, last=True)) + self._blocks.finish()
-        text = self._told(result, steps, last=True)
-        return text + encode_json(self._line(**said(self._chat), **self._end(finished))) + b"\n"
+        text = self._lines_of(result, steps, last=True)
+        return text + encode_json(self._line(**text_fields(self._chat), **self._end(finished))) + b"\n"
 
     def failed(self, error: RequestError) -> bytes:
         return encode_json(ollamas_error(error)) + b"\n"
 
-    def _told(self, result: Result, steps: list[Any], *, last: bool = False) -> bytes:
+    def _lines_of(self, result: Result, steps: list[Any], *, last: bool = False) -> bytes:
         """The lines of these steps; the first has the log-probabilities."""
         lines = []
         for step, block, text in steps:
             if step == MORE and block.kind == TEXT:
-                lines.append(said(self._chat, text))
+                lines.append(text_fields(self._chat, text))
             elif step == MORE and block.kind == REASONING:
-                lines.append(said(self._chat, thinking=text))
+                lines.append(text_fields(self._chat, thinking=text))
             elif step == END and block.kind == CALL:
                 n_before = sum(other.kind == CALL for other in self._blocks.blocks[: block.index])
-                lines.append(said(self._chat, calls=[_call(block, n_before)]))
+                lines.append(text_fields(self._chat, calls=[_call(block, n_before)]))
         tokens = self._begun(result, last=last) if lines or last else []
         if tokens and not lines:
-            lines.append(said(self._chat))
+            lines.append(text_fields(self._chat))
         probs = self._logprobs(result, tokens)
         return b"".join(
             [encode_json(self._line(**line, **(probs if i == 0 else {}))) + b"\n" for i, line in enumerate(lines)]
         )
 
     def _begun(self, result: Result, *, last: bool) -> list[Token]:
-        """The held tokens that begin inside the text that has come since."""
-        if self._shown is None:
+        """The pending tokens that begin inside the text that has come since."""
+        if self._matcher is None:
             return []
         if last and result.finished.stop_type != "word":
-            return self.without_end(result.held, result)
-        tokens = self._shown.take(result.held, result.untold)
-        del result.held[: len(tokens)]
+            return self.without_end(result.pending, result)
+        tokens = self._matcher.take(result.pending, result.untold)
+        del result.pending[: len(tokens)]
         result.untold = ""
         return tokens
 
@@ -140,5 +146,5 @@ class OllamaReply(Reply):
         return ended
 
 
-def _call(block: Block, index: int) -> OllamaCall:
+def _call(block: AnswerBlock, index: int) -> OllamaCall:
     return OllamaCall(block.id, OllamaFunction(index, block.name, whole_members(block.text)))

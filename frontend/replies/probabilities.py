@@ -18,7 +18,7 @@ from logitless.models.tokenizer import Tokenizer
 _LOWEST = -3.4028234663852886e38  # JSON has no infinity; llama-server writes this
 
 
-def shown(value: float) -> float:
+def finite(value: float) -> float:
     """A number that JSON can hold."""
     return value if math.isfinite(value) else _LOWEST
 
@@ -33,12 +33,12 @@ def valid_text(piece: bytes) -> str:
 
 def by_id(prob: TokenProb, top: int, tokenizer: Tokenizer) -> dict[str, RankedLogprob]:
     """vLLM's shape of a prompt's token and the likeliest ones; the rank of one outside them is null."""
-    told: dict[str, RankedLogprob] = {}
+    lines: dict[str, RankedLogprob] = {}
     ranked = [(id, value, rank) for rank, (id, value) in enumerate(prob.top[:top], 1)]
     for id, value, rank in [*ranked, (prob.id, prob.value, None)]:
         text = tokenizer.piece(id).decode("utf-8", "replace")
-        told.setdefault(str(id), RankedLogprob(shown(value), rank, text))
-    return told
+        lines.setdefault(str(id), RankedLogprob(finite(value), rank, text))
+    return lines
 
 
 def with_chosen(prob: TokenProb, top: int) -> list[tuple[int, float]]:
@@ -63,7 +63,7 @@ def entries(
 
     names = (b"prob", b"top_probs") if post_sampling else (b"logprob", b"top_logprobs")
 
-    def made() -> Iterator[Raw]:
+    def items() -> Iterator[Raw]:
         heads: dict[int, bytes] = {}  # of a token's object, up to its value
 
         def head(id: int) -> bytes:
@@ -74,19 +74,19 @@ def entries(
 
         for p in probs:
             pairs = [(p.id, p.value), *(with_chosen(p, top) if chosen else p.top[:top])]
-            values = encode_json([shown(value) for _, value in pairs])[1:-1].split(b",")
+            values = encode_json([finite(value) for _, value in pairs])[1:-1].split(b",")
             first, *rest = [(heads.get(id) or head(id)) + v for (id, _), v in zip(pairs, values, strict=True)]
             yield Raw(b'%b,"%b":[%b]}' % (first, names[1], b",".join([one + b"}" for one in rest])))
 
-    return cast("list[TokenLogprob]", lazy(made))
+    return cast("list[TokenLogprob]", lazy(items))
 
 
-class Shown:
-    """Tokens of the text that is shown; text that a stop string cut off has none."""
+class TextTokens:
+    """Tokens of the text that is finite; text that a stop string cut off has none."""
 
     def __init__(self, tokenizer: Tokenizer, request: CompletionRequest) -> None:
         self._tokenizer, self._request = tokenizer, request
-        self._rest = b""  # of the tokens taken so far: bytes that no text has shown yet
+        self._rest = b""  # of the tokens taken so far: bytes that no text has finite yet
 
     def take(self, tokens: Sequence[Token], text: str) -> list[Token]:
         """The next tokens that begin inside the next text."""
@@ -191,8 +191,8 @@ class LegacyLogprobs:
 
     def _likeliest(self, prob: TokenProb) -> dict[str, float]:
         """The likeliest tokens, and the chosen one, which may not be among them."""
-        told = {self._name(id): self._logprob(value) for id, value in prob.top[: self._top]}
-        return told | {self._name(prob.id): self._logprob(prob.value)}
+        lines = {self._name(id): self._logprob(value) for id, value in prob.top[: self._top]}
+        return lines | {self._name(prob.id): self._logprob(prob.value)}
 
     def _name(self, id: int) -> str:
         """A token as OpenAI names it: its text, or its bytes where they are no text."""
@@ -207,4 +207,4 @@ class LegacyLogprobs:
     def _logprob(self, value: float) -> float:
         if self._post:
             return math.log(value) if value > 0 else _LOWEST
-        return shown(value)
+        return finite(value)

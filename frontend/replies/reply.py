@@ -26,9 +26,9 @@ from logitless.frontend.answers.generation import (
     Usage,
 )
 from logitless.frontend.config import BUILD_INFO, FrontendConfig
-from logitless.frontend.parser import Job
+from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.encoding import error_object, lazy, sse
-from logitless.frontend.replies.probabilities import Shown, by_id
+from logitless.frontend.replies.probabilities import TextTokens, by_id
 
 SAMPLER_FIELDS = SamplerParams.__struct_fields__
 MANY, LONG = 8, 8192  # results, and tokens of their prompts: what a reply tells of more takes a millisecond
@@ -38,8 +38,8 @@ class Result:
     """Result of one generation so far."""
 
     __slots__ = (
-        "finished", "held", "held_weight", "index", "n_tokens", "number", "opened", "prefix", "prompt_probs", "request",
-        "tokens", "untold", "untold_ids", "wrapping",
+        "finished", "index", "n_tokens", "number", "opened", "pending", "pending_weight", "prefix", "prompt_probs",
+        "request", "tokens", "untold", "untold_ids", "wrapping",
     )  # fmt: skip
 
     def __init__(self, index: int, request: CompletionRequest, prefix: str) -> None:
@@ -49,8 +49,8 @@ class Result:
         self.prefix = prefix  # echo
         self.prompt_probs: tuple[TokenProb | None, ...] = ()  # streams: of a prefix's tokens
         self.tokens: list[Token] = []  # not kept for streams
-        self.held: list[Token] = []  # streams: told with the text that they are in
-        self.held_weight = 0  # memory of their log-probabilities
+        self.pending: list[Token] = []  # streams: told with the text that they are in
+        self.pending_weight = 0  # memory of their log-probabilities
         self.untold = ""  # that text, as far as it has come
         self.untold_ids: list[int] = []  # return_token_ids: told with the next chunk
         self.n_tokens = 0
@@ -73,7 +73,7 @@ class Reply:
     keeps_logprobs = False  # a stream keeps them, too, until its end
     parse_seconds = 0.0  # of finding tool calls and reasoning in the answers
 
-    def __init__(self, job: Job, served: LoadedModel, config: FrontendConfig) -> None:
+    def __init__(self, job: GenerationJob, served: LoadedModel, config: FrontendConfig) -> None:
         self.job, self.params = job, job.params
         self.tokenizer = served.tokenizer
         self.model = self.job.model or config.model
@@ -133,7 +133,7 @@ class Reply:
         """The tokens whose probabilities belong to the shown text."""
         tokens = result.tokens
         if result.finished.stop_type == "word":
-            tokens = Shown(self.tokenizer, result.request).take(tokens, result.content)
+            tokens = TextTokens(self.tokenizer, result.request).take(tokens, result.content)
         return [token for token in tokens if token.prob is not None]
 
     def without_end(self, tokens: list[Token], result: Result) -> list[Token]:
@@ -177,11 +177,11 @@ class Reply:
     def native(self, result: Result) -> NativeCompletion:
         """The final object of /completion (also `__verbose` of the others)."""
         done, request, stream = result.finished, result.request, self.params.stream
-        wanted = self.params.return_tokens and not stream
+        target = self.params.return_tokens and not stream
         return NativeCompletion(
             index=result.index,
             content="" if stream else result.content,
-            tokens=[token.id for token in result.tokens] if wanted else [],
+            tokens=[token.id for token in result.tokens] if target else [],
             id_slot=done.id_slot,
             model=self.model,
             tokens_predicted=done.n_predicted,
@@ -261,8 +261,8 @@ def timings(t: Timings) -> TimingsObject:
 def progress_fields(progress: Progress) -> dict[str, Any]:
     """llama-server's `prompt_progress` and `timings` while the prompt is evaluated."""
     so_far = Timings(progress.cache, progress.processed - progress.cache, progress.time_ms)
-    shown = ProgressObject(progress.total, progress.cache, progress.processed, progress.time_ms)
-    return {"prompt_progress": shown, "timings": timings(so_far)}
+    entry = ProgressObject(progress.total, progress.cache, progress.processed, progress.time_ms)
+    return {"prompt_progress": entry, "timings": timings(so_far)}
 
 
 def generation_settings(request: CompletionRequest, others: Mapping[str, Any]) -> GenerationSettings:

@@ -102,45 +102,45 @@ class RerankJob:
 
 def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: Embedder, pooling: str) -> EmbeddingJob:
     """POST /v1/embeddings and /embedding."""
-    asked = read(EmbeddingBody, body, defaults={"embd_normalize": parser.config.embd_normalize})
-    name = "content" if body.get("input") is None and asked.content is not None else "input"
-    prompts, _ = parser.prompts(getattr(asked, name), name)
+    params = read(EmbeddingBody, body, defaults={"embd_normalize": parser.config.embd_normalize})
+    name = "content" if body.get("input") is None and params.content is not None else "input"
+    prompts, _ = parser.prompts(getattr(params, name), name)
     room = Room(embedder.n_ctx, what="input")
     read_prompts = [room.take(_prompt(prompt, name, parser)) for prompt in prompts]
     texts = tuple(prompt.ids for prompt in read_prompts)
     media = {i: prompt.media for i, prompt in enumerate(read_prompts) if prompt.media is not None}
-    if asked.dimensions is not None and asked.dimensions > embedder.n_embd:
+    if params.dimensions is not None and params.dimensions > embedder.n_embd:
         bad_request("dimensions", f"must be at most {embedder.n_embd}, the size of the model's vectors")
-    lora, model = parse_lora(asked.model, asked.lora, parser.adapters), tuned_name(asked.model, parser.adapters)
-    base64 = asked.encoding_format == "base64"
-    return EmbeddingJob(texts, pooling, asked.embd_normalize, base64, lora, model, asked.dimensions, media)
+    lora, model = parse_lora(params.model, params.lora, parser.adapters), tuned_name(params.model, parser.adapters)
+    base64 = params.encoding_format == "base64"
+    return EmbeddingJob(texts, pooling, params.embd_normalize, base64, lora, model, params.dimensions, media)
 
 
 def _prompt(prompt: object, name: str, parser: RequestParser) -> Prompt:
     """One input: a text, token ids, {prompt_string, multimodal_data}, or {content: [parts]}, whose
     texts are joined."""
-    found: list[Medium] = []
+    result: list[Medium] = []
     if isinstance(prompt, dict) and "content" in prompt:
         content = prompt["content"]
         if not isinstance(content, list):
             bad_request(f"{name}.content", f"expected an array of parts, got {article(content)}")
-        prompt = "".join(part_texts(content, f"{name}.content", parser.media, found))
-    if found:
+        prompt = "".join(part_texts(content, f"{name}.content", parser.media, result))
+    if result:
         assert isinstance(prompt, str)
-        return Prompt(*parser.media.prompt(f"{name}.content", prompt, found))
+        return Prompt(*parser.media.prompt(f"{name}.content", prompt, result))
     return parser.prompt(prompt, name)
 
 
 def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embedder) -> RerankJob:
     """POST /v1/rerank: Jina's shape (`documents`) or that of Text Embeddings Inference (`texts`)."""
-    asked = read(RerankBody, body)
-    query = asked.query
-    tei = asked.documents is None and asked.texts is not None
-    name, given = ("texts", asked.texts) if tei else ("documents", asked.documents)
-    if not given:
+    params = read(RerankBody, body)
+    query = params.query
+    tei = params.documents is None and params.texts is not None
+    name, value = ("texts", params.texts) if tei else ("documents", params.documents)
+    if not value:
         bad_request(name, "must be a non-empty array of strings")
-    documents = [document if isinstance(document, str) else document.text for document in given]
-    top_n = len(documents) if asked.top_n is None else asked.top_n
+    documents = [document if isinstance(document, str) else document.text for document in value]
+    top_n = len(documents) if params.top_n is None else params.top_n
     if embedder.template:
         pairs = (_filled(parser, embedder.template, query, document) for document in documents)
     else:
@@ -148,8 +148,8 @@ def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embed
         pairs = (_pair(parser, encoded, parser.encode(document)) for document in documents)
     room = Room(embedder.n_ctx, what="input")
     fitting = tuple(room.take(Prompt(pair)).ids for pair in pairs)
-    return_text = asked.return_text if tei else asked.return_documents
-    lora, model = parse_lora(asked.model, asked.lora, parser.adapters), tuned_name(asked.model, parser.adapters)
+    return_text = params.return_text if tei else params.return_documents
+    lora, model = parse_lora(params.model, params.lora, parser.adapters), tuned_name(params.model, parser.adapters)
     return RerankJob(fitting, tuple(documents), top_n, tei, return_text, lora, model)
 
 

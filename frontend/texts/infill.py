@@ -11,7 +11,7 @@ from logitless.engine.errors import InvalidRequest
 from logitless.engine.params import Generation
 from logitless.engine.sampling.params import Param
 from logitless.frontend.fields import bad_request
-from logitless.frontend.parser import MAX_TOKENS, MAX_TOP, Job, Prompt, RequestParser
+from logitless.frontend.parser import MAX_TOKENS, MAX_TOP, GenerationJob, Prompt, RequestParser
 from logitless.models.tokenizer import Tokenizer
 
 N_BATCH = 2048  # llama-server's --batch-size, by which it bounds the parts
@@ -35,7 +35,7 @@ class Infill(Generation, frozen=True, kw_only=True):
     n_probs: Annotated[int, Param("log-probabilities of so many likely tokens", 0, MAX_TOP, aliases=("logprobs",))] = 0
 
 
-def parse_infill(body: Mapping[str, Any], parser: RequestParser) -> Job:
+def parse_infill(body: Mapping[str, Any], parser: RequestParser) -> GenerationJob:
     """The completion that fills the gap."""
     tokenizer = parser.tokenizer
     pre, suf, mid = tokenizer.fim_pre_id, tokenizer.fim_suf_id, tokenizer.fim_mid_id

@@ -13,7 +13,7 @@ from logitless.engine.params import Generation
 from logitless.engine.sampling.params import Param
 from logitless.frontend.config import FrontendConfig
 from logitless.frontend.fields import as_integer, bad_request, limited
-from logitless.frontend.parser import MAX_TOP, Job, Prompt, RequestParser
+from logitless.frontend.parser import MAX_TOP, GenerationJob, Prompt, RequestParser
 
 
 class Verify(Generation, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ def slot_to_continue(body: Mapping[str, Any], config: FrontendConfig) -> int | N
     return int(limited("id_slot", as_integer("id_slot", body["id_slot"]), 0, config.n_parallel - 1, True))
 
 
-def parse_verify(body: Mapping[str, Any], parser: RequestParser, known: tuple[int, ...] | None) -> Job:
+def parse_verify(body: Mapping[str, Any], parser: RequestParser, known: tuple[int, ...] | None) -> GenerationJob:
     """`prompt` (or `known`, a slot's tokens), `draft_tokens`, sampling settings, `n_probs`, and
     `rng_used`.
     """

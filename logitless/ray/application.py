@@ -15,7 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from logitless.engine.errors import Unavailable
 from logitless.ray.config import Autoscaling, FleetConfig, ModelConfig
 from logitless.ray.ingress import Ingress, ReplicaEnded
-from logitless.ray.prefixes import Route
+from logitless.ray.prefixes import PrefixRoute
 from logitless.ray.replica import Replica
 from logitless.server.asgi import ASGIApp, Message
 
@@ -106,7 +106,7 @@ class _Handle:
     def __init__(self, handle: DeploymentHandle) -> None:
         self._ask = handle.options(stream=True).exchange
 
-    async def ask(self, scope: Message, body: bytes, route: Route) -> AsyncGenerator[list[Message], None]:
+    async def ask(self, scope: Message, body: bytes, route: PrefixRoute) -> AsyncGenerator[list[Message], None]:
         response = self._ask.remote(scope, body, route)
         ended = False
         try:

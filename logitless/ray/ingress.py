@@ -19,11 +19,11 @@ from logitless.errors import OptionError
 from logitless.frontend.replies.encoding import error_object, sse
 from logitless.frontend.workers import compute
 from logitless.ray.config import FleetConfig
-from logitless.ray.prefixes import Route, route_of
+from logitless.ray.prefixes import PrefixRoute, route_of
 from logitless.router.proxy import NOT_BACK, passed_headers
 from logitless.server.api.context import client_of, json_response
 from logitless.server.asgi import Message
-from logitless.server.auth import Keys
+from logitless.server.auth import ApiKeys
 from logitless.server.bodies.json_body import json_object
 from logitless.server.bodies.room import BODIES
 from logitless.server.config import ServerConfig
@@ -47,7 +47,7 @@ class ReplicaEnded(Exception):
 class Replicas(Protocol):
     """Replicas of one model."""
 
-    def ask(self, scope: Message, body: bytes, route: Route) -> Answer:
+    def ask(self, scope: Message, body: bytes, route: PrefixRoute) -> Answer:
         """The answer of one of them: messages of ASGI. Raises ReplicaEnded, and RequestError where no replica
         takes the request."""
 
@@ -66,7 +66,7 @@ class Ingress:
 
     def app(self) -> web.Application:
         """The application."""
-        keys = Keys(self._config.api_keys, self._config.api_key_file)
+        keys = ApiKeys(self._config.api_keys, self._config.api_key_file)
         app = Guard(self._config, keys, PUBLIC.union(PAGE)).application()
         for path in ("/health", "/v1/health"):
             app.router.add_get(self._prefix + path, self._health)
@@ -96,7 +96,7 @@ class Ingress:
     async def _body_of(self, request: web.Request, replicas: Replicas) -> bytes:
         """The body of a model's answer to a request without a body."""
         parts = []
-        async with aclosing(self._answer(request, replicas, b"", Route())) as answer:
+        async with aclosing(self._answer(request, replicas, b"", PrefixRoute())) as answer:
             async for message in answer:
                 if message.get("status", 200) >= 500:
                     raise BadGateway("a model does not answer")
@@ -131,7 +131,7 @@ class Ingress:
         raise NotFound(f"model {name[:200]!r} is none of {', '.join(self._models)}")
 
     async def _answer(
-        self, request: web.Request, replicas: Replicas, body: bytes, route: Route
+        self, request: web.Request, replicas: Replicas, body: bytes, route: PrefixRoute
     ) -> AsyncGenerator[Message, None]:
         """The messages of the answer. A replica that ends before the first one is made good by another."""
         path = canonical(request.rel_url.raw_path).removeprefix(self._prefix)

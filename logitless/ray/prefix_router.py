@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from logitless.ray.prefixes import PrefixIndex, Route
+from logitless.ray.prefixes import PrefixIndex, PrefixRoute
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -69,6 +69,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self._index.keep(self.curr_replicas)
 
     @staticmethod
-    def _route(pending: PendingRequest | None) -> Route:
-        found = next((arg for arg in pending.args if isinstance(arg, Route)), None) if pending is not None else None
-        return found or Route()
+    def _route(pending: PendingRequest | None) -> PrefixRoute:
+        found = (
+            next((arg for arg in pending.args if isinstance(arg, PrefixRoute)), None) if pending is not None else None
+        )
+        return found or PrefixRoute()

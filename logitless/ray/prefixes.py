@@ -25,16 +25,16 @@ _BEGINNING = ("tools", "system", "instructions")  # fields that templates put be
 
 
 @dataclass(frozen=True)
-class Route:
+class PrefixRoute:
     """Routing key of a request: hashes of its prompt, block by block, and its conversation's name."""
 
     blocks: tuple[bytes, ...] = ()
     session: str = ""
 
 
-def route_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> Route:
+def route_of(body: Mapping[str, Any], headers: Mapping[str, str]) -> PrefixRoute:
     """The route of a request by the members of its body, and its headers."""
-    return Route(_blocks(body), _session(body, headers))
+    return PrefixRoute(_blocks(body), _session(body, headers))
 
 
 def _blocks(body: Mapping[str, Any]) -> tuple[bytes, ...]:
@@ -105,7 +105,7 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._homes)
 
-    def add(self, route: Route, replica: Hashable) -> None:
+    def add(self, route: PrefixRoute, replica: Hashable) -> None:
         """Note that a replica computes this prompt."""
         keys: list[bytes | str] = [*route.blocks, *([route.session] if route.session else [])]
         for key in keys:
@@ -126,7 +126,7 @@ class PrefixIndex:
             if not homes:
                 del self._homes[key]
 
-    def matched(self, route: Route) -> Iterator[tuple[int, Iterable[Any]]]:
+    def matched(self, route: PrefixRoute) -> Iterator[tuple[int, Iterable[Any]]]:
         """Beginnings of the prompt that replicas have, the longest one first: its blocks, and the
         replicas, which may come again.
 
@@ -144,7 +144,7 @@ class PrefixIndex:
                 yield n, homes
             n_seen = len(homes)
 
-    def ranked(self, loads: Mapping[R, float], route: Route, *, slack: float, most: int = MOST) -> list[R]:
+    def ranked(self, loads: Mapping[R, float], route: PrefixRoute, *, slack: float, most: int = MOST) -> list[R]:
         """The best replicas, at most `most`, in the order in which to try them. `loads`: requests at
         each replica.
 

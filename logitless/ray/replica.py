@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from logitless.async_llm import AsyncLLM
 from logitless.errors import Error
 from logitless.ray.config import ModelConfig
-from logitless.ray.prefixes import Route
+from logitless.ray.prefixes import PrefixRoute
 from logitless.server.asgi import Message
 from logitless.serving import asgi_app
 
@@ -66,7 +66,7 @@ class Replica:
 
         return ActorQueues(f"{serve.get_replica_context().app_name}/{config.id}")
 
-    async def exchange(self, scope: Message, body: bytes, route: Route) -> AsyncGenerator[list[Message], None]:
+    async def exchange(self, scope: Message, body: bytes, route: PrefixRoute) -> AsyncGenerator[list[Message], None]:
         """Answer a request: the ASGI messages of the response, several at a time.
 
         The first message comes at once, and so do later ones of slow answers; those of fast ones

@@ -153,7 +153,7 @@ def _times(path: Path) -> list[float]:
 
 
 def _hex(digest: str) -> str:
-    found = _DIGEST.fullmatch(digest)
-    if found is None:
+    match = _DIGEST.fullmatch(digest)
+    if match is None:
         raise InvalidRequest(f"{digest[:80]!r} is no digest: sha256: and 64 hexadecimal digits")
-    return found[1]
+    return match[1]

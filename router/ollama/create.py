@@ -67,32 +67,32 @@ class Creation:
     ) -> None:
         self._fleet, self._created, self._read_again, self._ours = fleet, created, read_again, ours
 
-    async def plan(self, asked: CreateBody, body: Mapping[str, Any]) -> _Plan:
+    async def plan(self, params: CreateBody, body: Mapping[str, Any]) -> _Plan:
         """The checked request. RequestError names the field that is wrong."""
         for name, reason in _ELSEWHERE.items():
             if body.get(name):
                 bad_request(name, f"is not supported: {reason}")
-        name = self._free("model", asked.model)
-        if bool(asked.source) == bool(asked.files):
+        name = self._free("model", params.model)
+        if bool(params.source) == bool(params.files):
             bad_request("from", "give the model that this one is made from, or files, and not both")
         manifest = Manifest(name=name, created=time.time())
-        if asked.source:
-            plan = await self._plan_from(asked.source, manifest)
+        if params.source:
+            plan = await self._plan_from(params.source, manifest)
         else:
-            plan = await self._plan_of(asked.files, manifest)
+            plan = await self._plan_of(params.files, manifest)
         model = plan.files[plan.manifest.model]
-        for digest in asked.adapters.values():
+        for digest in params.adapters.values():
             place = ADAPTER.format(len(plan.adapters) + 1)
             plan.adapters[place], plan.uploads[place] = self._upload("adapters", digest), digest
             await self._check("adapters", partial(check_adapter, plan.adapters[place], model))
-        if asked.quantize:
+        if params.quantize:
             if len(plan.files) - (PROJECTOR in plan.files) > 1:
                 bad_request("quantize", "a model in parts is not quantized here: logitless quantize does it")
             try:
-                plan.quantize = preset(asked.quantize)
+                plan.quantize = preset(params.quantize)
             except PresetError as error:
                 bad_request("quantize", str(error))
-        plan.manifest = replace(plan.manifest, **await self._settings(asked), adapters=list(plan.adapters))
+        plan.manifest = replace(plan.manifest, **await self._settings(params), adapters=list(plan.adapters))
         return plan
 
     async def copy(self, source: str, destination: str) -> None:
@@ -150,18 +150,18 @@ class Creation:
         if entry.created is None:
             files = await to_thread(lambda: files_of(path, images=entry.images or entry.audio))
             return _Plan(replace(manifest, base=entry.name, model=next(iter(files))), files, {})
-        made = replace(
+        built = replace(
             entry.created, name=manifest.name, created=manifest.created, base=entry.created.base or entry.name
         )
-        adapters = {place: path.parent / place for place in made.adapters}
+        adapters = {place: path.parent / place for place in built.adapters}
         files = await to_thread(lambda: files_of(path, images=(path.parent / PROJECTOR).is_file()))
-        return _Plan(made, files, adapters)
+        return _Plan(built, files, adapters)
 
-    async def _plan_of(self, given: Mapping[str, str], manifest: Manifest) -> _Plan:
+    async def _plan_of(self, value: Mapping[str, str], manifest: Manifest) -> _Plan:
         """A model of uploaded files."""
         plan = _Plan(manifest, {}, {})
         places = {"model": MODEL, "projector": PROJECTOR}
-        for name, digest in given.items():
+        for name, digest in value.items():
             path = self._upload("files", digest)
             kind = await self._check("files", partial(file_kind, path), name)
             place = places.get(kind) or ADAPTER.format(len(plan.adapters) + 1)
@@ -187,55 +187,55 @@ class Creation:
         except ModelFileError as error:
             bad_request(field, f"{name[:80]!r}: {error.problem}" if name else error.problem)
 
-    async def _settings(self, asked: CreateBody) -> dict[str, Any]:
+    async def _settings(self, body: CreateBody) -> dict[str, Any]:
         """The members of the manifest that the request gives."""
-        given: dict[str, Any] = {}
-        if asked.system:
-            given["system"] = asked.system
-        if asked.template:
-            if len(asked.template) > MAX_TEMPLATE:
+        fields: dict[str, Any] = {}
+        if body.system:
+            fields["system"] = body.system
+        if body.template:
+            if len(body.template) > MAX_TEMPLATE:
                 bad_request("template", f"has more than {MAX_TEMPLATE} characters")
             try:
-                await compute(lambda: Renderer(jinja_of(asked.template)))
+                await compute(lambda: Renderer(jinja_of(body.template)))
             except ChatTemplateError as error:
                 bad_request("template", str(error))
-            given["template"] = asked.template
-        if asked.parameters:
-            given["parameters"] = _parameters(asked.parameters)
-        if asked.license:
-            given["licenses"] = [asked.license] if isinstance(asked.license, str) else list(asked.license)
+            fields["template"] = body.template
+        if body.parameters:
+            fields["parameters"] = _parameters(body.parameters)
+        if body.license:
+            fields["licenses"] = [body.license] if isinstance(body.license, str) else list(body.license)
         messages = []
-        for i, message in enumerate(asked.messages):
+        for i, message in enumerate(body.messages):
             if message.role not in _ROLES:
                 bad_request(f"messages[{i}].role", f"must be one of {', '.join(_ROLES)}")
             if message.images or message.tool_calls:
                 bad_request(f"messages[{i}]", "must be a text: images and calls are for requests")
             messages.append({"role": message.role, "content": message.content or ""})
         system = [message["content"] for message in messages if message["role"] == "system"]
-        if system and not asked.system:
-            given["system"] = "\n\n".join(system)
+        if system and not body.system:
+            fields["system"] = "\n\n".join(system)
         if messages:
-            given["messages"] = [message for message in messages if message["role"] != "system"]
-        return given
+            fields["messages"] = [message for message in messages if message["role"] != "system"]
+        return fields
 
 
-def _parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters that are given, checked as the options of a request."""
-    for name in given:
+    for name in fields:
         if name not in FLAGS:
             bad_request(
                 f"parameters.{name[:40]}", f"is unknown; known: {', '.join(FLAGS)}; others are flags of the server"
             )
-    options = to_builtins(read(Options, given, within="parameters."))
-    found = {name: value for name in FLAGS if (value := options.get(name)) is not None}
-    if "stop" in found:
-        found["stop"] = [
-            text for text in ([found["stop"]] if isinstance(found["stop"], str) else found["stop"]) if text
+    options = to_builtins(read(Options, fields, within="parameters."))
+    result = {name: value for name in FLAGS if (value := options.get(name)) is not None}
+    if "stop" in result:
+        result["stop"] = [
+            text for text in ([result["stop"]] if isinstance(result["stop"], str) else result["stop"]) if text
         ]
-    if "num_predict" in found and found["num_predict"] < 1:
-        found["num_predict"] = -1
-    if "num_keep" in found:
-        found["num_keep"] = max(-1, found["num_keep"])
-    if found.get("seed", -1) != -1:
-        found["seed"] %= 1 << 32
-    return found
+    if "num_predict" in result and result["num_predict"] < 1:
+        result["num_predict"] = -1
+    if "num_keep" in result:
+        result["num_keep"] = max(-1, result["num_keep"])
+    if result.get("seed", -1) != -1:
+        result["seed"] %= 1 << 32
+    return result

@@ -97,16 +97,16 @@ class Manifest(Struct, frozen=True, kw_only=True):
 def created_models(folder: Path) -> dict[str, tuple[Path, Manifest]]:
     """(first GGUF file, manifest) by name of the folder's created models. A folder without its files, and
     links, do not count."""
-    found: dict[str, tuple[Path, Manifest]] = {}
+    result: dict[str, tuple[Path, Manifest]] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         manifest = read_manifest(path)
         if manifest is not None:
             model = path / manifest.model
             if manifest.folder == path.name and model.name == manifest.model and model.is_file():
-                found[manifest.name] = model, manifest
+                result[manifest.name] = model, manifest
             else:
                 log.warning("%s: is ignored: it does not belong to the model of its manifest", path)
-    return found
+    return result
 
 
 def has_manifest(folder: Path) -> bool:

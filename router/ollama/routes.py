@@ -27,7 +27,7 @@ from logitless.frontend.dialects.ollama import CopyBody, CreateBody, Named, Pull
 from logitless.frontend.dialects.ollama_names import candidates, seconds, timestamp
 from logitless.frontend.fields import read
 from logitless.frontend.replies.encoding import encode_json, ollamas_error
-from logitless.frontend.replies.ollama import said
+from logitless.frontend.replies.ollama import text_fields
 from logitless.frontend.workers import to_thread
 from logitless.router.cached import CachedModels
 from logitless.router.downloads import Download
@@ -38,7 +38,7 @@ from logitless.router.ollama.model_store import CreatedModels
 from logitless.router.process import ServerProcess
 from logitless.server.api.context import json_response
 from logitless.server.api.ollama.model_file import ModelFile, model_file, whole_info
-from logitless.server.api.ollama.models import FOREVER, listed, lmstudio_item, not_here, shown, version
+from logitless.server.api.ollama.models import FOREVER, listed, lmstudio_item, not_here, show_answer, version
 from logitless.server.clients import CLIENT
 
 Fields = dict[str, Any]
@@ -110,11 +110,11 @@ class OllamaRoutes:
         """POST /api/show: what the model's file says; the model is not loaded."""
 
         async def show(fields: Fields, _: Pass) -> web.StreamResponse:
-            asked = read(ShowBody, fields)
-            entry = self._fleet.find(self.ours(asked.model)).entry
+            body = read(ShowBody, fields)
+            entry = self._fleet.find(self.ours(body.model)).entry
             file = await to_thread(lambda: _file(entry))
-            info = await to_thread(lambda: whole_info(entry.path)) if asked.verbose else file.info
-            answer = shown(entry.name, file, info)
+            info = await to_thread(lambda: whole_info(entry.path)) if body.verbose else file.info
+            answer = show_answer(entry.name, file, info)
             return json_response(answer if entry.created is None else _as_created(answer, entry.created))
 
         return await self._read_body(request, show)
@@ -132,7 +132,7 @@ class OllamaRoutes:
                 if not may_unload:
                     raise Forbidden("unloading a model needs the admin key")
                 self._unload(name)
-                more = said(key == "messages")
+                more = text_fields(key == "messages")
                 return json_response(OllamaAnswer(name, timestamp(), **more, done=True, done_reason="unload"))
             response = await to(name)
             if unloads and may_unload:
@@ -151,11 +151,11 @@ class OllamaRoutes:
         """POST /api/pull: download a model, with a line for each progress. It goes on without its client."""
 
         async def pull(fields: Fields, _: Pass) -> web.StreamResponse:
-            asked = read(PullBody, fields)
-            names = candidates(asked.model)
+            body = read(PullBody, fields)
+            names = candidates(body.model)
             is_here = any(self._fleet.get(name) is not None for name in names)
             lines = self._progress(None if is_here else await self._cached.download(names[-1]))
-            if asked.stream:
+            if body.stream:
                 return await stream(request, lines)
             last = [line async for line in lines][-1]
             return json_response(last, 502 if isinstance(last, OllamaError) else 200)
@@ -197,25 +197,25 @@ _EMPTY = {"generate": "prompt", "chat": "messages"}
 
 def _file(entry: Entry) -> ModelFile:
     """The details of a model's file; a created model's own settings replace them."""
-    file, made = model_file(entry.path), entry.created
-    if made is None:
+    file, built = model_file(entry.path), entry.created
+    if built is None:
         return file
-    template = made.template or file.template
+    template = built.template or file.template
     can = tuple(name for name in file.capabilities if name != "tools" or "tools" in template)
-    digest = hashlib.sha256(f"{file.digest} {made.name} {made.created}".encode()).hexdigest()
-    details = replace_struct(file.details, parent_model=made.base)
-    return replace(file, modified=made.created, digest=digest, details=details, template=template, capabilities=can)
+    digest = hashlib.sha256(f"{file.digest} {built.name} {built.created}".encode()).hexdigest()
+    details = replace_struct(file.details, parent_model=built.base)
+    return replace(file, modified=built.created, digest=digest, details=details, template=template, capabilities=can)
 
 
-def _as_created(answer: ShownModel, made: Manifest) -> ShownModel:
+def _as_created(answer: ShownModel, built: Manifest) -> ShownModel:
     """The answer of /api/show with the settings of a created model."""
     return replace_struct(
         answer,
-        modelfile=made.as_modelfile(),
-        parameters=made.shown_parameters(),
-        system=made.system or UNSET,
-        messages=[OllamaMessage(m["content"], role=m["role"]) for m in made.messages] or UNSET,
-        license="\n".join(made.licenses) or answer.license,
+        modelfile=built.as_modelfile(),
+        parameters=built.shown_parameters(),
+        system=built.system or UNSET,
+        messages=[OllamaMessage(m["content"], role=m["role"]) for m in built.messages] or UNSET,
+        license="\n".join(built.licenses) or answer.license,
     )
 
 
@@ -257,10 +257,10 @@ class CreationRoutes:
         """POST /api/create: the checks come first, so that a stream begins only where a model can be made."""
 
         async def create(fields: Fields, _: Pass) -> web.StreamResponse:
-            asked = read(CreateBody, fields)
-            plan = await self._creation.plan(asked, fields)
+            body = read(CreateBody, fields)
+            plan = await self._creation.plan(body, fields)
             async with aclosing(self._creation.steps(plan)) as steps:
-                if asked.stream:
+                if body.stream:
                     return await stream(request, _with_error(steps))
                 last = [line async for line in steps][-1]
             return json_response(last)
@@ -271,8 +271,8 @@ class CreationRoutes:
         """POST /api/copy: another name for a model, whose settings may differ then."""
 
         async def copy(fields: Fields, _: Pass) -> web.StreamResponse:
-            asked = read(CopyBody, fields)
-            await self._creation.copy(asked.source, asked.destination)
+            body = read(CopyBody, fields)
+            await self._creation.copy(body.source, body.destination)
             return web.Response()
 
         return await self._read_body(request, copy)

@@ -23,8 +23,8 @@ from logitless.frontend.answers.anthropic import (
 from logitless.frontend.chat.chat import chat_tokens, parse_chat
 from logitless.frontend.dialects.anthropic import chat_body
 from logitless.frontend.dialects.translate import whole_members
-from logitless.frontend.parser import Job
-from logitless.frontend.replies.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
+from logitless.frontend.parser import GenerationJob
+from logitless.frontend.replies.blocks import BEGIN, CALL, MORE, REASONING, TEXT, AnswerBlock, Blocks, Step
 from logitless.frontend.replies.chat import Answers
 from logitless.frontend.replies.encoding import anthropics_error, sse
 from logitless.frontend.replies.reply import Reply, Result
@@ -40,7 +40,7 @@ async def messages(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     parser, template = context.parser_for(request), context.served.template
 
-    def parse(body: dict[str, Any]) -> Job:
+    def parse(body: dict[str, Any]) -> GenerationJob:
         return chat_body(body).read(lambda chat: parse_chat(chat, parser, template))
 
     job = await context.parsed(request, parse)
@@ -64,7 +64,7 @@ class MessagesReply(Reply):
 
     id_prefix = "msg_"
 
-    def __init__(self, job: Job, served: LoadedModel, config: ServerConfig) -> None:
+    def __init__(self, job: GenerationJob, served: LoadedModel, config: ServerConfig) -> None:
         super().__init__(job, served, config)
         self._answers = Answers(self)
         self._blocks = Blocks()
@@ -84,7 +84,7 @@ class MessagesReply(Reply):
 
     def token(self, result: Result, token: Token) -> bytes:
         text = self._start(result, token.timings or Timings())
-        return text + self._told(self._blocks.add(self._answers.deltas(result, token.text, last=False)))
+        return text + self._step_events(self._blocks.add(self._answers.deltas(result, token.text, last=False)))
 
     def progress(self, result: Result, progress: Progress) -> bytes:
         return b""
@@ -93,7 +93,7 @@ class MessagesReply(Reply):
         result.finished = finished
         text = self._start(result, finished.timings)
         steps = self._blocks.add(self._answers.deltas(result, finished.text, last=True))
-        text += self._told(steps + self._blocks.finish())
+        text += self._step_events(steps + self._blocks.finish())
         reason = self._reason(finished, self._answers.n_calls(result) > 0)
         delta = BlockDelta(stop_reason=reason, stop_sequence=finished.stopping_word or None)
         return text + _event("message_delta", delta=delta, usage=self._usage(finished.timings, finished.n_predicted))
@@ -125,10 +125,10 @@ class MessagesReply(Reply):
         reason = _STOP_REASONS[finished.stop_type]
         return "tool_use" if called and reason != "max_tokens" else reason
 
-    def _told(self, steps: list[Step]) -> bytes:
+    def _step_events(self, steps: list[Step]) -> bytes:
         return b"".join([self._step(*step) for step in steps])
 
-    def _step(self, step: str, block: Block, text: str) -> bytes:
+    def _step(self, step: str, block: AnswerBlock, text: str) -> bytes:
         if step == BEGIN:
             return _event("content_block_start", index=block.index, content_block=_empty(block))
         if step == MORE:
@@ -144,7 +144,7 @@ def _event(kind: EventType, **data: Any) -> bytes:
     return sse(MessageEvent(type=kind, **data), kind)
 
 
-def _empty(block: Block) -> ContentBlock:
+def _empty(block: AnswerBlock) -> ContentBlock:
     if block.kind == TEXT:
         return ContentBlock(type="text", text="")
     if block.kind == REASONING:
@@ -152,7 +152,7 @@ def _empty(block: Block) -> ContentBlock:
     return ContentBlock(type="tool_use", id=block.id, name=block.name, input={})
 
 
-def _delta(block: Block, text: str) -> BlockDelta:
+def _delta(block: AnswerBlock, text: str) -> BlockDelta:
     if block.kind == TEXT:
         return BlockDelta(type="text_delta", text=text)
     if block.kind == REASONING:
@@ -160,7 +160,7 @@ def _delta(block: Block, text: str) -> BlockDelta:
     return BlockDelta(type="input_json_delta", partial_json=text)
 
 
-def _content(block: Block) -> ContentBlock:
+def _content(block: AnswerBlock) -> ContentBlock:
     """A whole block."""
     content = _empty(block)
     if block.kind == TEXT:

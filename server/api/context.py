@@ -18,15 +18,15 @@ from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.errors import InvalidRequest, RequestError, Unavailable, UnsupportedEncoding
 from logitless.engine.stats import SchedulerStats
 from logitless.engine.stream import Stream
-from logitless.frontend.media.sources import Sources, Unfetched
+from logitless.frontend.media.sources import MediaSources, Unfetched
 from logitless.frontend.parser import RequestParser
 from logitless.frontend.replies.encoding import anthropics_error, encode_json, error_object, ollamas_error
 from logitless.frontend.workers import compute
 from logitless.models.vision.images import MAX_BYTES
-from logitless.server.api.llamacpp.sessions import Session, Sessions
+from logitless.server.api.llamacpp.sessions import StreamSession, StreamSessions
 from logitless.server.api.openai.stored_conversations import StoredConversations
 from logitless.server.api.openai.stored_responses import StoredResponses
-from logitless.server.auth import Keys
+from logitless.server.auth import ApiKeys
 from logitless.server.bodies.json_body import json_object
 from logitless.server.bodies.room import BODIES
 from logitless.server.clients import CLIENT
@@ -63,13 +63,13 @@ class Context:
     def __init__(self, service: AsyncEngine, config: ServerConfig) -> None:
         self.service = service
         self.config = config
-        self.keys = Keys(config.api_keys, config.api_key_file)
+        self.keys = ApiKeys(config.api_keys, config.api_key_file)
         self._parser: RequestParser | None = None
-        self.sessions = Sessions()
+        self.sessions = StreamSessions()
         self.stored = StoredResponses()
         self.conversations = StoredConversations()
         # sessions of responses in the background, by key and the response's id
-        self.background: WeakValueDictionary[tuple[str, str], Session] = WeakValueDictionary()
+        self.background: WeakValueDictionary[tuple[str, str], StreamSession] = WeakValueDictionary()
         self.last_metrics = SchedulerStats()  # as /metrics told them last
         self._prompt_files = PromptFiles(config.log_prompts_dir) if config.log_prompts_dir else None
         self.running: dict[str, tuple[str, Stream]] = {}  # (key, job that generates) by the id of its reply
@@ -108,7 +108,7 @@ class Context:
             return tuning.store.media_path(id, client.may_see)
 
         of_files = None if tuning is None else upload
-        return self.parser.reading(Sources(self.config.media_urls, self.config.media_path, of_files))
+        return self.parser.reading(MediaSources(self.config.media_urls, self.config.media_path, of_files))
 
     async def keep_prompts(self, request: web.Request, prompts: Sequence[Sequence[int]]) -> None:
         """Write the token ids' text to --log-prompts-dir, if there is one."""

@@ -24,7 +24,7 @@ from logitless.frontend.answers.llamacpp import Control
 from logitless.frontend.answers.openai import RenderedRequest, RenderedSampling
 from logitless.frontend.chat.chat import parse_chat
 from logitless.frontend.fields import bad_request, read
-from logitless.frontend.parser import Job
+from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.chat import ChatReply
 from logitless.frontend.replies.completions import CompletionReply
 from logitless.frontend.replies.encoding import PIECE, json_pieces
@@ -35,7 +35,7 @@ from logitless.frontend.texts.infill import parse_infill
 from logitless.frontend.texts.verify import parse_verify, slot_to_continue
 from logitless.frontend.workers import compute
 from logitless.server.api.context import CONTEXT, Context, client_key, client_of, json_response, raw_json_response
-from logitless.server.api.llamacpp.sessions import Session
+from logitless.server.api.llamacpp.sessions import StreamSession
 from logitless.server.clients import CLIENT
 from logitless.server.observing.record import RECORD
 from logitless.server.observing.tracing import TRACE
@@ -92,9 +92,9 @@ async def render_chat_completion(request: web.Request) -> web.Response:
     return json_response(_rendered(job, ChatReply(job, context.served, context.config))[0])
 
 
-def _rendered(job: Job, reply: Reply) -> list[RenderedRequest]:
+def _rendered(job: GenerationJob, reply: Reply) -> list[RenderedRequest]:
     """The job's prompts, each with its sampling. Nothing is generated."""
-    found = []
+    result = []
     for i, request in enumerate(job.requests[:: job.best_of]):
         s = request.sampling
         sampling = RenderedSampling(
@@ -113,11 +113,11 @@ def _rendered(job: Job, reply: Reply) -> list[RenderedRequest]:
         )
         ids = [max(0, id) for id in request.prompt]
         name = reply.id if len(job.requests) == job.best_of else f"{reply.id}-{i}"
-        found.append(RenderedRequest(name, ids, sampling, reply.model, job.params.stream))
-    return found
+        result.append(RenderedRequest(name, ids, sampling, reply.model, job.params.stream))
+    return result
 
 
-def user_of(request: web.Request, job: Job) -> str:
+def user_of(request: web.Request, job: GenerationJob) -> str:
     """Whom a generation counts for: the user that the request names, of this client."""
     return f"{client_of(request)} {job.params.safety_identifier}"
 
@@ -135,7 +135,7 @@ async def verify(request: web.Request) -> web.StreamResponse:
     return await run(request, context, job, VerifyReply(job, context.served, context.config))
 
 
-async def run(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
+async def run(request: web.Request, context: Context, job: GenerationJob, reply: Reply) -> web.StreamResponse:
     """Leaving early cancels the request: a client that disconnects frees its slots. Only a stream
     whose request has X-Conversation-Id goes on, to be found again (logitless.server.api.llamacpp.resume)."""
     _ = context.writer
@@ -145,9 +145,9 @@ async def run(request: web.Request, context: Context, job: Job, reply: Reply) ->
     if job.params.stream:
         requests, user = await _prepared(request, context, job, reply)
         async with await context.service.submit(requests, user, reply.delivery()) as stream:
-            told = _told(request, context, stream, reply)
+            lines = _stream_data(request, context, stream, reply)
             ping_interval = reply.params.sse_ping_interval if is_events else -1
-            return await send(request, context, told, ping_interval, reply.content_type)
+            return await send(request, context, lines, ping_interval, reply.content_type)
     async with collected(request, context, job, reply):
         if reply.is_large:
             return await send_json(request, context, reply.whole)
@@ -171,7 +171,7 @@ async def send_json(request: web.Request, context: Context, make: Callable[[], o
 
 
 async def _prepared(
-    request: web.Request, context: Context, job: Job, reply: Reply
+    request: web.Request, context: Context, job: GenerationJob, reply: Reply
 ) -> tuple[Sequence[CompletionRequest], str]:
     """The job's requests, with the client's cache salt and priority, and whom they count for."""
     record = request[RECORD]
@@ -202,7 +202,7 @@ def _running(request: web.Request, context: Context, stream: Stream, reply: Repl
 
 
 @asynccontextmanager
-async def collected(request: web.Request, context: Context, job: Job, reply: Reply) -> AsyncIterator[None]:
+async def collected(request: web.Request, context: Context, job: GenerationJob, reply: Reply) -> AsyncIterator[None]:
     """Have the job done and give its results to the reply, whose log-probabilities have their room while
     the block runs."""
     requests, user = await _prepared(request, context, job, reply)
@@ -218,12 +218,14 @@ async def collected(request: web.Request, context: Context, job: Job, reply: Rep
         yield
 
 
-async def _resumable(request: web.Request, context: Context, job: Job, reply: Reply) -> web.StreamResponse:
+async def _resumable(request: web.Request, context: Context, job: GenerationJob, reply: Reply) -> web.StreamResponse:
     session = await begin_session(request, context, job, reply, request.headers[CONVERSATION])
     return await send(request, context, session.read(0), -1)
 
 
-async def generated(request: web.Request, context: Context, job: Job, reply: Reply) -> AsyncGenerator[bytes, None]:
+async def generated(
+    request: web.Request, context: Context, job: GenerationJob, reply: Reply
+) -> AsyncGenerator[bytes, None]:
     """The server-sent events of one generation among several of a reply; a failure is raised."""
     requests, user = await _prepared(request, context, job, reply)
     async with context.service.begin(requests, user, reply.delivery()) as stream:
@@ -242,11 +244,11 @@ async def generated(request: web.Request, context: Context, job: Job, reply: Rep
 async def begin_session(
     request: web.Request,
     context: Context,
-    job: Job,
+    job: GenerationJob,
     reply: Reply,
     name: str,
     around: Callable[[AsyncGenerator[bytes, None]], AsyncGenerator[bytes, None]] | None = None,
-) -> Session:
+) -> StreamSession:
     """A session that goes on without its client. `around` wraps the events of one that ends only by itself."""
     if not name or len(name) > 256 or not name.isprintable():
         raise InvalidRequest(f"{CONVERSATION} must be 1 to 256 printable characters")
@@ -260,12 +262,14 @@ async def begin_session(
             context.sessions.drop(place)
         raise
 
-    told = _told(request, context, stream, reply)
-    session.begin(stream, told if around is None else around(told), reply.params.sse_ping_interval)
+    lines = _stream_data(request, context, stream, reply)
+    session.begin(stream, lines if around is None else around(lines), reply.params.sse_ping_interval)
     return session
 
 
-async def _told(request: web.Request, context: Context, stream: Stream, reply: Reply) -> AsyncGenerator[bytes, None]:
+async def _stream_data(
+    request: web.Request, context: Context, stream: Stream, reply: Reply
+) -> AsyncGenerator[bytes, None]:
     """The server-sent events of a stream."""
     record = request[RECORD]
     with _running(request, context, stream, reply):

@@ -18,7 +18,7 @@ from logitless.frontend.dialects import anthropic
 from logitless.frontend.replies.reply import generation_settings
 from logitless.server.api.context import CONTEXT, STARTED, Context, is_anthropics, json_response
 from logitless.server.api.llamacpp.text import special_text
-from logitless.server.auth import Keys
+from logitless.server.auth import ApiKeys
 from logitless.server.clients import CLIENT
 from logitless.server.config import ServerConfig
 from logitless.server.routes import routes
@@ -177,10 +177,10 @@ async def openapi(request: web.Request) -> web.Response:
     return description(request.app[CONTEXT].config, request.app[CONTEXT].keys)
 
 
-def description(config: ServerConfig, keys: Keys) -> web.Response:
+def description(config: ServerConfig, keys: ApiKeys) -> web.Response:
     """All routes as an OpenAPI document."""
     from logitless.server.openapi.document import document  # its tables are made when someone asks
 
-    shown = ((each.method, path) for each in routes() if each.summary for path in each.paths)
-    plain = ((method, re.sub(r"{(\w+):[^}]*}", r"{\1}", path)) for method, path in shown)
+    entry = ((each.method, path) for each in routes() if each.summary for path in each.paths)
+    plain = ((method, re.sub(r"{(\w+):[^}]*}", r"{\1}", path)) for method, path in entry)
     return json_response(document(BUILD_INFO, plain, prefix=config.api_prefix.rstrip("/"), keys=bool(keys)))

@@ -29,7 +29,7 @@ from logitless.frontend.answers.responses import (
     WholeEvent,
 )
 from logitless.frontend.chat.chat import parse_chat
-from logitless.frontend.chat.server_tool import Tool, ToolError, told
+from logitless.frontend.chat.server_tool import ServerTool, ToolError, result_text
 from logitless.frontend.dialects.mcp_tools import (
     SEARCH,
     WEB_SEARCH,
@@ -43,15 +43,15 @@ from logitless.frontend.dialects.mcp_tools import (
 from logitless.frontend.dialects.responses import ResponsesBody, chat_body
 from logitless.frontend.fields import article, as_integer, as_text, bad_request, read
 from logitless.frontend.media.sources import Unfetched
-from logitless.frontend.parser import Job
-from logitless.frontend.replies.blocks import BEGIN, CALL, END, MORE, Block
+from logitless.frontend.parser import GenerationJob
+from logitless.frontend.replies.blocks import BEGIN, CALL, END, MORE, AnswerBlock
 from logitless.frontend.replies.encoding import plain, sse
 from logitless.frontend.replies.reply import Result
 from logitless.frontend.workers import compute
 from logitless.server.api.context import Context, client_of, json_response
 from logitless.server.api.generate import CONVERSATION, generated, send
 from logitless.server.api.openai.conversations import owner
-from logitless.server.api.openai.responses import ResponsesReply, Said, keeper, prepared
+from logitless.server.api.openai.responses import ParsedResponse, ResponsesReply, keeper, prepared
 from logitless.server.api.openai.stored_responses import as_items
 from logitless.server.api.tools import toolbox_of
 from logitless.server.clients import CLIENT
@@ -72,7 +72,7 @@ async def run_with_tools(
     await loop.prepare()
     if body.get("stream") is True:
         ping = body.get("sse_ping_interval")
-        return await send(request, context, loop.told(), ping if isinstance(ping, int) else 30)
+        return await send(request, context, loop.stream(), ping if isinstance(ping, int) else 30)
     async with aclosing(loop.events()) as events:
         async for _piece in events:
             pass
@@ -91,15 +91,15 @@ class _Loop:
                 "background" if response.background else CONVERSATION, "is not there with tools of the type mcp"
             )
         key = owner(request)
-        self._body, self._asked, earlier, conversation = prepared(context, key, response, body)
-        given = self._body.get("input")
-        for i, item in enumerate(given if isinstance(given, list) else ()):
+        self._body, self._fields, earlier, conversation = prepared(context, key, response, body)
+        value = self._body.get("input")
+        for i, item in enumerate(value if isinstance(value, list) else ()):
             if not isinstance(item, dict):
                 bad_request(f"input[{i}]", f"expected an object, got {article(item)}")
-        if not isinstance(given, list | str) or not given:
+        if not isinstance(value, list | str) or not value:
             bad_request("input", "must be a string or a non-empty array")
-        self._said = Said(as_items(given), earlier, conversation)
-        self._keep = keeper(context, key, self._said, self._asked)
+        self._input = ParsedResponse(as_items(value), earlier, conversation)
+        self._keep = keeper(context, key, self._input, self._fields)
         self._most = MAX_CALLS
         if body.get("max_tool_calls") is not None:
             self._most = min(MAX_CALLS, max(0, as_integer("max_tool_calls", body["max_tool_calls"])))
@@ -110,7 +110,7 @@ class _Loop:
         labels = [choice.label for choice in self._choices.values()]
         if len(set(labels)) < len(labels):
             bad_request("tools", "name the same MCP server twice")
-        self.calls: dict[str, tuple[McpChoice, Tool]] = {}  # by the model's names
+        self.calls: dict[str, tuple[McpChoice, ServerTool]] = {}  # by the model's names
         searches = [i for i, tool in enumerate(response.tools or ()) if is_search(tool)]
         self._searches = searches if context.config.tools.web_search else []  # else skipped as hosted tools are
         if len(self._searches) > 1:
@@ -125,7 +125,7 @@ class _Loop:
 
     async def prepare(self) -> None:
         """Ask the servers for their tools, and parse the first generation's request: it may be refused."""
-        items = [*self._said.earlier.items, *self._said.items]
+        items = [*self._input.earlier.items, *self._input.items]
         listed = {item.get("server_label") for item in items if item.get("type") == "mcp_list_tools"}
         for i, choice in self._choices.items():
             tools, error = await self._tools_of(choice)
@@ -135,15 +135,15 @@ class _Loop:
                 self._lists.append(_list_item(choice.label, tools, error))
         for i in self._searches:
             name = self._context.config.tools.web_search
-            found = await self._toolbox.find(name)
-            if found is None:
+            result = await self._toolbox.find(name)
+            if result is None:
                 raise Unavailable(f"the search is not there now: the tool {name!r}")
-            self._namespaces[i] = search_function(f"tools[{i}]", (self._response.tools or ())[i], found)
-            self.calls[WEB_SEARCH] = SEARCH, found
+            self._namespaces[i] = search_function(f"tools[{i}]", (self._response.tools or ())[i], result)
+            self.calls[WEB_SEARCH] = SEARCH, result
         self._approvals = self._answered(items)
         self._first = await self._parsed(first=True)
 
-    async def told(self) -> AsyncGenerator[bytes, None]:
+    async def stream(self) -> AsyncGenerator[bytes, None]:
         """The stream; an error is told in it."""
         try:
             async with aclosing(self.events()) as events:
@@ -187,16 +187,16 @@ class _Loop:
 
     async def _run_approved(self, reply: _Reply) -> AsyncIterator[bytes]:
         """The calls that the input approves, or does not."""
-        for asked, approve in self._approvals:
-            name = model_name(asked["server_label"], asked["name"])
+        for body, approve in self._approvals:
+            name = model_name(body["server_label"], body["name"])
             item = OutputItem(
                 id=f"mcp_{secrets.token_urlsafe(24)}",
                 type="mcp_call",
                 status="in_progress",
-                server_label=asked["server_label"],
-                name=asked["name"],
-                arguments=asked["arguments"],
-                approval_request_id=asked["id"],
+                server_label=body["server_label"],
+                name=body["name"],
+                arguments=body["arguments"],
+                approval_request_id=body["id"],
             )
             self.output.append(item)
             at = len(self.output) - 1
@@ -205,7 +205,7 @@ class _Loop:
             yield await self._run(reply, item, known[1] if known else None, at, refused=not approve)
 
     async def _run(
-        self, reply: _Reply, item: OutputItem, tool: Tool | None, at: int, *, refused: bool = False
+        self, reply: _Reply, item: OutputItem, tool: ServerTool | None, at: int, *, refused: bool = False
     ) -> bytes:
         """Run a call, put its result into its item, and tell of it."""
         self._n_calls += 1
@@ -221,7 +221,7 @@ class _Loop:
                 arguments = None
             if isinstance(arguments, dict):
                 answer = await self._toolbox.call(tool, arguments, client_of(self._request))
-                error, item.output = answer.get("error", ""), None if "error" in answer else told(answer)
+                error, item.output = answer.get("error", ""), None if "error" in answer else result_text(answer)
             else:
                 error = "the arguments are not a JSON object"
         item.status = "failed" if error else "completed"
@@ -234,7 +234,7 @@ class _Loop:
             item.error = {"type": "mcp_tool_execution_error", "content": [{"type": "text", "text": error}]}
         return reply.ended(item, at)
 
-    async def _tools_of(self, choice: McpChoice) -> tuple[list[Tool], str]:
+    async def _tools_of(self, choice: McpChoice) -> tuple[list[ServerTool], str]:
         """(the tools that the request allows, why there are none)."""
         try:
             tools = await self._toolbox.servers[choice.label].tools()
@@ -244,31 +244,31 @@ class _Loop:
 
     def _answered(self, items: list[Item]) -> list[tuple[Item, bool]]:
         """The calls that the input's approvals are about, each with the answer."""
-        asked = {item.get("id"): item for item in items if item.get("type") == "mcp_approval_request"}
+        body = {item.get("id"): item for item in items if item.get("type") == "mcp_approval_request"}
         done = {item.get("approval_request_id") for item in items if item.get("type") == "mcp_call"}
-        found = []
-        for i, item in enumerate(self._said.items):
+        result = []
+        for i, item in enumerate(self._input.items):
             if item.get("type") != "mcp_approval_response":
                 continue
             id, approve = (
                 as_text(f"input[{i}].approval_request_id", item.get("approval_request_id")),
                 item.get("approve"),
             )
-            if id not in asked or id in done:
+            if id not in body or id in done:
                 bad_request(f"input[{i}].approval_request_id", f"no approval {id[:64]!r} is asked for")
             if not isinstance(approve, bool):
                 bad_request(f"input[{i}].approve", "must be a boolean")
             for key in ("server_label", "name", "arguments"):
-                as_text(f"input[{i}].{key} of its request", asked[id].get(key))
+                as_text(f"input[{i}].{key} of its request", body[id].get(key))
             done.add(id)
-            found.append((asked[id], approve))
-        return found
+            result.append((body[id], approve))
+        return result
 
-    async def _parsed(self, *, first: bool) -> Job:
+    async def _parsed(self, *, first: bool) -> GenerationJob:
         """The next generation's request: what was said, and the output so far."""
         body = dict(self._body)
         body["tools"] = [self._namespaces.get(i, tool) for i, tool in enumerate(self._response.tools or ())]
-        body["input"] = [*self._said.items, *plain(self.output)]
+        body["input"] = [*self._input.items, *plain(self.output)]
         body["tool_choice"] = self._choice(first)
         body.pop("max_tool_calls", None)
         if self._response.max_output_tokens is not None:
@@ -276,8 +276,8 @@ class _Loop:
         parser, template = self._context.parser_for(self._request), self._context.served.template
         response = read(ResponsesBody, body)
 
-        def parse() -> Job:
-            return chat_body(response, body, self._said.earlier.items).read(
+        def parse() -> GenerationJob:
+            return chat_body(response, body, self._input.earlier.items).read(
                 lambda chat: parse_chat(chat, parser, template)
             )
 
@@ -300,12 +300,12 @@ class _Loop:
             return {"type": "function", "name": model_name(str(choice.get("server_label")), str(choice["name"]))}
         return choice
 
-    def _reply(self, job: Job) -> _Reply:
+    def _reply(self, job: GenerationJob) -> _Reply:
         return _Reply(job, self)
 
-    def made(self, job: Job) -> tuple[Any, ...]:
+    def reply_arguments(self, job: GenerationJob) -> tuple[Any, ...]:
         """Arguments of a reply."""
-        return job, self._context.served, self._context.config, self._asked, None
+        return job, self._context.served, self._context.config, self._fields, None
 
     def _count(self, reply: _Reply) -> None:
         usage = reply.usage()
@@ -342,8 +342,8 @@ class _Loop:
 class _Reply(ResponsesReply):
     """One generation of the loop: its items and events are among those of the whole response."""
 
-    def __init__(self, job: Job, loop: _Loop) -> None:
-        super().__init__(*loop.made(job))
+    def __init__(self, job: GenerationJob, loop: _Loop) -> None:
+        super().__init__(*loop.reply_arguments(job))
         self._loop = loop
         self.n_before = len(loop.output)
         self._arguments: dict[str, str] = {}  # of calls, by the ids of their items
@@ -403,16 +403,16 @@ class _Reply(ResponsesReply):
         state = self._event(McpEvent, f"response.{kind}", output_index=at, item_id=item.id)
         return state + self._event(ItemEvent, "response.output_item.done", output_index=at, item=item)
 
-    def items(self) -> list[tuple[OutputItem, Tool | None]]:
+    def items(self) -> list[tuple[OutputItem, ServerTool | None]]:
         """The output items, each with the tool that is to be run for it."""
-        found: list[tuple[OutputItem, Tool | None]] = []
+        result: list[tuple[OutputItem, ServerTool | None]] = []
         for block in self._blocks.blocks:
             known = self._mcp(block)
             item = self._item(block, "incomplete" if block.cut else "completed")
             runs = item.type in ("mcp_call", "web_search_call") and not block.cut
-            found.append((item, known[1] if known and runs else None))
+            result.append((item, known[1] if known and runs else None))
             self._arguments[item.id] = block.text
-        return found
+        return result
 
     def arguments(self, item: OutputItem) -> str:
         """The arguments of a call, as JSON."""
@@ -422,7 +422,7 @@ class _Reply(ResponsesReply):
         result.finished = finished
         steps = self._add(result, finished.text)
         steps += self._blocks.finish(cut=finished.stop_type == "limit")
-        return self._told(steps)
+        return self._step_events(steps)
 
     def _start(self, result: Result) -> bytes:
         return b""
@@ -430,10 +430,10 @@ class _Reply(ResponsesReply):
     def _event(self, event: type[ResponseEvent], kind: str, **fields: Any) -> bytes:
         return sse(event(type=kind, sequence_number=next(self._loop.numbers), **fields), kind)
 
-    def _mcp(self, block: Block) -> tuple[McpChoice, Tool] | None:
+    def _mcp(self, block: AnswerBlock) -> tuple[McpChoice, ServerTool] | None:
         return self._loop.calls.get(block.name) if block.kind == CALL and not block.custom else None
 
-    def _item(self, block: Block, status: Status) -> OutputItem:
+    def _item(self, block: AnswerBlock, status: Status) -> OutputItem:
         item = super()._item(block, status)
         known = self._mcp(block)
         if known is None:
@@ -449,7 +449,7 @@ class _Reply(ResponsesReply):
             return OutputItem(id=f"mcpr_{id}", type="mcp_approval_request", **called)
         return OutputItem(id=f"mcp_{id}", type="mcp_call", status=status, **called)
 
-    def _step(self, step: str, block: Block, text: str) -> bytes:
+    def _step(self, step: str, block: AnswerBlock, text: str) -> bytes:
         if self._mcp(block) is None:
             return super()._step(step, block, text)
         at = self.n_before + block.index
@@ -480,13 +480,13 @@ def _allowed_toolbox(request: web.Request) -> Toolbox:
 def _query(arguments: str) -> str:
     """The query of a search."""
     try:
-        given = json.loads(arguments)
+        value = json.loads(arguments)
     except ValueError:
         return ""
-    return str(given.get("query", "")) if isinstance(given, dict) else ""
+    return str(value.get("query", "")) if isinstance(value, dict) else ""
 
 
-def _list_item(label: str, tools: list[Tool], error: str) -> OutputItem:
+def _list_item(label: str, tools: list[ServerTool], error: str) -> OutputItem:
     listed = [
         {"name": tool.bare, "description": tool.description, "input_schema": tool.parameters, "annotations": tool.hints}
         for tool in tools

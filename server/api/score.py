@@ -34,17 +34,17 @@ async def score(request: web.Request) -> web.Response:
         raise InvalidRequest("this server cannot score texts")
 
     def parse(body: dict[str, Any]) -> tuple[list[Example], bool, str, Lora | None]:
-        asked = read(ScoreBody, body)
-        shown = tuned_name(asked.model, served.adapters) or context.config.model
+        params = read(ScoreBody, body)
+        text_score = tuned_name(params.model, served.adapters) or context.config.model
         n_ctx = served.info.n_ctx_train or served.info.n_ctx
-        examples = parse_examples(asked.input, context.parser_for(request), served.template, n_ctx)
-        return examples, asked.gradient_norm, shown, parse_lora(asked.model, asked.lora, served.adapters)
+        examples = parse_examples(params.input, context.parser_for(request), served.template, n_ctx)
+        return examples, params.gradient_norm, text_score, parse_lora(params.model, params.lora, served.adapters)
 
     examples, gradient, model, lora = await context.parsed(request, parse)
     await context.embeds(request, model, [example.tokens.tolist() for example in examples])
     scores = [await context.service.ask(partial(_score, served.engine, e, gradient, lora)) for e in examples]
     n_tokens = sum(len(e.tokens) for e in examples)
-    data = [shown(i, e, s) for i, (e, s) in enumerate(zip(examples, scores, strict=True))]
+    data = [text_score(i, e, s) for i, (e, s) in enumerate(zip(examples, scores, strict=True))]
     return json_response(Scores(model=model, data=data, usage=PromptUsage(n_tokens, n_tokens)))
 
 
@@ -55,7 +55,7 @@ def _score(engine: ModelRunner, example: Example, gradient: bool, lora: Lora | N
     return score(engine.tuned(scheduler.resolve_lora(lora)), example, gradient=gradient)
 
 
-def shown(index: int, example: Example, score: Score) -> TextScore:
+def text_score(index: int, example: Example, score: Score) -> TextScore:
     """One item of the reply. JSON has no infinity and no NaN: those are null."""
     return TextScore(
         index=index,

@@ -14,11 +14,11 @@ from msgspec import Struct
 from logitless.engine.errors import Forbidden, NotFound
 from logitless.engine.sampling.params import Param
 from logitless.frontend.answers.llamacpp import ToolEntry, ToolPermissions
-from logitless.frontend.chat.server_tool import Answer, Say, Tool, ToolError, told
+from logitless.frontend.chat.server_tool import Answer, Say, ServerTool, ToolError, result_text
 from logitless.frontend.fields import bad_request, read
 from logitless.frontend.replies.encoding import sse
 from logitless.server.api.context import client_of, json_response
-from logitless.server.auth import Keys
+from logitless.server.auth import ApiKeys
 from logitless.server.bodies.json_body import json_object
 from logitless.server.bodies.room import BODIES
 from logitless.server.clients import CLIENT
@@ -29,7 +29,7 @@ from logitless.server.outgoing.mcp_proxy import pass_through
 from logitless.server.tools.toolbox import Toolbox
 
 TOOLBOX: web.AppKey[Toolbox] = web.AppKey("toolbox", Toolbox)
-_KEYS: web.AppKey[Keys] = web.AppKey("keys of tools", Keys)
+_KEYS: web.AppKey[ApiKeys] = web.AppKey("keys of tools", ApiKeys)
 _PROXY: web.AppKey[ServerConfig] = web.AppKey("settings of the proxy", ServerConfig)
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _FLAGS = "--tools, --mcp-servers-config"
@@ -45,7 +45,7 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     ] = False
 
 
-def add_tools(app: web.Application, config: ServerConfig, keys: Keys) -> None:
+def add_tools(app: web.Application, config: ServerConfig, keys: ApiKeys) -> None:
     """Give an application its tools, from its start to its end. A router's servers connect to MCP servers once
     somebody asks."""
     app[_KEYS], app[_PROXY] = keys, config
@@ -67,22 +67,22 @@ async def call(request: web.Request) -> web.StreamResponse:
     built-in tool, among those of --tools-folder and --tools-runtime."""
     toolbox, client = toolbox_of(request), client_of(request)
     async with request.app[BODIES].read(request, client) as body:
-        asked = read(ToolCall, json_object(body))
+        params = read(ToolCall, json_object(body))
     place = request.headers.get("X-Tool-Cwd", ""), request.headers.get("X-Tool-Runtime", "")
     try:
-        tool = toolbox.elsewhere(asked.tool, *place) if any(place) else None
+        tool = toolbox.elsewhere(params.tool, *place) if any(place) else None
     except ToolError as error:
         bad_request("X-Tool-Cwd" if place[0] else "X-Tool-Runtime", f"{error} (--tools-folder, --tools-runtime)")
-    tool = tool or await toolbox.find(asked.tool)
+    tool = tool or await toolbox.find(params.tool)
     if tool is None:
-        raise NotFound(f"there is no tool {asked.tool[:64]!r}")
-    if not asked.stream:
-        return json_response(await toolbox.call(tool, asked.params, client))
-    return await _streamed(request, tool, partial(toolbox.call, tool, asked.params, client))
+        raise NotFound(f"there is no tool {params.tool[:64]!r}")
+    if not params.stream:
+        return json_response(await toolbox.call(tool, params.params, client))
+    return await _streamed(request, tool, partial(toolbox.call, tool, params.params, client))
 
 
 async def _streamed(
-    request: web.Request, tool: Tool, work: Callable[[Say], Coroutine[Any, Any, Answer]]
+    request: web.Request, tool: ServerTool, work: Callable[[Say], Coroutine[Any, Any, Answer]]
 ) -> web.StreamResponse:
     """The events of a call: {chunk} of its output, and {done}, with `error` where it failed."""
     response = web.StreamResponse(headers=_STREAM)
@@ -100,7 +100,7 @@ async def _streamed(
             await task
     error = answer.get("error")
     if error is None and tool.live is None:
-        await response.write(sse({"chunk": told(answer)}))
+        await response.write(sse({"chunk": result_text(answer)}))
     await response.write(sse({"done": True} if error is None else {"done": True, "error": error}))
     await response.write_eof()
     return response
@@ -136,7 +136,7 @@ def toolbox_of(request: web.Request) -> Toolbox:
     return toolbox
 
 
-def _entry(tool: Tool) -> ToolEntry:
+def _entry(tool: ServerTool) -> ToolEntry:
     function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
     return ToolEntry(
         display_name=tool.title,

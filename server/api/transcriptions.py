@@ -62,7 +62,7 @@ class SpokenReply(Reply):
         super().__init__(spoken.job, served, config)
         self._spoken = spoken
         self._answers = Answers(self)
-        self._told: list[str] = []  # of a stream
+        self._texts: list[str] = []  # of a stream
 
     def text(self) -> str:
         """The whole text, without reasoning."""
@@ -83,12 +83,12 @@ class SpokenReply(Reply):
     def finish(self, result: Result, finished: Finished) -> bytes:
         result.finished = finished
         last = self._added(result, finished.text, last=True)
-        return last + sse(SpokenDone("".join(self._told), self._tokens())) + b"data: [DONE]\n\n"
+        return last + sse(SpokenDone("".join(self._texts), self._tokens())) + b"data: [DONE]\n\n"
 
     def _added(self, result: Result, text: str, *, last: bool = False) -> bytes:
         deltas = self._answers.deltas(result, text, last=last)
         texts = [delta.text for delta in deltas if isinstance(delta, Content) and delta.text]
-        self._told += texts
+        self._texts += texts
         return b"".join(sse(SpokenDelta(text)) for text in texts)
 
     def _tokens(self) -> SpokenTokens:

@@ -14,7 +14,7 @@ from logitless.engine.sampling.params import Param
 from logitless.frontend.answers.openai import Predictions
 from logitless.frontend.chat.chat import parse_chat
 from logitless.frontend.fields import bad_request, read
-from logitless.frontend.parser import Job
+from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.chat import ChatReply
 from logitless.server.api.context import CONTEXT
 from logitless.server.api.generate import collected, send_json
@@ -35,10 +35,10 @@ async def predict(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     parser, template, _ = context.parser_for(request), context.served.template, context.writer
 
-    def parse(body: dict[str, Any]) -> list[Job]:
+    def parse(body: dict[str, Any]) -> list[GenerationJob]:
         return [one(i, instance) for i, instance in enumerate(read(PredictBody, body).instances)]
 
-    def one(i: int, instance: object) -> Job:
+    def one(i: int, instance: object) -> GenerationJob:
         if not isinstance(instance, dict) or instance.get(FORMAT) != "chatCompletions":
             bad_request(f"instances[{i}]", f"must be an object whose {FORMAT} is chatCompletions")
         if instance.get("stream"):

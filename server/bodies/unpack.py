@@ -29,12 +29,12 @@ def content(request: web.Request, limit: int) -> StreamReader:
     UnsupportedEncoding: neither gzip nor deflate. Reading a decompressed body raises TooLarge
     beyond `limit` bytes, and InvalidRequest if it is not of the header's encoding.
     """
-    said = ",".join(request.headers.getall("Content-Encoding", ()))
-    codings = [name for part in said.split(",") if (name := part.strip().lower()) not in ("", "identity")]
+    items = ",".join(request.headers.getall("Content-Encoding", ()))
+    codings = [name for part in items.split(",") if (name := part.strip().lower()) not in ("", "identity")]
     if not codings:
         return request.content
     if len(codings) > 1 or codings[0] not in _CODINGS:
-        raise UnsupportedEncoding(f"header 'Content-Encoding': must be gzip or deflate, not {said[:64]!r}")
+        raise UnsupportedEncoding(f"header 'Content-Encoding': must be gzip or deflate, not {items[:64]!r}")
     return Unpacked(request.content, codings[0], limit)
 
 

@@ -139,8 +139,8 @@ def names(kind: str) -> frozenset[str]:
         *(("llamacpp", _LLAMACPP), ("llamacpp", _RATES)),
         *(("logitless", _OURS), ("logitless", _TRAINING), ("vllm", _VLLM)),
     )
-    found = frozenset(f"{prefix}:{row[0]}" for prefix, table in tables for row in table if row[1] == kind)
-    return found | _VLLM_OWN | {"logitless:build_info"} if kind == "own" else found
+    rows = frozenset(f"{prefix}:{row[0]}" for prefix, table in tables for row in table if row[1] == kind)
+    return rows | _VLLM_OWN | {"logitless:build_info"} if kind == "own" else rows
 
 
 class _Server(Collector):
@@ -203,13 +203,13 @@ def _info(name: str, text: str, labels: Mapping[str, str], value: float) -> Metr
 
 
 def _build(context: Context, served: LoadedModel) -> Metric:
-    told = {"version": version("logitless"), "build": BUILD_INFO, "model": context.config.model}
+    lines = {"version": version("logitless"), "build": BUILD_INFO, "model": context.config.model}
     if context.config.behind_router:
-        told["model"] = ""
-    told["type"] = served.info.ftype
+        lines["model"] = ""
+    lines["type"] = served.info.ftype
     if served.engine is not None:
-        told |= {"architecture": served.engine.hparams.arch, "devices": ",".join(served.engine.devices)}
-    return _info("logitless:build_info", "The program and its model.", told, 1)
+        lines |= {"architecture": served.engine.hparams.arch, "devices": ",".join(served.engine.devices)}
+    return _info("logitless:build_info", "The program and its model.", lines, 1)
 
 
 def _tokens(stats: SchedulerStats) -> Metric:

@@ -37,7 +37,7 @@ class PromptFiles:
 
     def _write(self, path: Path, record: Record, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer) -> None:
         texts = [tokenizer.pieces(ids).decode("utf-8", "replace") for ids in prompts]
-        told = {
+        lines = {
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "request_id": record.id,
             "method": record.method,
@@ -46,4 +46,4 @@ class PromptFiles:
             "prompts": texts,
         }
         with open(path, "x", encoding="utf-8", opener=open_private) as file:
-            json.dump(told, file, ensure_ascii=False, indent=1)
+            json.dump(lines, file, ensure_ascii=False, indent=1)

@@ -29,8 +29,8 @@ _PLAIN = re.compile(r"[!#-~]+")  # a value that needs no quotes
 
 def request_id(headers: Mapping[str, str]) -> str:
     """The client's X-Request-Id if it is 1 to 128 printable ASCII characters without spaces, else a new one."""
-    given = headers.get(REQUEST_ID, "")
-    return given if given and _ID.fullmatch(given) else f"req_{getrandbits(96):024x}"
+    value = headers.get(REQUEST_ID, "")
+    return value if value and _ID.fullmatch(value) else f"req_{getrandbits(96):024x}"
 
 
 class Trace(Protocol):
@@ -135,11 +135,11 @@ class Record:
     def write_line(self) -> None:
         """Write the access line."""
         fields = self._fields()
-        shown = " ".join([f"{name}={_shown(value)}" for name, value in fields.items()])
-        line = f"{self.method} {self.path} {self.status} {shown}"
+        answer = " ".join([f"{name}={_quoted(value)}" for name, value in fields.items()])
+        line = f"{self.method} {self.path} {self.status} {answer}"
         entry = logging.LogRecord(log.name, self.level, "", 0, line, None, None)  # looks at no stack
-        told = {"message": "request", "method": self.method, "path": self.path, "status": self.status}
-        entry.fields = told | fields
+        lines = {"message": "request", "method": self.method, "path": self.path, "status": self.status}
+        entry.fields = lines | fields
         log.handle(entry)
 
     def _fields(self) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class FileAnswer(web.FileResponse):
             self.sent(status)
 
 
-def _shown(value: Any) -> str:
+def _quoted(value: Any) -> str:
     text = str(value)
     if type(value) is not str:
         return text

@@ -62,7 +62,7 @@ def start() -> Tracing | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         module, exporter = _EXPORTERS[kind]
-        made = getattr(import_module(module), exporter)()
+        built = getattr(import_module(module), exporter)()
     except ImportError:
         raise OptionConflict(f"{name} is set, and traces need pip install 'logitless[otel]'") from None
     own = {"service.version": version("logitless")}
@@ -71,7 +71,7 @@ def start() -> Tracing | None:
     ):
         own["service.name"] = "logitless"
     provider = TracerProvider(resource=Resource.create(own), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(made))
+    provider.add_span_processor(BatchSpanProcessor(built))
     return Tracing(provider)
 
 
@@ -101,7 +101,7 @@ class Tracing:
                 await done.wait()
 
 
-class Answer(Protocol):
+class TracedReply(Protocol):
     """Reply of a request."""
 
     id: str
@@ -136,7 +136,7 @@ class RequestTrace:
         self._context = set_span_in_context(self._server)
         self._operation: Any = None  # span of the model's work
         self._name, self._submitted = "", 0.0
-        self._reply: Answer | None = None
+        self._reply: TracedReply | None = None
         self._seconds_of_calls = False
 
     @property
@@ -159,13 +159,13 @@ class RequestTrace:
 
         return timed
 
-    def generates(self, asked: CompletionRequest, reply: Answer, *, n: int, stream: bool, has_tools: bool) -> None:
-        """`n` generations like `asked` are submitted."""
+    def generates(self, body: CompletionRequest, reply: TracedReply, *, n: int, stream: bool, has_tools: bool) -> None:
+        """`n` generations like `body` are submitted."""
         route = self._record.route
         operation = next((name for part, name in _OPERATIONS.items() if part in route), "text_completion")
-        sampling = asked.sampling
+        sampling = body.sampling
         fields = {
-            "gen_ai.request.max_tokens": asked.n_predict if asked.n_predict >= 0 else None,
+            "gen_ai.request.max_tokens": body.n_predict if body.n_predict >= 0 else None,
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
             "gen_ai.request.top_k": sampling.top_k,

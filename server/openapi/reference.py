@@ -48,18 +48,18 @@ def _operation(operation: Route, objects: dict[str, Schema]) -> list[str]:
 
 def _answer(operation: Route, objects: dict[str, Schema]) -> list[str]:
     """The types of an endpoint's answer and of its stream's events; `objects` gets those that they refer to."""
-    told = []
+    lines = []
     if operation.answer is not None:
         schema, components = answer_schema(operation.answer)
         objects |= components
-        told.append(f"Answer: {_linked(schema)}.")
+        lines.append(f"Answer: {_linked(schema)}.")
     if operation.events is not None:
         schema, components = answer_schema(operation.events)
         objects |= components
         stream = "With `stream`, server-sent events" if operation.answer else "Answer: server-sent events"
         stream = "Unless `stream` is false, lines of JSON" if operation.tag == OLLAMA else stream
-        told.append(f"{stream}: {_linked(schema)}." if schema else f"{stream}.")
-    return [" ".join(told) + "\n"] if told else []
+        lines.append(f"{stream}: {_linked(schema)}." if schema else f"{stream}.")
+    return [" ".join(lines) + "\n"] if lines else []
 
 
 def _object(name: str, schema: Schema) -> str:
@@ -151,8 +151,8 @@ def _limits(schema: Schema) -> str:
         parts.append(f"≤ {schema['maximum']}")
     if "maxItems" in schema:
         parts.append(f"at most {schema['maxItems']} items")
-    told = ", ".join(part for part in parts if part)
-    return f" ({told})" if told else ""
+    text = ", ".join(part for part in parts if part)
+    return f" ({text})" if text else ""
 
 
 def _plain(text: str) -> str:

@@ -117,5 +117,5 @@ def event_schema(data: Any, error: str) -> Described:
     schema, components = answer_schema(data)
     either = {"anyOf": [schema, {"$ref": f"#/components/schemas/{error}"}]}
     json = {"contentMediaType": "application/json", "contentSchema": either}
-    told = {"type": "string", "anyOf": [{"const": "[DONE]"}, json]}
-    return {"type": "object", "properties": {"event": {"type": "string"}, "data": told}}, components
+    lines = {"type": "string", "anyOf": [{"const": "[DONE]"}, json]}
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": lines}}, components

@@ -35,20 +35,20 @@ async def fetch_all(
 ) -> Mapping[str, bytes | FetchError]:
     """The bytes at each address, at most `most`, or why they cannot be had. `take` is told of
     the bytes that arrive, and raises where they have no room."""
-    found: dict[str, bytes | FetchError] = {}
+    result: dict[str, bytes | FetchError] = {}
     room = asyncio.Semaphore(AT_ONCE)
 
     async def get(session: aiohttp.ClientSession, url: str) -> None:
         async with room:
             try:
-                found[url] = await _fetch(session, url, most, take)
+                result[url] = await _fetch(session, url, most, take)
             except FetchError as error:
-                found[url] = error
+                result[url] = error
 
     connector = aiohttp.TCPConnector(
         resolver=_Resolver(), socket_factory=_socket, use_dns_cache=False, force_close=True, limit=AT_ONCE
     )
-    wanted = list(dict.fromkeys(urls))
+    target = list(dict.fromkeys(urls))
     async with aiohttp.ClientSession(
         connector=connector,
         timeout=aiohttp.ClientTimeout(total=SECONDS),
@@ -58,14 +58,14 @@ async def fetch_all(
     ) as session:
         try:
             async with asyncio.timeout(TOGETHER), asyncio.TaskGroup() as tasks:
-                for url in wanted:
+                for url in target:
                     tasks.create_task(get(session, url))
         except TimeoutError:
             pass
         except BaseExceptionGroup as group:  # the first of `take`'s refusals
             raise group.exceptions[0] from None
     late = FetchError(f"the request's addresses took more than {TOGETHER:g} seconds together")
-    return {url: found.get(url, late) for url in wanted}
+    return {url: result.get(url, late) for url in target}
 
 
 async def _fetch(session: aiohttp.ClientSession, url: str, most: int, take: Callable[[int], None]) -> bytes:
@@ -124,7 +124,7 @@ class _Resolver(AbstractResolver):
     ) -> list[ResolveResult]:
         ask = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
         try:
-            found = await _NAMES.do(ask, host)
+            result = await _NAMES.do(ask, host)
         except UnicodeError:
             raise OSError("no name of a host") from None
         return [
@@ -132,7 +132,7 @@ class _Resolver(AbstractResolver):
                 hostname=host, host=str(where[0]), port=int(where[1]), family=of, proto=protocol,
                 flags=socket.AI_NUMERICHOST,
             )
-            for of, _, protocol, _, where in found
+            for of, _, protocol, _, where in result
         ]  # fmt: skip
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from logitless.server.tools.settings import McpSettings
 PREFIX: Final = "x-llama-server-proxy-header-"  # of headers that are meant for the MCP server
 MAX_BYTES: Final = 32 << 20
 MAX_SECONDS: Final = 600.0
-_TOLD = ("Content-Type", "Mcp-Session-Id", "Mcp-Protocol-Version")  # headers of an answer that a page gets
+_FOR_PAGES = ("Content-Type", "Mcp-Session-Id", "Mcp-Protocol-Version")  # headers of an answer that a page gets
 _NOT_PASSED = frozenset({"host", "content-length", "transfer-encoding", "connection", "cookie", "upgrade"})
 
 
@@ -33,8 +33,8 @@ async def pass_through(request: web.Request, server: McpSettings, body: bytes | 
                 allow_redirects=False,
             ) as answer,
         ):
-            told = {name: answer.headers[name] for name in _TOLD if name in answer.headers}
-            response = web.StreamResponse(status=answer.status, headers=told)
+            lines = {name: answer.headers[name] for name in _FOR_PAGES if name in answer.headers}
+            response = web.StreamResponse(status=answer.status, headers=lines)
             await response.prepare(request)
             n = 0
             async for piece in answer.content.iter_any():

@@ -10,7 +10,7 @@ from msgspec.json import schema_components
 
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.params import params_of
-from logitless.frontend.chat.server_tool import Answer, Tool, ToolError
+from logitless.frontend.chat.server_tool import Answer, ServerTool, ToolError
 from logitless.frontend.fields import read
 from logitless.frontend.workers import compute
 
@@ -37,18 +37,18 @@ def schema(kind: type[Struct]) -> dict[str, Any]:
     for name, (_, param) in params_of(kind).items():
         field = {key: value for key, value in own["properties"][name].items() if key != "default"}
         properties[name] = {**field, "description": param.doc} | ({"enum": [*param.choices]} if param.choices else {})
-    made: dict[str, Any] = {"type": "object", "properties": properties, "required": own["required"]}
-    return made | ({"$defs": components} if components else {})
+    built: dict[str, Any] = {"type": "object", "properties": properties, "required": own["required"]}
+    return built | ({"$defs": components} if components else {})
 
 
-def tool(name: str, title: str, kind: type[S], work: Callable[[S], Answer], *, writes: bool = False) -> Tool:
+def tool(name: str, title: str, kind: type[S], work: Callable[[S], Answer], *, writes: bool = False) -> ServerTool:
     """A tool whose work is done beside the event loop. Its description is the struct's."""
 
     async def call(arguments: Mapping[str, Any], client: str) -> Answer:
-        asked = parsed(kind, arguments)
-        return await compute(lambda: work(asked), client)
+        body = parsed(kind, arguments)
+        return await compute(lambda: work(body), client)
 
-    return Tool(name, title, described(kind), schema(kind), call, writes=writes)
+    return ServerTool(name, title, described(kind), schema(kind), call, writes=writes)
 
 
 def described(kind: type[Struct]) -> str:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from msgspec import Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
-from logitless.frontend.chat.server_tool import CUT, MAX_TEXT, Answer, Tool, ToolError, cut, plain
+from logitless.frontend.chat.server_tool import CUT, MAX_TEXT, Answer, ServerTool, ToolError, cut, plain
 from logitless.frontend.workers import check
 from logitless.server.tools.declared import tool
 from logitless.server.tools.folder import Folder
@@ -79,7 +79,7 @@ class EditFile(Struct, frozen=True, kw_only=True):
     edits: Annotated[Sequence[Edit], Param("the replacements: {old_text, new_text}", least=1, most=MAX_EDITS)]
 
 
-def file_tools(folder: Folder) -> tuple[Tool, ...]:
+def file_tools(folder: Folder) -> tuple[ServerTool, ...]:
     """The file tools of a working folder."""
     return (
         tool("read_file", "Read file", ReadFile, partial(_read, folder)),
@@ -90,61 +90,61 @@ def file_tools(folder: Folder) -> tuple[Tool, ...]:
     )
 
 
-def _read(folder: Folder, asked: ReadFile) -> Answer:
-    text = folder.text(folder.path(asked.path))
-    if len(text) > MAX_TEXT and asked.end_line == -1:
+def _read(folder: Folder, body: ReadFile) -> Answer:
+    text = folder.text(folder.path(body.path))
+    if len(text) > MAX_TEXT and body.end_line == -1:
         raise ToolError(
             f"the file has {len(text)} characters, more than {MAX_TEXT}: read a part with start_line and end_line"
         )
-    lines = text.splitlines()[asked.start_line - 1 : None if asked.end_line == -1 else asked.end_line]
-    told: list[str] = []
+    lines = text.splitlines()[body.start_line - 1 : None if body.end_line == -1 else body.end_line]
+    texts: list[str] = []
     room = MAX_TEXT
-    for number, line in enumerate(lines, asked.start_line):
-        line = f"{number}→{line}\n" if asked.append_loc else f"{line}\n"
+    for number, line in enumerate(lines, body.start_line):
+        line = f"{number}→{line}\n" if body.append_loc else f"{line}\n"
         room -= len(line)
         if room < 0:
-            return plain("".join(told) + line[:room] + CUT)
-        told.append(line)
-    return plain("".join(told))
+            return plain("".join(texts) + line[:room] + CUT)
+        texts.append(line)
+    return plain("".join(texts))
 
 
 def _matching(folder: Folder, path: str, include: str, exclude: str, **how: Any) -> tuple[list[tuple[str, bool]], bool]:
     """(the entries below a folder that the patterns take, whether there may be more)."""
-    taken, left = glob(include), glob(exclude) if exclude else None
+    taken, rest = glob(include), glob(exclude) if exclude else None
     listing = folder.walk(folder.path(path), **how)
     entries = [
         entry
         for entry in listing.entries
-        if taken.fullmatch(entry[0]) and (left is None or not left.fullmatch(entry[0]))
+        if taken.fullmatch(entry[0]) and (rest is None or not rest.fullmatch(entry[0]))
     ]
     return entries, listing.cut
 
 
-def _find(folder: Folder, asked: FileGlobSearch) -> Answer:
-    entries, more = _matching(folder, asked.path, asked.include, asked.exclude, max_depth=asked.max_depth)
-    entries = [entry for entry in entries if asked.type == "all" or entry[1] == (asked.type == "dir")]
-    shown = entries[: asked.limit]
-    text = "".join([f"{name}{'/' if is_folder else ''}\n" for name, is_folder in shown])
+def _find(folder: Folder, body: FileGlobSearch) -> Answer:
+    entries, more = _matching(folder, body.path, body.include, body.exclude, max_depth=body.max_depth)
+    entries = [entry for entry in entries if body.type == "all" or entry[1] == (body.type == "dir")]
+    page = entries[: body.limit]
+    text = "".join([f"{name}{'/' if is_folder else ''}\n" for name, is_folder in page])
     text += f"\n---\nTotal matches: {len(entries)}\n"
-    if len(shown) < len(entries):
-        text += f"[{len(shown)} of them are shown: narrow the pattern]\n"
+    if len(page) < len(entries):
+        text += f"[{len(page)} of them are shown: narrow the pattern]\n"
     if more:
         text += "[not all folders were searched]\n"
-    kinds = [{"path": name, "type": "dir" if is_folder else "file"} for name, is_folder in shown]
-    return {**plain(cut(text)), "entries": kinds, "base": str(folder.path(asked.path))}
+    kinds = [{"path": name, "type": "dir" if is_folder else "file"} for name, is_folder in page]
+    return {**plain(cut(text)), "entries": kinds, "base": str(folder.path(body.path))}
 
 
-def _grep(folder: Folder, asked: GrepSearch) -> Answer:
-    source = escaped(asked.pattern) if asked.literal else asked.pattern
-    pattern = compiled(f"(?i){source}" if asked.ignore_case else source)
-    base = folder.path(asked.path)
+def _grep(folder: Folder, body: GrepSearch) -> Answer:
+    source = escaped(body.pattern) if body.literal else body.pattern
+    pattern = compiled(f"(?i){source}" if body.ignore_case else source)
+    base = folder.path(body.path)
     more = False
     if base.is_dir():
-        entries, more = _matching(folder, asked.path, asked.include, asked.exclude)
+        entries, more = _matching(folder, body.path, body.include, body.exclude)
         names = [name for name, is_folder in entries if not is_folder]
     else:
         names = [""]
-    told: list[str] = []
+    texts: list[str] = []
     n = room = 0
     for name in names:
         check()
@@ -158,42 +158,42 @@ def _grep(folder: Folder, asked: GrepSearch) -> Answer:
             if not pattern.search(line):
                 continue
             if n == MAX_MATCHES or room > MAX_TEXT:
-                told.append("[the limit is reached: narrow the path or the pattern]\n")
-                return plain(cut(f"{''.join(told)}\n---\nTotal matches: {n} or more\n"))
+                texts.append("[the limit is reached: narrow the path or the pattern]\n")
+                return plain(cut(f"{''.join(texts)}\n---\nTotal matches: {n} or more\n"))
             n += 1
-            found = "".join(_around(asked, name or folder.name(base), lines, i))
-            room += len(found)
-            told.append(found)
+            result = "".join(_around(body, name or folder.name(base), lines, i))
+            room += len(result)
+            texts.append(result)
     end = "[not all folders were searched]\n" if more else ""
-    return plain(cut(f"{''.join(told)}\n---\nTotal matches: {n}\n{end}"))
+    return plain(cut(f"{''.join(texts)}\n---\nTotal matches: {n}\n{end}"))
 
 
-def _around(asked: GrepSearch, name: str, lines: list[str], i: int) -> Iterator[str]:
+def _around(body: GrepSearch, name: str, lines: list[str], i: int) -> Iterator[str]:
     """A match with its context, as grep tells it."""
-    n = asked.context_lines
+    n = body.context_lines
     for j in range(max(0, i - n), min(len(lines), i + n + 1)):
         mark = ":" if j == i else "-"
-        number = f"{j + 1}{mark}" if asked.return_line_numbers or n else ""
+        number = f"{j + 1}{mark}" if body.return_line_numbers or n else ""
         yield f"{name}{mark}{number}{lines[j][:MAX_LINE]}\n"
     if n:
         yield "--\n"
 
 
-def _write(folder: Folder, asked: WriteFile) -> Answer:
-    path = folder.path(asked.path)
-    n = folder.write(path, asked.content)
+def _write(folder: Folder, body: WriteFile) -> Answer:
+    path = folder.path(body.path)
+    n = folder.write(path, body.content)
     return {"result": "file written successfully", "path": folder.name(path), "bytes": n}
 
 
-def _edit(folder: Folder, asked: EditFile) -> Answer:
-    path = folder.path(asked.path)
+def _edit(folder: Folder, body: EditFile) -> Answer:
+    path = folder.path(body.path)
     data = folder.read(path)
     try:
         text = data.decode()
     except UnicodeDecodeError:
         raise ToolError(f"{folder.name(path)!r} is not a text file in UTF-8") from None
     places = []
-    for i, edit in enumerate(asked.edits):
+    for i, edit in enumerate(body.edits):
         n = text.count(edit.old_text) if edit.old_text else 0
         if n != 1:
             raise ToolError(

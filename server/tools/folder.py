@@ -105,7 +105,7 @@ class Folder:
             raise ToolError("files of .git are git's own")
         if path == self.root or path.is_dir():
             raise ToolError(f"{self.name(path)!r} is a folder")
-        data, made = text.encode("utf-8", "replace"), f".{secrets.token_hex(8)}.tmp"
+        data, built = text.encode("utf-8", "replace"), f".{secrets.token_hex(8)}.tmp"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             folder = os.open(path.parent, _OPEN | os.O_DIRECTORY)
@@ -118,12 +118,12 @@ class Folder:
             except FileNotFoundError:
                 mode = 0o666
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with os.fdopen(os.open(made, flags, mode, dir_fd=folder), "wb") as file:
+            with os.fdopen(os.open(built, flags, mode, dir_fd=folder), "wb") as file:
                 file.write(data)
-            os.replace(made, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.replace(built, path.name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:
             with suppress(OSError):
-                os.unlink(made, dir_fd=folder)
+                os.unlink(built, dir_fd=folder)
             raise self._failed("write", path, error) from None
         finally:
             os.close(folder)

@@ -53,7 +53,7 @@ class Meter:
             raise Flood(f"it sent more than {MAX_MESSAGES} messages or {MAX_BYTES} bytes in {WINDOW:g} seconds")
 
 
-class Link:
+class McpLink:
     """One connection from its beginning to its end. It lives in a task of its own, as the package wants it."""
 
     def __init__(self, settings: McpSettings, seconds: float, changed: Callable[[], None]) -> None:
@@ -99,7 +99,7 @@ class Link:
         except TimeoutError:
             self._over(f"it did not greet within {seconds:g} seconds")
         except Exception as error:
-            self._over(_told(error))
+            self._over(_message(error))
         finally:
             self._ending.set()
             if not self._begun.done():
@@ -110,9 +110,9 @@ class Link:
         self._reason = self._reason or self._with_complaint(reason)
 
     def _with_complaint(self, reason: str) -> str:
-        return f"{reason} ({self._said})" if self._said and self._said not in reason else reason
+        return f"{reason} ({self._last_line})" if self._last_line and self._last_line not in reason else reason
 
-    _said = ""
+    _last_line = ""
 
     async def _hear(self, message: object) -> None:
         """A message that answers nothing."""
@@ -195,11 +195,11 @@ class Link:
     async def _complaints(self, process: asyncio.subprocess.Process) -> None:
         """Keep the end of what it says on its standard error."""
         assert process.stderr is not None
-        said = b""
+        items = b""
         while piece := await process.stderr.read(1 << 14):
-            said = (said + piece)[-TAIL:]
-            lines = said.decode("utf-8", "replace").split("\n")
-            self._said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+            items = (items + piece)[-TAIL:]
+            lines = items.decode("utf-8", "replace").split("\n")
+            self._last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     @asynccontextmanager
     async def _http(self) -> AsyncIterator[Any]:
@@ -255,7 +255,7 @@ class _MeteredStream(httpx2.AsyncByteStream):
         await self._stream.aclose()
 
 
-def _told(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     """The first cause of an error, on one line."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

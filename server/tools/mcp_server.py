@@ -12,12 +12,12 @@ from importlib import import_module
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from logitless.frontend.chat.server_tool import Answer, Tool, ToolError, cut, plain
+from logitless.frontend.chat.server_tool import Answer, ServerTool, ToolError, cut, plain
 from logitless.frontend.workers import to_thread
 from logitless.server.tools.settings import McpSettings
 
 if TYPE_CHECKING:
-    from logitless.server.tools.mcp_link import Link
+    from logitless.server.tools.mcp_link import McpLink
 
 log = logging.getLogger("logitless.tools")
 START_SECONDS = 20.0
@@ -32,24 +32,24 @@ class McpServer:
 
     def __init__(self, settings: McpSettings) -> None:
         self.settings = settings
-        self._link: Link | None = None
-        self._tools: tuple[Tool, ...] | None = None
+        self._link: McpLink | None = None
+        self._tools: tuple[ServerTool, ...] | None = None
         self._starting = asyncio.Lock()
         self._failures = self._hangs = 0
         self._reason, self._not_before = "", 0.0
 
-    async def tools(self) -> tuple[Tool, ...]:
+    async def tools(self) -> tuple[ServerTool, ...]:
         """Its tools, by names that no other server's have."""
         link = await self._connected()
         if self._tools is None:
-            listed = await self._asked(link, "list", START_SECONDS)
+            listed = await self._call_link(link, "list", START_SECONDS)
             self._tools = tuple(self._tool(each) for each in listed)
         return self._tools
 
     async def call(self, name: str, arguments: Mapping[str, Any], client: str) -> Answer:
         """Call a tool by its own name."""
         link = await self._connected()
-        result = await self._asked(link, "call", self.settings.seconds, name, dict(arguments))
+        result = await self._call_link(link, "call", self.settings.seconds, name, dict(arguments))
         self._failures = 0
         text = cut(_text(result), MAX_RESULT)
         if result.is_error:
@@ -61,7 +61,7 @@ class McpServer:
         if self._link is not None:
             await self._link.close()
 
-    async def _connected(self) -> Link:
+    async def _connected(self) -> McpLink:
         async with self._starting:
             if self._link is not None and not self._link.ended:
                 return self._link
@@ -84,7 +84,7 @@ class McpServer:
             log.info("MCP server %s: connected", self.settings.name)
             return self._link
 
-    async def _asked(self, link: Link, what: str, seconds: float, *args: Any) -> Any:
+    async def _call_link(self, link: McpLink, what: str, seconds: float, *args: Any) -> Any:
         """The answer of a request; what a server does to it is told as ToolError."""
         try:
             async with asyncio.timeout(seconds):
@@ -105,13 +105,13 @@ class McpServer:
         self._hangs = 0
         return answer
 
-    async def _give_up(self, link: Link, reason: str) -> None:
+    async def _give_up(self, link: McpLink, reason: str) -> None:
         """End a connection, unless another call has done so."""
         if self._link is link:
             self._link = None
             await self._failed(link, reason)
 
-    async def _failed(self, link: Link, reason: str) -> None:
+    async def _failed(self, link: McpLink, reason: str) -> None:
         """Close a connection that failed; the next may begin after a pause that doubles each time."""
         self._failures += 1
         self._reason = link.reason or reason
@@ -125,10 +125,10 @@ class McpServer:
     def _forget(self) -> None:
         self._tools = None
 
-    def _tool(self, listed: Any) -> Tool:
+    def _tool(self, listed: Any) -> ServerTool:
         name, server = listed.name, self.settings.name
         hints = listed.annotations.model_dump(by_alias=True, exclude_none=True) if listed.annotations else {}
-        return Tool(
+        return ServerTool(
             name=re.sub(r"[^A-Za-z0-9_-]", "_", f"{server}_{name}")[:64],
             title=listed.title or name,
             description=cut(listed.description or "", 4096),
@@ -144,15 +144,15 @@ class McpServer:
 
 async def _listed(client: Any) -> list[Any]:
     """All tools, page by page."""
-    found: list[Any] = []
+    result: list[Any] = []
     cursor = None
     for _ in range(MAX_PAGES):
         page = await client.list_tools(cursor=cursor)
-        found += page.tools
+        result += page.tools
         cursor = page.next_cursor
-        if not cursor or len(found) >= MAX_TOOLS:
+        if not cursor or len(result) >= MAX_TOOLS:
             break
-    return found[:MAX_TOOLS]
+    return result[:MAX_TOOLS]
 
 
 def _text(result: Any) -> str:

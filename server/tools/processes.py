@@ -18,13 +18,13 @@ MARK = "LOGITLESS_TOOL"  # a variable that all descendants of a call inherit, al
 MAX_TASKS = 256  # of the user, beside those that run already
 MAX_FILE = 256 << 20  # bytes of a file that a command writes
 SWEEP_SECONDS = 5.0
-_KEPT = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TZ", "TERM", "XDG_RUNTIME_DIR")
+_PASSED_ON = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TMPDIR", "TZ", "TERM", "XDG_RUNTIME_DIR")
 
 
 def environment(more: Mapping[str, str] = {}) -> dict[str, str]:
     """The variables of a child: none of this process's keys and tokens, and a mark to find it by."""
-    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    return {**kept, **more, MARK: secrets.token_hex(16)}
+    entries = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return {**entries, **more, MARK: secrets.token_hex(16)}
 
 
 async def start(
@@ -76,7 +76,7 @@ def _sweep(mark: str) -> None:
 
     One that forks and ends while it is looked for has a child that this look has not seen; so a process
     that is gone, or that has no environment yet or any more, asks for one more look."""
-    wanted = f"{MARK}={mark}".encode()
+    target = f"{MARK}={mark}".encode()
     others: set[str] = set()
     empty: set[str] = set()
     deadline = time.monotonic() + SWEEP_SECONDS
@@ -93,7 +93,7 @@ def _sweep(mark: str) -> None:
                 continue
             except OSError:
                 environ = b""
-            if wanted in environ.split(b"\0"):
+            if target in environ.split(b"\0"):
                 sure = False
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(int(entry.name), signal.SIGKILL)

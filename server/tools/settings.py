@@ -66,13 +66,13 @@ def mcp_servers(text: str) -> tuple[McpSettings, ...]:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"is not JSON: {error}") from None
-    given = data.get("mcpServers") if isinstance(data, dict) else None
-    if not isinstance(given, dict):
+    value = data.get("mcpServers") if isinstance(data, dict) else None
+    if not isinstance(value, dict):
         raise ValueError("must be an object with the object 'mcpServers'")
-    if len(given) > MAX_SERVERS:
-        raise ValueError(f"has {len(given)} servers, more than {MAX_SERVERS}")
+    if len(value) > MAX_SERVERS:
+        raise ValueError(f"has {len(value)} servers, more than {MAX_SERVERS}")
     return tuple(
-        _server(name, server) for name, server in given.items() if not (isinstance(server, dict) and _is_off(server))
+        _server(name, server) for name, server in value.items() if not (isinstance(server, dict) and _is_off(server))
     )
 
 
@@ -80,37 +80,37 @@ def _is_off(server: Mapping[str, Any]) -> bool:
     return server.get("disabled") is True
 
 
-def _server(name: str, given: object) -> McpSettings:
+def _server(name: str, value: object) -> McpSettings:
     where = f"mcpServers.{name}"
     if not _NAME.fullmatch(name):
         raise ValueError(f"{where[:80]}: a name has 1 to 32 letters, digits, '-' and '_'")
-    if not isinstance(given, dict):
+    if not isinstance(value, dict):
         raise ValueError(f"{where} must be an object")
-    kind = given.get("type")
+    kind = value.get("type")
     if kind is not None and kind not in _KINDS:
         raise ValueError(f"{where}.type must be stdio or http (streamable HTTP), not {str(kind)[:32]!r}")
-    main = _KINDS[kind] if kind is not None else "url" if "url" in given else "command"
+    main = _KINDS[kind] if kind is not None else "url" if "url" in value else "command"
     allowed = (*_COMMON, *(_STDIO if main == "command" else _HTTP))
-    for key in given:
+    for key in value:
         if key not in allowed:
             raise ValueError(f"{where}.{str(key)[:32]} is not known; there are {', '.join(allowed)}")
-    if not _is_text(given.get(main)) or not given[main]:
+    if not _is_text(value.get(main)) or not value[main]:
         raise ValueError(f"{where} must have a {main!r}, a text")
-    milliseconds = given.get("timeout_ms", CALL_SECONDS * 1000)
+    milliseconds = value.get("timeout_ms", CALL_SECONDS * 1000)
     if isinstance(milliseconds, bool) or not isinstance(milliseconds, int | float) or not milliseconds > 0:
         raise ValueError(f"{where}.timeout_ms must be a number above 0")
     seconds = min(milliseconds / 1000, MAX_CALL_SECONDS)
     if main == "url":
         return McpSettings(
-            name, url=_url(where, given["url"]), headers=_texts(where, "headers", given), seconds=seconds
+            name, url=_url(where, value["url"]), headers=_texts(where, "headers", value), seconds=seconds
         )
-    args = given.get("args", [])
+    args = value.get("args", [])
     if not isinstance(args, list) or not all(map(_is_text, args)):
         raise ValueError(f"{where}.args must be an array of texts")
-    cwd = given.get("cwd", "")
+    cwd = value.get("cwd", "")
     if not _is_text(cwd):
         raise ValueError(f"{where}.cwd must be a text")
-    return McpSettings(name, (given["command"], *args), _texts(where, "env", given), cwd, seconds=seconds)
+    return McpSettings(name, (value["command"], *args), _texts(where, "env", value), cwd, seconds=seconds)
 
 
 def _url(where: str, url: str) -> str:
@@ -124,8 +124,8 @@ def _url(where: str, url: str) -> str:
     return url
 
 
-def _texts(where: str, key: str, given: Mapping[str, Any]) -> dict[str, str]:
-    value = given.get(key, {})
+def _texts(where: str, key: str, fields: Mapping[str, Any]) -> dict[str, str]:
+    value = fields.get(key, {})
     if not isinstance(value, dict) or not all(map(_is_text, value.values())):
         raise ValueError(f"{where}.{key} must be an object of texts")
     return value

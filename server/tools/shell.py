@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from msgspec import Struct
 
 from logitless.engine.sampling.params import Param
-from logitless.frontend.chat.server_tool import Answer, Say, Tool, ToolError, plain
+from logitless.frontend.chat.server_tool import Answer, Say, ServerTool, ToolError, plain
 from logitless.server.tools.declared import described, parsed, schema
 from logitless.server.tools.folder import Folder
 from logitless.server.tools.processes import MARK, end, environment, limit, start
@@ -68,35 +68,35 @@ class Runtime:
         ]
 
 
-def shell_tool(folder: Folder, runtime: Runtime | None) -> Tool:
+def shell_tool(folder: Folder, runtime: Runtime | None) -> ServerTool:
     """exec_shell_command in a working folder."""
 
     async def live(arguments: Mapping[str, Any], say: Say) -> Answer:
         pieces: list[str] = []
 
-        def told(piece: str) -> None:
+        def tell(piece: str) -> None:
             if piece:
                 pieces.append(piece)
                 say(piece)
 
-        await _run(folder, runtime, parsed(ExecShellCommand, arguments), told)
+        await _run(folder, runtime, parsed(ExecShellCommand, arguments), tell)
         return plain("".join(pieces))
 
     async def call(arguments: Mapping[str, Any], client: str) -> Answer:
         return await live(arguments, lambda _: None)
 
     kind, title = ExecShellCommand, "Execute shell command"
-    return Tool("exec_shell_command", title, described(kind), schema(kind), call, writes=True, live=live)
+    return ServerTool("exec_shell_command", title, described(kind), schema(kind), call, writes=True, live=live)
 
 
-async def _run(folder: Folder, runtime: Runtime | None, asked: ExecShellCommand, say: Say) -> None:
+async def _run(folder: Folder, runtime: Runtime | None, body: ExecShellCommand, say: Say) -> None:
     """Run a command; `say` gets its output, and its exit code as the last."""
     environ, cwd = environment(), str(folder.cwd)
     name = f"logitless-{environ[MARK]}"
     if runtime is None:
-        words: Sequence[str] = ["sh", "-c", _BEGIN, "sh", asked.command]
+        words: Sequence[str] = ["sh", "-c", _BEGIN, "sh", body.command]
     else:
-        words = runtime.command(str(folder.root), cwd, name, asked.timeout, asked.command)
+        words = runtime.command(str(folder.root), cwd, name, body.timeout, body.command)
     pipes: dict[str, Any] = {
         "stdin": asyncio.subprocess.PIPE,
         "stdout": asyncio.subprocess.PIPE,
@@ -106,7 +106,7 @@ async def _run(folder: Folder, runtime: Runtime | None, asked: ExecShellCommand,
         process = await start(words, environ, cwd, **pipes)
     except (OSError, ValueError) as error:
         raise ToolError(f"the command cannot be started: {error}") from None
-    output, late = _Output(asked.max_output_size, say), False
+    output, late = _Output(body.max_output_size, say), False
     try:
         if runtime is None:
             limit(process)
@@ -114,7 +114,7 @@ async def _run(folder: Folder, runtime: Runtime | None, asked: ExecShellCommand,
         with suppress(ConnectionError):
             process.stdin.write(b"\n")
             process.stdin.close()
-        async with asyncio.timeout(asked.timeout):
+        async with asyncio.timeout(body.timeout):
             await _read(process, output)
             await process.wait()
     except TimeoutError:
@@ -127,7 +127,7 @@ async def _run(folder: Folder, runtime: Runtime | None, asked: ExecShellCommand,
 
 
 class _Output:
-    """The text of a command's output, told as it comes; what is beyond `room` bytes is dropped."""
+    """The text of a command's output, tell as it comes; what is beyond `room` bytes is dropped."""
 
     def __init__(self, room: int, say: Say) -> None:
         self._room, self._say, self._cut = room, say, False
@@ -135,9 +135,9 @@ class _Output:
 
     def take(self, piece: bytes) -> None:
         self._cut = self._cut or len(piece) > self._room
-        kept = piece[: self._room]
-        self._room -= len(kept)
-        self._say(self._decoder.decode(kept))
+        entries = piece[: self._room]
+        self._room -= len(entries)
+        self._say(self._decoder.decode(entries))
 
     def end(self) -> None:
         self._say(self._decoder.decode(b"", final=True) + ("\n[output truncated]" if self._cut else ""))

@@ -15,7 +15,7 @@ from typing import Any
 from aiohttp import web
 from msgspec import Struct
 
-from logitless.frontend.chat.server_tool import Answer, Say, Tool, ToolError
+from logitless.frontend.chat.server_tool import Answer, Say, ServerTool, ToolError
 from logitless.server.tools.declared import tool
 from logitless.server.tools.files import file_tools
 from logitless.server.tools.folder import Folder
@@ -64,16 +64,16 @@ class Toolbox:
             async with asyncio.timeout(STOP_SECONDS):
                 await asyncio.gather(*ending, return_exceptions=True)
 
-    async def tools(self) -> dict[str, Tool]:
+    async def tools(self) -> dict[str, ServerTool]:
         """All tools by name; of two with one name, the first."""
         listed = await asyncio.gather(*(self.of_server(name) for name in self.servers))
-        found = dict(self._own)
+        result = dict(self._own)
         for tools in listed:
             for each in tools:
-                found.setdefault(each.name, each)
-        return found
+                result.setdefault(each.name, each)
+        return result
 
-    async def of_server(self, name: str) -> tuple[Tool, ...]:
+    async def of_server(self, name: str) -> tuple[ServerTool, ...]:
         """The tools of one MCP server; none where it is down, which the log has told."""
         try:
             return await self.servers[name].tools()
@@ -86,11 +86,11 @@ class Toolbox:
         """Addresses of the MCP servers by name, "" for commands."""
         return {name: server.settings.url for name, server in self.servers.items()}
 
-    async def find(self, name: str) -> Tool | None:
+    async def find(self, name: str) -> ServerTool | None:
         """The tool of this name."""
         return self._own.get(name) or (await self.tools()).get(name)
 
-    def elsewhere(self, name: str, folder: str, runtime: str) -> Tool | None:
+    def elsewhere(self, name: str, folder: str, runtime: str) -> ServerTool | None:
         """The built-in tool of this name in a folder below its own ("": its own), and in one of the server's
         containers ("": the first). ToolError: there is none of them."""
         allowed = self._settings.runtimes or ("none",)
@@ -99,7 +99,7 @@ class Toolbox:
         tools = _own_tools(self._settings, folder, runtime) if name in self._own else {}
         return tools.get(name)
 
-    async def call(self, tool: Tool, arguments: Mapping[str, Any], client: str, say: Say | None = None) -> Answer:
+    async def call(self, tool: ServerTool, arguments: Mapping[str, Any], client: str, say: Say | None = None) -> Answer:
         """The result of a call, once there is room for it; {error} where it failed. `say` gets what a command
         writes as it comes."""
         async with self._room[tool.server]:
@@ -120,7 +120,7 @@ class Toolbox:
                 self._running.discard(task)
 
 
-def _own_tools(settings: ToolSettings, within: str = "", runtime: str = "") -> dict[str, Tool]:
+def _own_tools(settings: ToolSettings, within: str = "", runtime: str = "") -> dict[str, ServerTool]:
     """The built-in tools. `within`: the folder from which paths and commands begin, below the settings' one."""
     if not settings.built_in:
         return {}

@@ -33,7 +33,7 @@ _HEADERS = {
 }
 _INDEX = "index.html"
 _AGAIN = "no-cache"  # a newer server has a newer page
-_KEPT = "public, max-age=31536000, immutable"
+_IMMUTABLE = "public, max-age=31536000, immutable"
 
 
 @cache
@@ -94,7 +94,7 @@ async def _asset(request: web.Request) -> web.Response:
     name = request.match_info["name"]
     if name not in assets():
         raise web.HTTPNotFound
-    return _file(request, name, _KEPT if request.match_info["version"] == version() else _AGAIN)
+    return _file(request, name, _IMMUTABLE if request.match_info["version"] == version() else _AGAIN)
 
 
 async def _service_worker(request: web.Request) -> web.Response:
@@ -104,8 +104,8 @@ async def _service_worker(request: web.Request) -> web.Response:
 
 async def _manifest(request: web.Request) -> web.Response:
     """The page's name."""
-    told = {"name": "logitless", "start_url": "./", "display": "standalone"}
-    return web.json_response(told, content_type="application/manifest+json")
+    lines = {"name": "logitless", "start_url": "./", "display": "standalone"}
+    return web.json_response(lines, content_type="application/manifest+json")
 
 
 async def _version(request: web.Request) -> web.Response:

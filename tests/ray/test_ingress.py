@@ -14,7 +14,7 @@ import pytest
 from logitless import OptionError
 from logitless.ray.config import ModelConfig, read_config
 from logitless.ray.ingress import Ingress, ReplicaEnded
-from logitless.ray.prefixes import Route
+from logitless.ray.prefixes import PrefixRoute
 from logitless.ray.replica import Replica, joined
 from logitless.server.asgi import Message
 from tests.helpers.asgi_hosts import hosted
@@ -26,11 +26,11 @@ class Replicas:
 
     def __init__(self, *replicas: Replica) -> None:
         self.replicas = list(replicas)
-        self.routes: list[Route] = []
+        self.routes: list[PrefixRoute] = []
         self.ends_after: list[int] = []
         self.n_closed = 0
 
-    async def ask(self, scope: Message, body: bytes, route: Route) -> AsyncGenerator[list[Message], None]:
+    async def ask(self, scope: Message, body: bytes, route: PrefixRoute) -> AsyncGenerator[list[Message], None]:
         self.routes.append(route)
         replica = self.replicas[len(self.routes) % len(self.replicas)]
         left = self.ends_after.pop(0) if self.ends_after else None

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from logitless import OptionError
 from logitless.ray.config import load_config, read_config
-from logitless.ray.prefixes import BLOCK, MAX_BLOCKS, PLACE, PrefixIndex, Route, route_of
+from logitless.ray.prefixes import BLOCK, MAX_BLOCKS, PLACE, PrefixIndex, PrefixRoute, route_of
 
 LONG = "All happy families are alike; every unhappy family is unhappy in its own way. " * 8
 
@@ -78,7 +78,7 @@ def test_long_prompts_are_bounded() -> None:
 def test_the_longest_prefix_is_first_unless_its_queue_is_long() -> None:
     """A request there counts as much as PLACE blocks to compute."""
     index = PrefixIndex()
-    short, whole = (Route(tuple(b"%d" % i for i in range(n))) for n in (20, 30))
+    short, whole = (PrefixRoute(tuple(b"%d" % i for i in range(n))) for n in (20, 30))
     index.add(short, "a")
     index.add(whole, "b")
     assert index.ranked({"a": 0, "b": 0, "c": 0}, whole, slack=9) == ["b", "a", "c"]
@@ -86,17 +86,17 @@ def test_the_longest_prefix_is_first_unless_its_queue_is_long() -> None:
     assert index.ranked({"a": 0, "b": 3, "c": 0}, whole, slack=9) == ["a", "b", "c"]
     assert index.ranked({"a": 6, "b": 8, "c": 0}, whole, slack=9) == ["c", "b", "a"]
     assert index.ranked({"a": 0, "b": 2, "c": 0}, whole, slack=1) == ["a", "c", "b"]  # its prefix does not count
-    assert index.ranked({"a": 2, "b": 1, "c": 0}, Route((b"x",)), slack=9) == ["c", "b", "a"]
+    assert index.ranked({"a": 2, "b": 1, "c": 0}, PrefixRoute((b"x",)), slack=9) == ["c", "b", "a"]
 
 
 def test_a_session_stays_where_it_was_last() -> None:
     index = PrefixIndex()
-    index.add(Route((b"1",), "s"), "a")
-    index.add(Route((b"1",), "s"), "b")
-    assert index.ranked({"a": 0, "b": 1}, Route((), "s"), slack=2)[0] == "b"
+    index.add(PrefixRoute((b"1",), "s"), "a")
+    index.add(PrefixRoute((b"1",), "s"), "b")
+    assert index.ranked({"a": 0, "b": 1}, PrefixRoute((), "s"), slack=2)[0] == "b"
     index.keep({"a"})
-    assert index.ranked({"a": 0}, Route((b"1",), "s"), slack=2) == ["a"]
-    assert [list(homes) for _, homes in index.matched(Route((b"1",)))] == [["a"]]
+    assert index.ranked({"a": 0}, PrefixRoute((b"1",), "s"), slack=2) == ["a"]
+    assert [list(homes) for _, homes in index.matched(PrefixRoute((b"1",)))] == [["a"]]
 
 
 @given(st.randoms(use_true_random=False))
@@ -106,7 +106,7 @@ def test_ranks_are_those_of_the_definition(rng: random.Random) -> None:
     for replica in range(40):
         prompts[replica] = [tuple(b"%d" % rng.randrange(2) for _ in range(rng.randrange(6))) for _ in range(2)]
         for prompt in prompts[replica]:
-            index.add(Route(tuple(b"/".join(prompt[:n]) for n in range(1, len(prompt) + 1))), replica)
+            index.add(PrefixRoute(tuple(b"/".join(prompt[:n]) for n in range(1, len(prompt) + 1))), replica)
     loads = {replica: rng.randrange(4) for replica in prompts}
     wanted = tuple(b"%d" % rng.randrange(2) for _ in range(6))
     limit = min(loads.values()) + 2
@@ -115,7 +115,7 @@ def test_ranks_are_those_of_the_definition(rng: random.Random) -> None:
         lengths = [n for prompt in prompts[replica] for n in range(7) if prompt[:n] == wanted[:n] and len(prompt) >= n]
         return PLACE * loads[replica] + 6 - (max(lengths) if loads[replica] <= limit else 0)
 
-    route = Route(tuple(b"/".join(wanted[:n]) for n in range(1, 7)))
+    route = PrefixRoute(tuple(b"/".join(wanted[:n]) for n in range(1, 7)))
     ranked = index.ranked(loads, route, slack=2)
     assert [cost(replica) for replica in ranked] == sorted(map(cost, loads))[:16]
     assert len(set(ranked)) == 16
@@ -124,10 +124,10 @@ def test_ranks_are_those_of_the_definition(rng: random.Random) -> None:
 def test_the_index_forgets_the_oldest() -> None:
     index = PrefixIndex(max_entries=100)
     for i in range(1000):
-        index.add(Route((str(i).encode(),)), i % 3)
+        index.add(PrefixRoute((str(i).encode(),)), i % 3)
     assert len(index) == 100
-    assert list(index.matched(Route((b"999",))))
-    assert not list(index.matched(Route((b"1",))))
+    assert list(index.matched(PrefixRoute((b"999",))))
+    assert not list(index.matched(PrefixRoute((b"1",))))
 
 
 def test_sessions_are_spread_and_find_their_cache_again() -> None:

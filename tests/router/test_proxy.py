@@ -12,8 +12,8 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from logitless.router.proxy import OUTLIVES, ask, pass_back, stream_over
-from logitless.server.auth import Keys
-from logitless.server.clients import CLIENT, OWNER, RIGHTS, SALT, Client
+from logitless.server.auth import ApiKeys
+from logitless.server.clients import CLIENT, OWNER, RIGHTS, SALT, HttpClient
 from logitless.server.config import ServerConfig
 from logitless.server.middleware import Guard
 from tests.helpers.otlp import collecting
@@ -85,7 +85,9 @@ async def test_a_client_cannot_speak_for_another() -> None:
     seen: list[Any] = []
 
     async def look(request: web.Request) -> web.Response:
-        seen.append((Client.passed_on(request), {name.lower() for name in request.headers} & {"x-api-key", "api-key"}))
+        seen.append(
+            (HttpClient.passed_on(request), {name.lower() for name in request.headers} & {"x-api-key", "api-key"})
+        )
         return web.Response()
 
     behind = web.Application()
@@ -93,7 +95,7 @@ async def test_a_client_cannot_speak_for_another() -> None:
     runner, port = await started(behind)
     child: Any = SimpleNamespace(url=f"http://127.0.0.1:{port}", key="k")
     lies = {OWNER: "o", RIGHTS: "all,admin,tools", SALT: "s", "Api-Key": "k", "X-Api-Key": "k"}
-    clients = (Client("mine", False, False, "mine"), Client("", False, False, "", False))
+    clients = (HttpClient("mine", False, False, "mine"), HttpClient("", False, False, "", False))
     async with aiohttp.ClientSession() as session:
         for client in clients:
             request = make_mocked_request("GET", "/props", lies)
@@ -125,7 +127,7 @@ async def test_a_trace_goes_on_behind_the_router(monkeypatch: pytest.MonkeyPatch
         if not traces:
             monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
         config = ServerConfig()
-        front = Guard(config, Keys((), ""), frozenset()).application()
+        front = Guard(config, ApiKeys((), ""), frozenset()).application()
         front.router.add_get("/props", pass_on)
         runner, port = await started(front)
         headers = {"TraceParent": f"00-{trace}-{span}-01", "TraceState": "vendor=1"}

@@ -11,7 +11,7 @@ import pytest
 from logitless.cli.flags.flags import CliError, UsageError, parse
 from logitless.cli.flags.options import SERVING
 from logitless.cli.setup.server import api_key_file
-from logitless.server.auth import Keys, read_keys
+from logitless.server.auth import ApiKeys, read_keys
 from tests.helpers.http_fakes import running
 
 
@@ -43,7 +43,7 @@ def test_every_key_is_compared_whole_whatever_is_given(monkeypatch: pytest.Monke
         return a == b
 
     monkeypatch.setattr("logitless.server.auth.hmac.compare_digest", compare)
-    keys = Keys(["first", "s", "third"])
+    keys = ApiKeys(["first", "s", "third"])
     for given, opens in (("first", True), ("third", True), ("", False), ("x" * 10_000, False), ("é", False)):
         compared.clear()
         assert keys.match(given) == opens
@@ -70,9 +70,9 @@ def test_a_file_of_keys(tmp_path: Path):
 def test_a_file_that_goes_bad_opens_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     path = tmp_path / "keys"
     path.write_bytes(b"secret-one\n")
-    keys = Keys(("given",), str(path))
+    keys = ApiKeys(("given",), str(path))
     assert keys
-    assert not Keys(())
+    assert not ApiKeys(())
     for content in (b"", b"# nobody\n", b"\xff\xfe", b"x" * 2**21, b"secret-one\nsecret-two\n"):
         replace(path, content)
         assert [keys.match(key) for key in ("given", "secret-one", "", "given,secret-one")] == [
@@ -95,9 +95,9 @@ def test_key_twice_is_one_key(tmp_path: Path) -> None:
     """In the list, in the file, or in both: prefixes of prompts stay shared, as with one key."""
     path = tmp_path / "keys"
     path.write_bytes(b"a\na\n")
-    assert not Keys(["a", "a"]).several
-    assert not Keys(["a"], str(path)).several
-    assert Keys(["b"], str(path)).several
+    assert not ApiKeys(["a", "a"]).several
+    assert not ApiKeys(["a"], str(path)).several
+    assert ApiKeys(["b"], str(path)).several
 
 
 async def test_changes_of_the_server_need_the_admin_key():

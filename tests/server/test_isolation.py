@@ -16,8 +16,8 @@ from aiohttp import web
 from logitless.router.jobs import RouterJobs
 from logitless.server.api.openai import files, fine_tuning
 from logitless.server.api.openai.tuning_context import DESK, LISTENERS, SILENCE
-from logitless.server.auth import Keys, owner_of
-from logitless.server.clients import Client
+from logitless.server.auth import ApiKeys, owner_of
+from logitless.server.clients import HttpClient
 from logitless.server.config import ServerConfig
 from logitless.server.middleware import Guard
 from tests.helpers.http_fakes import FakeScheduler, Running, running, while_stepping
@@ -165,7 +165,7 @@ async def test_another_keys_answer_cannot_be_cut_short() -> None:
 async def desk(folder: Path, **settings: Any) -> AsyncIterator[SimpleNamespace]:
     """The endpoints of files and jobs, with a store."""
     config = ServerConfig(**settings)
-    app = Guard(config, Keys(config.api_keys), frozenset()).application()
+    app = Guard(config, ApiKeys(config.api_keys), frozenset()).application()
     own = RouterJobs(str(folder))
     app[DESK], app[LISTENERS], app[SILENCE] = own, own.listeners, 60.0
     job = "/v1/fine_tuning/jobs/{id}"
@@ -254,11 +254,11 @@ async def test_jobs_are_their_keys(tmp_path: Path) -> None:
 
 def test_a_router_passes_its_clients_on() -> None:
     for client in (
-        Client(),
-        Client("o", False, False, "o"),
-        Client("o", True, False, ""),
-        Client("", False, True, "", False),
+        HttpClient(),
+        HttpClient("o", False, False, "o"),
+        HttpClient("o", True, False, ""),
+        HttpClient("", False, True, "", False),
     ):
         request: Any = SimpleNamespace(headers=client.headers())
-        assert Client.passed_on(request) == client
-    assert Client.passed_on(SimpleNamespace(headers={})) == Client("", False, False, "", False)  # type: ignore[arg-type]
+        assert HttpClient.passed_on(request) == client
+    assert HttpClient.passed_on(SimpleNamespace(headers={})) == HttpClient("", False, False, "", False)  # type: ignore[arg-type]

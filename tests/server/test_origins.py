@@ -10,7 +10,7 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 
 from logitless.engine.errors import Forbidden
-from logitless.server.auth import Keys
+from logitless.server.auth import ApiKeys
 from logitless.server.config import ServerConfig
 from logitless.server.origins import Origins, check_origins, lets_any_page_in
 from tests.helpers.http_fakes import running
@@ -246,7 +246,7 @@ class Transport:
 def test_each_connection_is_judged_by_its_own_address(
     address: Any, host_is_judged: bool, origin_is_judged: bool
 ) -> None:
-    origins = Origins(ServerConfig(host="::,/run/x.sock"), Keys(()))
+    origins = Origins(ServerConfig(host="::,/run/x.sock"), ApiKeys(()))
 
     def refused(headers: dict[str, str]) -> bool:
         request = make_mocked_request("POST", "/completion", headers=headers, transport=Transport(address))

@@ -16,7 +16,7 @@ from logitless.engine.sampling.params import Param
 from logitless.frontend.answers.batches import Batch, BatchCounts, MessageBatch, MessageBatchCounts
 from logitless.frontend.fields import bad_request
 from logitless.server.api.openai.files import OPEN
-from logitless.server.clients import Client
+from logitless.server.clients import HttpClient
 
 ENDPOINTS: Final = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MESSAGES: Final = "/v1/messages"
@@ -59,7 +59,7 @@ def window(text: str) -> int:
     return int(hours[1]) * 3600
 
 
-def new_batch(store: Store, client: Client, server: str, endpoint: str, file: str, **fields: Any) -> Row:
+def new_batch(store: Store, client: HttpClient, server: str, endpoint: str, file: str, **fields: Any) -> Row:
     """The row of a new batch of the client. TooManyRequests: it has too many."""
     n_open = sum(row["owner"] == client.owner and row["status"] in OPEN for row in store.all("batches"))
     if n_open >= MAX_OPEN:
@@ -82,10 +82,12 @@ def new_batch(store: Store, client: Client, server: str, endpoint: str, file: st
     }
 
 
-def client_of(row: Row) -> Client:
+def client_of(row: Row) -> HttpClient:
     """The client for whom the batch's requests are: the key that created it, without an admin's rights."""
     runs_tools = row.get("runs_tools", False)
-    return Client(row["owner"], row["sees_all"], is_admin=False, salt=row["salt"], runs_tools=runs_tools, batch=True)
+    return HttpClient(
+        row["owner"], row["sees_all"], is_admin=False, salt=row["salt"], runs_tools=runs_tools, batch=True
+    )
 
 
 def counts(store: Store, row: Row) -> tuple[int, int]:
@@ -122,14 +124,14 @@ def message_object(store: Store, row: Row, url: str) -> MessageBatch:
     rest = row["total"] - n_done - n_failed
     ended = row["status"] not in OPEN
     state: Any = "ended" if ended else "canceling" if row["status"] == "cancelling" else "in_progress"
-    left = {"cancelled": "canceled", "expired": "expired"}.get(row["status"], "processing")
-    found = MessageBatchCounts(succeeded=n_done, errored=n_failed)
-    setattr(found, left, rest)
+    remaining = {"cancelled": "canceled", "expired": "expired"}.get(row["status"], "processing")
+    result = MessageBatchCounts(succeeded=n_done, errored=n_failed)
+    setattr(result, remaining, rest)
     ended_at = row.get("completed_at") or row.get("cancelled_at") or row.get("expired_at") or row.get("failed_at")
     return MessageBatch(
         id=row["id"],
         processing_status=state,
-        request_counts=found,
+        request_counts=result,
         created_at=_rfc3339(row["created_at"]),
         expires_at=_rfc3339(row["expires_at"]),
         ended_at=_rfc3339(ended_at) if ended else None,

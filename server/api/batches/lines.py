@@ -32,18 +32,18 @@ def read_lines(path: Path, skip: Collection[int] = ()) -> Iterator[Line]:
     """The requests of a file that was checked, without those that are done."""
     for number, raw in _raw_lines(path):
         if number not in skip:
-            told = json.loads(raw)
-            yield Line(number, told["custom_id"], json.dumps(told["body"], ensure_ascii=False).encode())
+            lines = json.loads(raw)
+            yield Line(number, lines["custom_id"], json.dumps(lines["body"], ensure_ascii=False).encode())
 
 
 def check_lines(path: Path, endpoint: str) -> tuple[int, list[Row]]:
     """(number of requests, errors in OpenAI's shape) of an input file. Checked on a worker thread."""
     errors: list[Row] = []
-    seen: set[str] = set()
+    known: set[str] = set()
     n = 0
     for number, raw in _raw_lines(path):
         n = number + 1
-        if problem := _problem(raw, endpoint, seen):
+        if problem := _problem(raw, endpoint, known):
             code, name, message = problem
             errors.append({"code": code, "line": n, "message": f"line {n}: {message}", "param": name or None})
             if len(errors) == _MOST_ERRORS:
@@ -63,7 +63,7 @@ def _raw_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         yield from enumerate(line for line in file if line.strip())
 
 
-def _problem(raw: bytes, endpoint: str, seen: set[str]) -> tuple[str, str, str] | None:
+def _problem(raw: bytes, endpoint: str, known: set[str]) -> tuple[str, str, str] | None:
     """(code, field, message) of a line's first fault."""
     try:
         line = json.loads(raw)
@@ -74,9 +74,9 @@ def _problem(raw: bytes, endpoint: str, seen: set[str]) -> tuple[str, str, str] 
     id = line.get("custom_id")
     if not isinstance(id, str) or not 0 < len(id) <= 512:
         return "missing_required_parameter", "custom_id", "field 'custom_id' must be a text of 1 to 512 characters"
-    if id in seen:
+    if id in known:
         return "duplicate_custom_id", "custom_id", f"field 'custom_id': {id!r} is another line's"
-    seen.add(id)
+    known.add(id)
     if line.get("method", "POST") != "POST":
         return "invalid_method", "method", "field 'method' must be POST"
     if line.get("url", endpoint) != endpoint:
@@ -93,10 +93,10 @@ def result(endpoint: str, line: Line, status: int, body: bytes, request_id: str)
     """(True if it was answered, the line of the result) for a response."""
     answered = status == 200
     if endpoint == MESSAGES:
-        told: dict[str, Any] = {"type": "succeeded", "message": Raw(body)}
+        outcome: dict[str, Any] = {"type": "succeeded", "message": Raw(body)}
         if not answered:
-            told = {"type": "errored", "error": Raw(body)}
-        return answered, encode_json({"custom_id": line.custom_id, "result": told})
+            outcome = {"type": "errored", "error": Raw(body)}
+        return answered, encode_json({"custom_id": line.custom_id, "result": outcome})
     response = {"status_code": status, "request_id": request_id, "body": Raw(body)}
     return answered, encode_json(
         {"id": f"batch_req_{secrets.token_hex(12)}", "custom_id": line.custom_id, "response": response, "error": None}

@@ -17,7 +17,7 @@ from logitless.server.api.batches.batch import MESSAGES, MessageBatchBody, messa
 from logitless.server.api.batches.openai import cancelled, keep, one
 from logitless.server.api.batches.runner import BATCHES
 from logitless.server.api.context import CONTEXT, json_response
-from logitless.server.api.openai.files import BATCH, OPEN, seen
+from logitless.server.api.openai.files import BATCH, OPEN, visible_rows
 from logitless.server.clients import CLIENT
 from logitless.server.observing.record import FileAnswer
 
@@ -35,7 +35,7 @@ async def create(request: web.Request) -> web.Response:
         raise unkept("the batch cannot be kept", error) from None
     row = new_batch(store, client, runner.name, MESSAGES, file["id"])
     await keep(request, row)
-    return json_response(_shown(request, row))
+    return json_response(_as_batch(request, row))
 
 
 def _lines(body: dict[str, Any]) -> bytes:
@@ -48,14 +48,14 @@ def _lines(body: dict[str, Any]) -> bytes:
         if each.params.get("stream"):
             bad_request(f"requests[{i}].params.stream", "answers of a batch are no streams")
         ids.add(each.custom_id)
-    told = ({"custom_id": each.custom_id, "body": each.params} for each in requests)
-    return b"".join(json.dumps(each).encode() + b"\n" for each in told)
+    rows = ({"custom_id": each.custom_id, "body": each.params} for each in requests)
+    return b"".join(json.dumps(each).encode() + b"\n" for each in rows)
 
 
 async def batches(request: web.Request) -> web.Response:
     """GET /v1/messages/batches: the newest first; `after_id` and `before_id` are ends of other pages."""
     query = request.query
-    rows = [row for row in seen(request, "batches") if row["endpoint"] == MESSAGES]
+    rows = [row for row in visible_rows(request, "batches") if row["endpoint"] == MESSAGES]
     text = query.get("limit", "20")
     if not (text.isdecimal() and len(text) < 6 and 1 <= int(text) <= _MOST):
         raise InvalidRequest(f"query 'limit': must be from 1 to {_MOST}, not {text[:20]!r}")
@@ -66,19 +66,19 @@ async def batches(request: web.Request) -> web.Response:
     else:
         rest = rows[ids.index(query["after_id"]) + 1 :] if query.get("after_id") in ids else rows
         page, more = rest[:limit], len(rest) > limit
-    data = [_shown(request, row) for row in page]
+    data = [_as_batch(request, row) for row in page]
     ends = (page[0]["id"], page[-1]["id"]) if page else (None, None)
     return json_response(MessageBatchPage(data, more, *ends))
 
 
 async def batch(request: web.Request) -> web.Response:
     """GET /v1/messages/batches/{id}."""
-    return json_response(_shown(request, one(request, messages=True)))
+    return json_response(_as_batch(request, one(request, messages=True)))
 
 
 async def cancel(request: web.Request) -> web.Response:
     """POST /v1/messages/batches/{id}/cancel."""
-    return json_response(_shown(request, await cancelled(request, one(request, messages=True))))
+    return json_response(_as_batch(request, await cancelled(request, one(request, messages=True))))
 
 
 async def results(request: web.Request) -> web.StreamResponse:
@@ -108,7 +108,7 @@ def _delete(store: Store, row: Row) -> None:
     store.delete_files([id for id in (row["input_file_id"], row.get("output_file_id")) if id], row["id"])
 
 
-def _shown(request: web.Request, row: Row) -> MessageBatch:
+def _as_batch(request: web.Request, row: Row) -> MessageBatch:
     context = request.app[CONTEXT]
     path = f"{context.config.api_prefix.rstrip('/')}{MESSAGES}/batches/{row['id']}/results"
     host = "" if context.config.behind_router else f"{request.scheme}://{request.host}"

@@ -22,7 +22,7 @@ from logitless.server.api.batches.batch import (
 )
 from logitless.server.api.batches.runner import BATCHES
 from logitless.server.api.context import CONTEXT, json_response
-from logitless.server.api.openai.files import BATCH, found, listed, seen
+from logitless.server.api.openai.files import BATCH, listed, visible_row, visible_rows
 from logitless.server.clients import CLIENT
 
 
@@ -59,7 +59,7 @@ async def keep(request: web.Request, row: Row) -> None:
 async def batches(request: web.Request) -> web.Response:
     """GET /v1/batches."""
     store = request.app[BATCHES].store
-    page: Any = listed(request, [row for row in seen(request, "batches") if row["endpoint"] != MESSAGES])
+    page: Any = listed(request, [row for row in visible_rows(request, "batches") if row["endpoint"] != MESSAGES])
     page.data = [openai_object(store, row) for row in page.data]
     return json_response(page)
 
@@ -77,7 +77,7 @@ async def cancel(request: web.Request) -> web.Response:
 def one(request: web.Request, *, messages: bool = False) -> Row:
     """The batch that the path names, of OpenAI's or of Anthropic's API. NotFound: the key has none of this id."""
     _ = request.app[BATCHES].store
-    row = found(request, "batches", "No such batch")
+    row = visible_row(request, "batches", "No such batch")
     if (row["endpoint"] == MESSAGES) != messages:
         raise NotFound(f"No such batch: {row['id']}")
     return row

@@ -24,7 +24,7 @@ from logitless.server.api.batches.lines import Line, check_lines, read_lines, re
 from logitless.server.api.context import CONTEXT
 from logitless.server.api.openai.files import OPEN
 from logitless.server.asgi import call
-from logitless.server.clients import Client
+from logitless.server.clients import HttpClient
 from logitless.server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ RETRY: Final = 1.0  # seconds before a line that the server had no room for is a
 _AGAIN = frozenset((429, 503))  # statuses of a server that has no room
 
 
-async def ask(server: web.Server, path: str, line: Line, client: Client, request_id: str) -> tuple[int, bytes]:
+async def ask(server: web.Server, path: str, line: Line, client: HttpClient, request_id: str) -> tuple[int, bytes]:
     """(status, body) of a line's answer; a line for which the server has no room is asked again."""
     while True:
         status, body = await call(server, path, line.body, client, request_id)
@@ -57,7 +57,7 @@ async def answer_file(
     await runner.setup()
     config = app[CONTEXT].config
     room = asyncio.Semaphore(AHEAD * config.n_parallel)
-    client = Client(batch=True)
+    client = HttpClient(batch=True)
 
     async def answer(line: Line) -> None:
         async with room:

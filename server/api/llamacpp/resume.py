@@ -63,7 +63,7 @@ async def lookup(request: web.Request) -> web.Response:
     def parse(body: dict[str, object]) -> list[str]:
         return list(dict.fromkeys(read(LookupBody, body).conversation_ids))
 
-    found = [context.sessions.find((client_key(request), id)) for id in await context.parsed(request, parse)]
+    result = [context.sessions.find((client_key(request), id)) for id in await context.parsed(request, parse)]
     return json_response(
         [
             StreamState(
@@ -73,7 +73,7 @@ async def lookup(request: web.Request) -> web.Response:
                 started_at=int(session.started_at),
                 completed_at=int(session.completed_at),
             )
-            for session in found
+            for session in result
             if session is not None
         ]
     )

@@ -1,4 +1,4 @@
-"""Buffers of resumable streams: sent bytes are kept, and sent again from any position.
+"""Buffers of resumable streams: sent bytes are tail, and sent again from any position.
 
 llama-server's semantics (tools/server, "resumable streams"): bytes are counted, the oldest are
 dropped first."""
@@ -17,12 +17,12 @@ from logitless.engine.stream import Stream
 log = logging.getLogger("logitless.http")
 MAX_BYTES = 4 << 20  # of one stream
 MAX_SESSIONS = 32  # so 128 MiB in all
-KEEP = 300.0  # seconds that a stream is kept when it is complete, and that it goes on when nobody reads it
+KEEP = 300.0  # seconds that a stream is tail when it is complete, and that it goes on when nobody reads it
 
 Place = tuple[str, str]  # the client's key, and its name for the stream: keys see their own streams only
 
 
-class Session:
+class StreamSession:
     """The bytes of one stream, for as many readers as come."""
 
     def __init__(self, id: str, *, lasting: bool = False) -> None:
@@ -31,7 +31,7 @@ class Session:
         self.started_at, self.completed_at = time.time(), 0.0
         self.total = 0  # bytes so far, those that were dropped included
         self.done = False
-        self._kept = bytearray()
+        self._tail = bytearray()
         self._news = asyncio.Event()
         self._n_readers = 0
         self._left_at = time.monotonic()
@@ -40,13 +40,13 @@ class Session:
 
     @property
     def start(self) -> int:
-        """The first byte that is still kept."""
-        return self.total - len(self._kept)
+        """The first byte that is still tail."""
+        return self.total - len(self._tail)
 
     @property
-    def kept(self) -> bytes:
-        """The bytes that are still kept."""
-        return bytes(self._kept)
+    def tail(self) -> bytes:
+        """The bytes that are still tail."""
+        return bytes(self._tail)
 
     def begin(self, stream: Stream, data: AsyncGenerator[bytes, None], ping_interval: int) -> None:
         """Take in `data`, what `stream` says, from now on, and comment lines when it is silent: they count, or offsets
@@ -80,9 +80,9 @@ class Session:
 
     def add(self, piece: bytes) -> None:
         """The stream goes on."""
-        self._kept += piece
+        self._tail += piece
         self.total += len(piece)
-        del self._kept[:-MAX_BYTES]
+        del self._tail[:-MAX_BYTES]
         self._tell()
 
     def end(self) -> None:
@@ -100,20 +100,20 @@ class Session:
         news.set()
 
     def check(self, offset: int) -> None:
-        """InvalidRequest: the bytes from there on are not kept any more."""
+        """InvalidRequest: the bytes from there on are not tail any more."""
         if offset < self.start:
             raise InvalidRequest(f"'from': only the bytes from {self.start} on are still kept")
 
     async def read(self, offset: int) -> AsyncGenerator[bytes, None]:
         """Everything from this byte on, until the end. ConnectionError: the reader is too slow for
-        what is kept.
+        what is tail.
         """
         self._n_readers += 1
         try:
             while True:
                 if offset < self.start:
                     raise ConnectionResetError("too slow")
-                piece = bytes(self._kept[offset - self.start :])
+                piece = bytes(self._tail[offset - self.start :])
                 if piece:
                     offset += len(piece)
                     yield piece
@@ -126,13 +126,13 @@ class Session:
             self._left_at = time.monotonic()
 
 
-class Sessions:
+class StreamSessions:
     """All of a server."""
 
     def __init__(self) -> None:
-        self._all: dict[Place, Session] = {}
+        self._all: dict[Place, StreamSession] = {}
 
-    def open(self, place: Place, *, lasting: bool = False) -> Session:
+    def open(self, place: Place, *, lasting: bool = False) -> StreamSession:
         """A new one; it ends the one that had this place. Unavailable: too many are running."""
         self.drop(place)
         self._forget_old()
@@ -142,10 +142,10 @@ class Sessions:
                 hint = "later" if lasting else "without X-Conversation-Id"
                 raise Unavailable(f"{MAX_SESSIONS} resumable streams are running; try again {hint}")
             del self._all[oldest]
-        self._all[place] = session = Session(place[1], lasting=lasting)
+        self._all[place] = session = StreamSession(place[1], lasting=lasting)
         return session
 
-    def find(self, place: Place) -> Session | None:
+    def find(self, place: Place) -> StreamSession | None:
         """The one at this place."""
         self._forget_old()
         return self._all.get(place)

@@ -53,10 +53,10 @@ async def slots(request: web.Request) -> web.Response:
     def show(scheduler: Scheduler) -> list[SlotState]:
         return [_slot(slot, context, whole=slot.is_of(owner)) for slot in scheduler.slots]
 
-    shown = await context.service.ask(show, wakes=False)
-    if request.query.get("fail_on_no_slot") and all(slot.is_processing for slot in shown):
+    entry = await context.service.ask(show, wakes=False)
+    if request.query.get("fail_on_no_slot") and all(slot.is_processing for slot in entry):
         raise Unavailable("no slot available")
-    return json_response(shown)
+    return json_response(entry)
 
 
 async def slot_action(request: web.Request) -> web.Response:

@@ -71,23 +71,23 @@ async def tokenize(request: web.Request) -> web.Response:
     def reply(body: dict[str, Any]) -> web.Response:
         if "content" not in body and ("prompt" in body or "messages" in body):
             return json_response(_count(body, context, parser, most))
-        asked = read(TokenizeBody, body)
-        parts = asked.content if isinstance(asked.content, list) else [asked.content]
+        params = read(TokenizeBody, body)
+        parts = params.content if isinstance(params.content, list) else [params.content]
         ids: list[int] = []
-        if isinstance(asked.content, dict):
-            ids = _with_media(asked.content, most, parser, add_special=asked.add_special)
-            parts = [] if ids else [asked.content.get("prompt_string")]
+        if isinstance(params.content, dict):
+            ids = _with_media(params.content, most, parser, add_special=params.add_special)
+            parts = [] if ids else [params.content.get("prompt_string")]
         if sum(len(part) for part in parts if isinstance(part, str)) > most:
             raise TooLarge(f"field 'content': a text has at most {most} characters here")
         for i, part in enumerate(parts):
             if isinstance(part, str):
-                special = asked.add_special and i == 0
-                for some in tokenizer.encode_parts(part, add_special=special, parse_special=asked.parse_special):
+                special = params.add_special and i == 0
+                for some in tokenizer.encode_parts(part, add_special=special, parse_special=params.parse_special):
                     check()
                     ids += some
             elif part is not None:
                 ids.append(_token("content", part, tokenizer))
-        if not asked.with_pieces:
+        if not params.with_pieces:
             return json_response(TokenIds(ids))
         pieces = {id: TokenPiece(id, _piece(tokenizer.piece(id)) if id >= 0 else "") for id in set(ids)}
         return json_response(TokenPieces([pieces[id] for id in ids]))
@@ -107,13 +107,13 @@ def _with_media(content: Mapping[str, Any], most: int, parser: RequestParser, *,
 
 def _count(body: dict[str, Any], context: Context, parser: RequestParser, most: int) -> TokenizedPrompt:
     """Tokens of vLLM's `prompt`, or of its `messages`."""
-    asked, served = read(CountBody, body), context.served
-    is_chat = asked.prompt is None
-    prompt = render_chat(body, parser, served.template) if is_chat else ChatPrompt(as_text("prompt", asked.prompt))
+    params, served = read(CountBody, body), context.served
+    is_chat = params.prompt is None
+    prompt = render_chat(body, parser, served.template) if is_chat else ChatPrompt(as_text("prompt", params.prompt))
     text = prompt.text
     if len(text) > most:
         raise TooLarge(f"field '{'messages' if is_chat else 'prompt'}': a text has at most {most} characters here")
-    special = not is_chat if asked.add_special_tokens is None else asked.add_special_tokens
+    special = not is_chat if params.add_special_tokens is None else params.add_special_tokens
     ids: list[int] = []
     if prompt.media:
         ids += _rows(parser.media.prompt("messages", text, list(prompt.media), add_special=special)[0])
@@ -121,7 +121,7 @@ def _count(body: dict[str, Any], context: Context, parser: RequestParser, most: 
         for some in served.tokenizer.encode_parts(text, add_special=special, parse_special=True):
             check()
             ids += some
-    texts = [_text(served.tokenizer, id) for id in ids] if asked.return_token_strs else None
+    texts = [_text(served.tokenizer, id) for id in ids] if params.return_token_strs else None
     return TokenizedPrompt(len(ids), served.info.n_ctx, ids, texts)
 
 
@@ -166,10 +166,10 @@ async def detokenize(request: web.Request) -> web.Response:
     most = max(MAX_TEXT, context.served.info.n_ctx)
 
     def reply(body: dict[str, Any]) -> web.Response:
-        asked = read(DetokenizeBody, body).tokens
-        if len(asked) > most:
-            raise TooLarge(f"field 'tokens': at most {most} are taken here, got {len(asked)}")
-        ids = [_token("tokens", id, tokenizer) for id in asked]
+        params = read(DetokenizeBody, body).tokens
+        if len(params) > most:
+            raise TooLarge(f"field 'tokens': at most {most} are taken here, got {len(params)}")
+        ids = [_token("tokens", id, tokenizer) for id in params]
         text = tokenizer.pieces(ids).decode("utf-8", "replace")
         return json_response(DetokenizedText(text, text))
 

@@ -13,9 +13,9 @@ from logitless.engine.errors import Forbidden
 from logitless.frontend.answers import UNSET
 from logitless.frontend.answers.ollama import OllamaAnswer, OllamaVector, OllamaVectors
 from logitless.frontend.dialects.ollama import (
-    Asked,
     EmbedBody,
     EmbeddingsBody,
+    OllamaJob,
     embed_texts,
     options_of,
     parse_generate,
@@ -25,7 +25,7 @@ from logitless.frontend.dialects.ollama_names import seconds, timestamp
 from logitless.frontend.fields import bad_request, read
 from logitless.frontend.lora import parse_lora
 from logitless.frontend.replies.encoding import lazy
-from logitless.frontend.replies.ollama import OllamaReply, nanoseconds, said
+from logitless.frontend.replies.ollama import OllamaReply, nanoseconds, text_fields
 from logitless.frontend.texts.embeddings import normalized
 from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.api.generate import run, send_json
@@ -35,7 +35,7 @@ from logitless.server.clients import CLIENT
 
 _LONG = 1 << 10  # tokens of texts whose vectors take long to write
 
-Parse = Callable[..., Asked]
+Parse = Callable[..., OllamaJob]
 
 
 async def generate(request: web.Request) -> web.StreamResponse:
@@ -51,24 +51,24 @@ async def chat(request: web.Request) -> web.StreamResponse:
 async def _generated(request: web.Request, parse: Parse, *, chat: bool) -> web.StreamResponse:
     context = request.app[CONTEXT]
     parser, template, find = context.parser_for(request), context.served.template, partial(model_of, context)
-    asked = await context.parsed(request, lambda body: parse(body, parser, template, find), slow=True)
-    if asked.job is None:
-        return await _loaded(request, asked, chat=chat)
-    reply = OllamaReply(asked.job, asked.model, context.served, context.config, chat=chat)
-    response = await run(request, context, asked.job, reply)
-    if asked.keep == 0 and _may_unload(request):
+    params = await context.parsed(request, lambda body: parse(body, parser, template, find), slow=True)
+    if params.job is None:
+        return await _loaded(request, params, chat=chat)
+    reply = OllamaReply(params.job, params.model, context.served, context.config, chat=chat)
+    response = await run(request, context, params.job, reply)
+    if params.keep == 0 and _may_unload(request):
         _unload(request)
     return response
 
 
-async def _loaded(request: web.Request, asked: Asked, *, chat: bool) -> web.Response:
+async def _loaded(request: web.Request, job: OllamaJob, *, chat: bool) -> web.Response:
     """The answer to an empty prompt, which loads the model, or unloads it."""
-    if asked.keep == 0:
+    if job.keep == 0:
         _unload(request)
     else:
         await request.app[CONTEXT].service.ask(lambda _: None)
-    reason = "unload" if asked.keep == 0 else "load"
-    return json_response(OllamaAnswer(asked.model, timestamp(), **said(chat), done=True, done_reason=reason))
+    reason = "unload" if job.keep == 0 else "load"
+    return json_response(OllamaAnswer(job.model, timestamp(), **text_fields(chat), done=True, done_reason=reason))
 
 
 def _unload(request: web.Request) -> None:
@@ -89,27 +89,27 @@ async def embed(request: web.Request) -> web.StreamResponse:
     began = time.monotonic()
 
     def texts(body: dict[str, Any]) -> tuple[EmbedBody, str | list[str]]:
-        asked = read(EmbedBody, body)
-        return asked, asked.input if isinstance(asked.input, str) else list(asked.input)
+        params = read(EmbedBody, body)
+        return params, params.input if isinstance(params.input, str) else list(params.input)
 
-    asked, n_tokens, found = await _vectors(request, texts, "input", 2)
-    told = nanoseconds((time.monotonic() - began) * 1e3)
-    count = n_tokens if found else UNSET
-    answer = OllamaVectors(asked.model, found, told, 0, count)
+    params, n_tokens, result = await _vectors(request, texts, "input", 2)
+    total = nanoseconds((time.monotonic() - began) * 1e3)
+    count = n_tokens if result else UNSET
+    vectors = OllamaVectors(params.model, result, total, 0, count)
     if n_tokens > _LONG:
-        return await send_json(request, request.app[CONTEXT], lambda: answer)
-    return json_response(answer)
+        return await send_json(request, request.app[CONTEXT], lambda: vectors)
+    return json_response(vectors)
 
 
 async def embeddings(request: web.Request) -> web.Response:
     """POST /api/embeddings: one vector, as the model makes it."""
 
     def text(body: dict[str, Any]) -> tuple[EmbeddingsBody, str]:
-        asked = read(EmbeddingsBody, body)
-        return asked, asked.prompt
+        params = read(EmbeddingsBody, body)
+        return params, params.prompt
 
-    _, _, found = await _vectors(request, text, "prompt", -1)
-    return json_response(OllamaVector(next(iter(found), [])))
+    _, _, result = await _vectors(request, text, "prompt", -1)
+    return json_response(OllamaVector(next(iter(result), [])))
 
 
 async def _vectors(
@@ -121,21 +121,21 @@ async def _vectors(
     parser = context.parser_for(request)
 
     def parse(body: dict[str, Any]) -> Any:
-        asked, given = texts(body)
-        ours = model_of(context, asked.model)
-        keep = None if asked.keep_alive is None else seconds("keep_alive", asked.keep_alive)
-        options_of(asked)
-        dimensions = getattr(asked, "dimensions", None)
+        params, value = texts(body)
+        ours = model_of(context, params.model)
+        keep = None if params.keep_alive is None else seconds("keep_alive", params.keep_alive)
+        options_of(params)
+        dimensions = getattr(params, "dimensions", None)
         if dimensions is not None and dimensions > embedder.n_embd:
             bad_request("dimensions", f"must be at most {embedder.n_embd}, the size of the model's vectors")
-        ids = embed_texts(given, name, parser, embedder.n_ctx, asked.truncate) if given else []
-        return asked, ids, parse_lora(ours, None, parser.adapters), dimensions, keep
+        ids = embed_texts(value, name, parser, embedder.n_ctx, params.truncate) if value else []
+        return params, ids, parse_lora(ours, None, parser.adapters), dimensions, keep
 
-    asked, ids, lora, dimensions, keep = await context.parsed(request, parse)
+    params, ids, lora, dimensions, keep = await context.parsed(request, parse)
     await context.embeds(request, "", ids)
-    made = await vectors_of(context, embedder, ids, pooling, lora) if ids else []
+    built = await vectors_of(context, embedder, ids, pooling, lora) if ids else []
     if keep == 0 and (not ids or _may_unload(request)):
         _unload(request)
 
-    shown: list[list[float]] = lazy(lambda: (normalized(vector[:dimensions], norm).tolist() for vector in made))
-    return asked, sum(map(len, ids)), shown if made else []
+    entries: list[list[float]] = lazy(lambda: (normalized(vector[:dimensions], norm).tolist() for vector in built))
+    return params, sum(map(len, ids)), entries if built else []

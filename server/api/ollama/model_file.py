@@ -40,10 +40,10 @@ class ModelFile:
 def model_file(path: str) -> ModelFile:
     """The file at this path, read once for each version of it; "" or none there: nothing is known."""
     try:
-        found = Path(path).stat()
+        result = Path(path).stat()
     except (OSError, ValueError):
         return ModelFile()
-    return _read(path, found.st_size, found.st_mtime_ns)
+    return _read(path, result.st_size, result.st_mtime_ns)
 
 
 @lru_cache(256)
@@ -98,11 +98,11 @@ def _capabilities(info: dict[str, Any], family: str, template: str) -> tuple[str
     """Ollama's capabilities of a model, by its file."""
     if f"{family}.pooling_type" in info:
         return ("embedding",)
-    found = ["completion"]
+    result = ["completion"]
     if "tools" in template:
-        found.append("tools")
+        result.append("tools")
     if template and reasoning_tags(template) is not None:
-        found.append("thinking")
+        result.append("thinking")
     if "tokenizer.ggml.fim_pre_token_id" in info or "tokenizer.ggml.prefix_token_id" in info:
-        found.append("insert")
-    return tuple(found)
+        result.append("insert")
+    return tuple(result)

@@ -28,7 +28,7 @@ def listed(name: str, file: ModelFile, **more: Any) -> ListedModel:
     return ListedModel(tagged(name), tagged(name), file.modified_at, file.size, file.digest, file.details, **more)
 
 
-def shown(name: str, file: ModelFile, info: dict[str, Any], parameters: str = "") -> ShownModel:
+def show_answer(name: str, file: ModelFile, info: dict[str, Any], parameters: str = "") -> ShownModel:
     """The answer of /api/show of a model: its name, its file, its metadata."""
     license = info.get("general.license")
     return ShownModel(
@@ -105,11 +105,11 @@ async def ps(request: web.Request) -> web.Response:
 async def show(request: web.Request) -> web.Response:
     """POST /api/show."""
     context = request.app[CONTEXT]
-    asked = await context.parsed(request, lambda body: read(ShowBody, body))
-    name, path = model_of(context, asked.model), context.config.model_path
+    params = await context.parsed(request, lambda body: read(ShowBody, body))
+    name, path = model_of(context, params.model), context.config.model_path
     file = await _file(context)
-    info = await to_thread(lambda: whole_info(path)) if asked.verbose else file.info
-    return json_response(shown(name, file, info, _parameters(context.config)))
+    info = await to_thread(lambda: whole_info(path)) if params.verbose else file.info
+    return json_response(show_answer(name, file, info, _parameters(context.config)))
 
 
 async def version(request: web.Request) -> web.Response:

@@ -12,11 +12,11 @@ from msgspec import to_builtins
 from logitless.engine.errors import InvalidRequest, NotFound
 from logitless.frontend.answers.responses import Response
 from logitless.frontend.fields import bad_request
-from logitless.frontend.parser import Job
+from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.reply import Reply
 from logitless.server.api.context import CONTEXT, Context, json_response
 from logitless.server.api.generate import CONVERSATION, begin_session, send
-from logitless.server.api.llamacpp.sessions import Session
+from logitless.server.api.llamacpp.sessions import StreamSession
 from logitless.server.api.openai.conversations import owner
 from logitless.server.api.openai.stored_responses import UNFINISHED, Earlier, Item, StoredResponses
 from logitless.server.observing.record import RECORD, Record
@@ -27,15 +27,15 @@ _NUMBER = re.compile(rb'\ndata: \{"type":"[^"]*","sequence_number":(\d+)')
 
 def _cancelled(store: StoredResponses, key: str, id: str) -> None:
     """Unless it is whole, somebody ended it."""
-    found = store.find(key, id)
-    if found is not None and found.response["status"] in UNFINISHED:
-        store.update(key, {**found.response, "status": "cancelled"})
+    row = store.find(key, id)
+    if row is not None and row.response["status"] in UNFINISHED:
+        store.update(key, {**row.response, "status": "cancelled"})
 
 
 async def run_behind(
     request: web.Request,
     context: Context,
-    job: Job,
+    job: GenerationJob,
     reply: Reply,
     queued: Response,
     opening: bytes,
@@ -50,11 +50,11 @@ async def run_behind(
     own = request[RECORD] = Record(request, record.route)  # it ends later than the request
     own.id = record.id
 
-    async def around(told: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    async def around(lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
         try:
-            async with aclosing(told):
+            async with aclosing(lines):
                 yield opening
-                async for piece in told:
+                async for piece in lines:
                     yield piece
         finally:
             _cancelled(context.stored, key, reply.id)
@@ -86,29 +86,29 @@ async def resume(request: web.Request) -> web.StreamResponse:
     return await send(request, context, session.read(_offset(session, int(after))), -1)
 
 
-def _offset(session: Session, after: int) -> int:
+def _offset(session: StreamSession, after: int) -> int:
     """The byte at which the next event begins."""
-    kept = session.kept
-    for found in _NUMBER.finditer(kept):
-        if (number := int(found[1])) > after:
+    entries = session.tail
+    for result in _NUMBER.finditer(entries):
+        if (number := int(result[1])) > after:
             if session.start and number > after + 1:
                 raise InvalidRequest(f"'starting_after': only the events after {number - 1} are still kept")
-            return session.start + kept.rfind(b"event: ", 0, found.start())
+            return session.start + entries.rfind(b"event: ", 0, result.start())
     return session.total
 
 
 async def cancel(request: web.Request) -> web.Response:
     """POST /v1/responses/{id}/cancel: end it if it goes on in the background."""
     context, key, id = request.app[CONTEXT], owner(request), request.match_info["id"]
-    found = context.stored.find(key, id)
-    if found is None:
+    row = context.stored.find(key, id)
+    if row is None:
         raise NotFound(f"there is no response {id[:64]!r}: it was not stored, or is forgotten")
-    if not found.response["background"]:
+    if not row.response["background"]:
         raise InvalidRequest("only a response that was asked for with background can be cancelled")
     end(context, key, id)
-    found = context.stored.find(key, id)
-    assert found is not None
-    return json_response(found.response)
+    row = context.stored.find(key, id)
+    assert row is not None
+    return json_response(row.response)
 
 
 def end(context: Context, key: str, id: str) -> None:

@@ -15,7 +15,7 @@ from logitless.frontend.answers import responses as answers
 from logitless.frontend.dialects.responses import check_items
 from logitless.frontend.fields import bad_request, read
 from logitless.server.api.context import CONTEXT, client_key, json_response
-from logitless.server.api.openai.stored_conversations import Conversation
+from logitless.server.api.openai.stored_conversations import StoredConversation
 from logitless.server.api.openai.stored_responses import Item, as_items
 
 T = TypeVar("T")
@@ -49,26 +49,26 @@ async def create(request: web.Request) -> web.Response:
     """POST /v1/conversations."""
     context, key = request.app[CONTEXT], owner(request)
 
-    def parse(body: dict[str, Any]) -> Conversation:
-        given = read(ConversationBody, body)
-        check_items(given.items)
-        return context.conversations.create(key, _metadata(given.metadata), as_items(list(given.items)))
+    def parse(body: dict[str, Any]) -> StoredConversation:
+        value = read(ConversationBody, body)
+        check_items(value.items)
+        return context.conversations.create(key, _metadata(value.metadata), as_items(list(value.items)))
 
-    return json_response(_shown(await context.parsed(request, parse)))
+    return json_response(_as_answer(await context.parsed(request, parse)))
 
 
 async def conversation(request: web.Request) -> web.Response:
     """GET /v1/conversations/{id}."""
-    found = request.app[CONTEXT].conversations.find(owner(request), request.match_info["id"])
-    return json_response(_shown(_there(request, found)))
+    result = request.app[CONTEXT].conversations.find(owner(request), request.match_info["id"])
+    return json_response(_as_answer(_there(request, result)))
 
 
 async def update(request: web.Request) -> web.Response:
     """POST /v1/conversations/{id}: replace its metadata."""
     context = request.app[CONTEXT]
     metadata = await context.parsed(request, lambda body: _metadata(read(MetadataBody, body).metadata))
-    found = context.conversations.name(owner(request), request.match_info["id"], metadata)
-    return json_response(_shown(_there(request, found)))
+    result = context.conversations.name(owner(request), request.match_info["id"], metadata)
+    return json_response(_as_answer(_there(request, result)))
 
 
 async def delete(request: web.Request) -> web.Response:
@@ -108,17 +108,17 @@ async def items(request: web.Request) -> web.Response:
 async def item(request: web.Request) -> web.Response:
     """GET /v1/conversations/{id}/items/{item}."""
     rows = _there(request, request.app[CONTEXT].conversations.items(owner(request), request.match_info["id"]))
-    found = next((row for row in rows if row["id"] == request.match_info["item"]), None)
-    if found is None:
+    result = next((row for row in rows if row["id"] == request.match_info["item"]), None)
+    if result is None:
         _missing(request)
-    return json_response(found)
+    return json_response(result)
 
 
 async def remove(request: web.Request) -> web.Response:
     """DELETE /v1/conversations/{id}/items/{item}: the conversation without it."""
     id, name = request.match_info["id"], request.match_info["item"]
-    found = request.app[CONTEXT].conversations.remove(owner(request), id, name)
-    return json_response(_shown(_there(request, found)))
+    result = request.app[CONTEXT].conversations.remove(owner(request), id, name)
+    return json_response(_as_answer(_there(request, result)))
 
 
 def owner(request: web.Request) -> str:
@@ -126,8 +126,8 @@ def owner(request: web.Request) -> str:
     return client_key(request) if request.app[CONTEXT].keys else ""
 
 
-def _there(request: web.Request, found: T | None) -> T:
-    return found if found is not None else _missing(request)
+def _there(request: web.Request, result: T | None) -> T:
+    return result if result is not None else _missing(request)
 
 
 def _missing(request: web.Request) -> NoReturn:
@@ -136,17 +136,17 @@ def _missing(request: web.Request) -> NoReturn:
     raise NotFound(f"there is no {what}: it was deleted, or is forgotten")
 
 
-def _metadata(given: Mapping[str, str]) -> Mapping[str, str]:
-    if len(given) > MAX_PAIRS:
-        bad_request("metadata", f"at most {MAX_PAIRS} pairs are allowed, got {len(given)}")
-    for name, value in given.items():
+def _metadata(fields: Mapping[str, str]) -> Mapping[str, str]:
+    if len(fields) > MAX_PAIRS:
+        bad_request("metadata", f"at most {MAX_PAIRS} pairs are allowed, got {len(fields)}")
+    for name, value in fields.items():
         if len(name) > MAX_KEY or len(value) > MAX_VALUE:
             bad_request("metadata", f"names have at most {MAX_KEY} characters, texts at most {MAX_VALUE}")
-    return given
+    return fields
 
 
-def _shown(found: Conversation) -> answers.Conversation:
-    return answers.Conversation(id=found.id, created_at=found.created_at, metadata=dict(found.metadata))
+def _as_answer(result: StoredConversation) -> answers.Conversation:
+    return answers.Conversation(id=result.id, created_at=result.created_at, metadata=dict(result.metadata))
 
 
 def _listed(rows: list[Item], *, more: bool) -> answers.ConversationItems:

@@ -58,7 +58,7 @@ async def openai_embeddings(request: web.Request) -> web.StreamResponse:
     model = job.model or context.config.model
 
     def item(i: int) -> Embedding:
-        return Embedding(index=i, embedding=_shown(_sized(vectors[i], job), job.base64))
+        return Embedding(index=i, embedding=_encoded(_sized(vectors[i], job), job.base64))
 
     data = lazy(lambda: map(item, range(len(vectors))))
     return await _written(request, Embeddings(data=data, model=model, usage=PromptUsage(n_tokens, n_tokens)), vectors)
@@ -138,21 +138,21 @@ async def vectors_of(
     def embed(group: list[int], _: Scheduler) -> list[F32] | None:
         return served.embed([texts[i] for i in group], pooling, lora, media.get(group[0]))
 
-    found: dict[int, F32] = {}
+    result: dict[int, F32] = {}
     for group in embedder.groups(texts, media):
         try:
             while (vectors := await context.service.ask(partial(embed, group))) is None:
                 pass
         except StepFailed as error:
             raise ServerFault(f"the device could not compute this request: {error}") from None
-        found |= dict(zip(group, vectors, strict=True))
-    return [found[i] for i in range(len(texts))]
+        result |= dict(zip(group, vectors, strict=True))
+    return [result[i] for i in range(len(texts))]
 
 
 def _rows(vector: F32, job: EmbeddingJob) -> list[list[float] | str]:
     if job.pooling == "none":
-        return lazy(lambda: (_shown(row[: job.dimensions], job.base64) for row in vector))
-    return [_shown(vector if job.pooling == "rank" else _sized(vector, job), job.base64)]
+        return lazy(lambda: (_encoded(row[: job.dimensions], job.base64) for row in vector))
+    return [_encoded(vector if job.pooling == "rank" else _sized(vector, job), job.base64)]
 
 
 def _sized(vector: F32, job: EmbeddingJob) -> F32:
@@ -166,7 +166,7 @@ def _log_pooling(pooling: str) -> None:
     log.info("the model's file names no pooling of embeddings: it is %s (--pooling chooses another)", pooling)
 
 
-def _shown(vector: F32, as_base64: bool) -> list[float] | str:
+def _encoded(vector: F32, as_base64: bool) -> list[float] | str:
     if as_base64:
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
     numbers: list[float] = vector.tolist()

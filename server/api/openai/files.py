@@ -61,7 +61,7 @@ async def upload(request: web.Request) -> web.Response:
         name = filename
         owner = request[CLIENT].owner
         row = await compute(lambda: _keep(desk, path, name, purpose, owner), client_of(request))
-        return json_response(shown(row, File))
+        return json_response(as_struct(row, File))
 
 
 async def _receive(request: web.Request, path: Path) -> tuple[str, str | None]:
@@ -124,7 +124,7 @@ def _keep(desk: Desk, path: Path, filename: str, purpose: str, owner: str = "") 
 
 async def files(request: web.Request) -> web.Response:
     """GET /v1/files."""
-    rows = seen(request, "files")
+    rows = visible_rows(request, "files")
     purpose = request.query.get("purpose")
     if request.query.get("order") == "asc":
         rows.reverse()
@@ -133,12 +133,12 @@ async def files(request: web.Request) -> web.Response:
 
 async def file(request: web.Request) -> web.Response:
     """GET /v1/files/{id}."""
-    return json_response(shown(found(request, "files", "No such File object"), File))
+    return json_response(as_struct(visible_row(request, "files", "No such File object"), File))
 
 
 async def content(request: web.Request) -> web.StreamResponse:
     """GET /v1/files/{id}/content."""
-    row = found(request, "files", "No such File object")
+    row = visible_row(request, "files", "No such File object")
     path = desk_of(request).store.file_path(row["id"])
     if not path.exists():
         raise NotFound(f"the file {row['id']} has no content any more")
@@ -147,7 +147,7 @@ async def content(request: web.Request) -> web.StreamResponse:
 
 async def delete(request: web.Request) -> web.Response:
     """DELETE /v1/files/{id}; not one that a job still needs."""
-    row = found(request, "files", "No such File object")
+    row = visible_row(request, "files", "No such File object")
     store = desk_of(request).store
     for job in store.all("jobs"):
         in_use = row["id"] in (job["training_file"], job["validation_file"])
@@ -167,12 +167,12 @@ async def delete(request: web.Request) -> web.Response:
     return json_response(Deleted(id=row["id"], object="file"))
 
 
-def seen(request: web.Request, table: str) -> list[Row]:
+def visible_rows(request: web.Request, table: str) -> list[Row]:
     """The rows of files or jobs that the client may see, the newest first."""
     return [row for row in desk_of(request).store.all(table) if request[CLIENT].may_see(row)]
 
 
-def found(request: web.Request, table: str, missing: str) -> Row:
+def visible_row(request: web.Request, table: str, missing: str) -> Row:
     """The row that the path names. NotFound, beginning with `missing`: there is none, or it is another key's."""
     id = request.match_info["id"]
     row = desk_of(request).store.get(table, id)
@@ -181,7 +181,7 @@ def found(request: web.Request, table: str, missing: str) -> Row:
     return row
 
 
-def shown(row: Row, kind: type[S]) -> S:
+def as_struct(row: Row, kind: type[S]) -> S:
     """The fields of a row that an answer of this kind has."""
     return kind(**{name: row.get(name) for name in kind.__struct_fields__})
 
@@ -193,7 +193,7 @@ def listed(request: web.Request, rows: list[Row], kind: type[Struct] | None = No
         raise InvalidRequest(f"query 'limit': must be from 1 to 10000, not {text[:20]!r}")
     chosen, more = page(rows, request.query.get("after"), int(text))
     return Page(
-        data=chosen if kind is None else [shown(row, kind) for row in chosen],
+        data=chosen if kind is None else [as_struct(row, kind) for row in chosen],
         has_more=more,
         first_id=chosen[0]["id"] if chosen else None,
         last_id=chosen[-1]["id"] if chosen else None,

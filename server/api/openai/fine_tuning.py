@@ -19,7 +19,7 @@ from logitless.frontend.graders import surroundings
 from logitless.frontend.replies.encoding import sse
 from logitless.frontend.workers import to_thread
 from logitless.server.api.context import CONTEXT, json_response
-from logitless.server.api.openai.files import found, listed, seen, shown
+from logitless.server.api.openai.files import as_struct, listed, visible_row, visible_rows
 from logitless.server.api.openai.tuning_context import LISTENERS, desk_of, tuning_of
 from logitless.server.clients import CLIENT
 
@@ -34,7 +34,7 @@ async def create(request: web.Request) -> web.Response:
     def parse(body: dict[str, Any]) -> Row:
         name = body.get("model")
         if config.behind_router and isinstance(name, str) and not name.startswith("ft:"):
-            body = {**body, "model": tuning.base}  # a router has found this server by a name that only it knows
+            body = {**body, "model": tuning.base}  # a router has visible_row this server by a name that only it knows
         row = new_job(
             body,
             tuning.store,
@@ -59,17 +59,17 @@ async def create(request: web.Request) -> web.Response:
     except OSError as error:
         raise unkept("the job cannot be kept", error) from None
     tuning.created()
-    return json_response(shown(job, Job))
+    return json_response(as_struct(job, Job))
 
 
 async def jobs(request: web.Request) -> web.Response:
     """GET /v1/fine_tuning/jobs."""
-    return json_response(listed(request, seen(request, "jobs"), Job))
+    return json_response(listed(request, visible_rows(request, "jobs"), Job))
 
 
 async def job(request: web.Request) -> web.Response:
     """GET /v1/fine_tuning/jobs/{id}."""
-    return json_response(shown(_found(request), Job))
+    return json_response(as_struct(_job_row(request), Job))
 
 
 async def cancel(request: web.Request) -> web.Response:
@@ -85,15 +85,15 @@ async def resume(request: web.Request) -> web.Response:
 
 
 async def _set(request: web.Request, allowed: tuple[str, ...], status: str) -> web.Response:
-    row = _found(request)
+    row = _job_row(request)
     desk = desk_of(request)
     try:
         changed = await to_thread(lambda: desk.set_status(row["id"], allowed, status))
     except OSError as error:
         raise unkept("the job cannot be changed", error) from None
     if changed is None:
-        raise InvalidRequest(f"the job {row['id']} is {_found(request)['status']}, so it cannot be {status}")
-    return json_response(shown(changed, Job))
+        raise InvalidRequest(f"the job {row['id']} is {_job_row(request)['status']}, so it cannot be {status}")
+    return json_response(as_struct(changed, Job))
 
 
 async def delete_model(request: web.Request) -> web.Response:
@@ -111,7 +111,7 @@ async def delete_model(request: web.Request) -> web.Response:
 
 async def checkpoints(request: web.Request) -> web.Response:
     """GET /v1/fine_tuning/jobs/{id}/checkpoints."""
-    rows = desk_of(request).store.checkpoints(_found(request)["id"])
+    rows = desk_of(request).store.checkpoints(_job_row(request)["id"])
     return json_response(listed(request, rows, Checkpoint, 10))
 
 
@@ -119,7 +119,7 @@ async def events(request: web.Request) -> web.StreamResponse:
     """GET /v1/fine_tuning/jobs/{id}/events; with ?stream=true or Accept: text/event-stream as they
     come.
     """
-    row, store = _found(request), desk_of(request).store
+    row, store = _job_row(request), desk_of(request).store
     as_stream = request.query.get("stream") == "true" or "text/event-stream" in request.headers.get("Accept", "")
     if not as_stream:
         rows = [event for _, event in reversed(store.events(row["id"]))]
@@ -135,11 +135,11 @@ async def events(request: web.Request) -> web.StreamResponse:
         after = 0
         while True:
             changed.clear()
-            found = store.get("jobs", row["id"])
+            visible_row = store.get("jobs", row["id"])
             for number, event in store.events(row["id"], after):
                 after = number
                 await response.write(sse(event))
-            if found is None or found["status"] in ENDED:
+            if visible_row is None or visible_row["status"] in ENDED:
                 break
             with suppress(TimeoutError):
                 async with asyncio.timeout(30):
@@ -155,5 +155,5 @@ async def events(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def _found(request: web.Request) -> Row:
-    return found(request, "jobs", "Could not find fine tune")
+def _job_row(request: web.Request) -> Row:
+    return visible_row(request, "jobs", "Could not find fine tune")

@@ -29,9 +29,9 @@ async def validate(request: web.Request) -> web.Response:
     around = surroundings(context.service, context.config)
 
     def parse(body: dict[str, Any]) -> Mapping[str, Any]:
-        asked = read(GraderBody, body)
-        grader_of(asked.grader, around)
-        return asked.grader
+        params = read(GraderBody, body)
+        grader_of(params.grader, around)
+        return params.grader
 
     return json_response(ValidGrader(grader=dict(await context.parsed(request, parse))))
 

@@ -41,8 +41,8 @@ from logitless.frontend.chat.chat import chat_tokens, parse_chat
 from logitless.frontend.dialects.mcp_tools import is_mcp, is_search
 from logitless.frontend.dialects.responses import ResponsesBody, called, chat_body, conversation_id, homes
 from logitless.frontend.fields import bad_request, read
-from logitless.frontend.parser import Job
-from logitless.frontend.replies.blocks import BEGIN, CALL, MORE, REASONING, TEXT, Block, Blocks, Step
+from logitless.frontend.parser import GenerationJob
+from logitless.frontend.replies.blocks import BEGIN, CALL, MORE, REASONING, TEXT, AnswerBlock, Blocks, Step
 from logitless.frontend.replies.chat import Answers
 from logitless.frontend.replies.encoding import error_object, plain, sse
 from logitless.frontend.replies.probabilities import entries
@@ -53,7 +53,7 @@ from logitless.server.api.generate import run
 from logitless.server.api.openai.background import end, resume, run_behind
 from logitless.server.api.openai.conversations import owner
 from logitless.server.api.openai.files import listed
-from logitless.server.api.openai.stored_responses import Earlier, Item, Kept, as_items
+from logitless.server.api.openai.stored_responses import Earlier, Item, StoredResponse, as_items
 from logitless.server.clients import CLIENT
 from logitless.server.config import ServerConfig
 
@@ -65,28 +65,28 @@ async def responses(request: web.Request) -> web.StreamResponse:
     context, key = request.app[CONTEXT], owner(request)
     parser, template = context.parser_for(request), context.served.template
 
-    def parse(body: dict[str, Any]) -> tuple[Job, dict[str, Any], Said]:
+    def parse(body: dict[str, Any]) -> tuple[GenerationJob, dict[str, Any], ParsedResponse]:
         response = read(ResponsesBody, body)
         runs = context.config.tools
         if runs.servers and any(is_mcp(tool) or (runs.web_search and is_search(tool)) for tool in response.tools or ()):
             raise ServerToolsAsked(response, body)
         if response.background and (not response.store or request[CLIENT].batch):
             bad_request("background", "is not there in a batch, nor with store: false")
-        body, asked, earlier, conversation = prepared(context, key, response, body)
+        body, params, earlier, conversation = prepared(context, key, response, body)
         job = chat_body(response, body, earlier.items).read(lambda chat: parse_chat(chat, parser, template))
-        return job, asked, Said(as_items(body.get("input")), earlier, conversation)
+        return job, params, ParsedResponse(as_items(body.get("input")), earlier, conversation)
 
     try:
-        job, asked, said = await context.parsed(request, parse)
+        job, params, items = await context.parsed(request, parse)
     except ServerToolsAsked as tools:
         module = import_module("logitless.server.api.response_tools")  # when somebody asks
         answer: web.StreamResponse = await module.run_with_tools(request, context, tools.response, tools.body)
         return answer
-    keep = keeper(context, key, said, asked)
-    follow = partial(context.stored.update, key) if asked["background"] else None
-    reply = ResponsesReply(job, context.served, context.config, asked, keep, follow)
-    if asked["background"]:
-        return await run_behind(request, context, job, reply, *reply.queued(), said.items, said.earlier)
+    keep = keeper(context, key, items, params)
+    follow = partial(context.stored.update, key) if params["background"] else None
+    reply = ResponsesReply(job, context.served, context.config, params, keep, follow)
+    if params["background"]:
+        return await run_behind(request, context, job, reply, *reply.queued(), items.items, items.earlier)
     return await run(request, context, job, reply)
 
 
@@ -97,7 +97,7 @@ class ServerToolsAsked(Exception):
         self.response, self.body = response, body
 
 
-class Said(NamedTuple):
+class ParsedResponse(NamedTuple):
     """A request's input as items, after those that came earlier; `conversation`: its id, "" for none."""
 
     items: list[Item]
@@ -121,32 +121,32 @@ def prepared(
     """(the body with the items that it refers to, what the response repeats of it, its conversation and its id)."""
     body = {**body, "input": context.stored.resolved(key, body.get("input"))}
     earlier, conversation = _earlier(context, key, response)
-    asked = {name: body[name] for name in REPEATED if body.get(name) is not None}
-    asked |= {"store": response.store, "background": response.background}
+    params = {name: body[name] for name in REPEATED if body.get(name) is not None}
+    params |= {"store": response.store, "background": response.background}
     if conversation:
-        asked["conversation"] = ConversationName(conversation)
-    return body, asked, earlier, conversation
+        params["conversation"] = ConversationName(conversation)
+    return body, params, earlier, conversation
 
 
-def keeper(context: Context, key: str, said: Said, asked: dict[str, Any]) -> Keep | None:
+def keeper(context: Context, key: str, items: ParsedResponse, body: dict[str, Any]) -> Keep | None:
     """A function that remembers the response, where it is to be."""
-    return partial(_keep, context, key, said) if asked["store"] or said.conversation else None
+    return partial(_keep, context, key, items) if body["store"] or items.conversation else None
 
 
-def _keep(context: Context, key: str, said: Said, response: dict[str, Any]) -> None:
+def _keep(context: Context, key: str, items: ParsedResponse, response: dict[str, Any]) -> None:
     """Remember a whole response, and go on with its conversation."""
     if response["store"]:
-        context.stored.keep(key, response, said.items, said.earlier)
-    if said.conversation:
-        context.conversations.add(key, said.conversation, [*said.items, *response["output"]])
+        context.stored.keep(key, response, items.items, items.earlier)
+    if items.conversation:
+        context.conversations.add(key, items.conversation, [*items.items, *response["output"]])
 
 
 async def response(request: web.Request) -> web.StreamResponse:
     """GET /v1/responses/{id}; ?stream=true: its events, of one in the background."""
     if request.query.get("stream", "false") != "false":
-        _found(request)
+        _stored(request)
         return await resume(request)
-    return json_response(_found(request).response)
+    return json_response(_stored(request).response)
 
 
 async def forget(request: web.Request) -> web.Response:
@@ -162,18 +162,18 @@ async def input_items(request: web.Request) -> web.Response:
     """GET /v1/responses/{id}/input_items: its input items, the last first unless `order` is
     asc.
     """
-    items = list(_found(request).input)
+    items = list(_stored(request).input)
     if request.query.get("order") != "asc":
         items.reverse()
     return json_response(listed(request, items))
 
 
-def _found(request: web.Request) -> Kept:
+def _stored(request: web.Request) -> StoredResponse:
     id = request.match_info["id"]
-    found = request.app[CONTEXT].stored.find(owner(request), id)
-    if found is None:
+    row = request.app[CONTEXT].stored.find(owner(request), id)
+    if row is None:
         raise NotFound(f"there is no response {id[:64]!r}: it was not stored, or is forgotten")
-    return found
+    return row
 
 
 async def responses_input_tokens(request: web.Request) -> web.Response:
@@ -208,17 +208,17 @@ class ResponsesReply(Reply):
 
     def __init__(
         self,
-        job: Job,
+        job: GenerationJob,
         served: LoadedModel,
         config: ServerConfig,
-        asked: dict[str, Any],
+        body: dict[str, Any],
         keep: Keep | None,
         follow: Keep | None = None,
     ) -> None:
         """`keep` is told of the response when it is whole; `follow`, of one in the background, of each earlier
         state."""
         super().__init__(job, served, config)
-        self._asked = asked
+        self._request = body
         self._keep, self._follow = keep, follow
         self._answers = Answers(self)
         self._blocks = Blocks()
@@ -226,7 +226,7 @@ class ResponsesReply(Reply):
         self._n_events = 0
         self._untold: list[TokenProb] = []  # of tokens whose text is still to come
         self._timings: Opt[TimingsObject] = UNSET  # of the next deltas
-        self._homes = homes(asked.get("tools", ()))
+        self._homes = homes(body.get("tools", ()))
 
     def whole(self) -> object:
         result = self.chosen()[0]
@@ -240,7 +240,7 @@ class ResponsesReply(Reply):
         text = self._start(result)
         if self.params.timings_per_token and token.timings is not None:
             self._timings = timings(token.timings)
-        return text + self._told(self._add(result, token.text, token))
+        return text + self._step_events(self._add(result, token.text, token))
 
     def progress(self, result: Result, progress: Progress) -> bytes:
         begun = self._start(result)
@@ -251,7 +251,7 @@ class ResponsesReply(Reply):
         text = self._start(result)
         steps = self._add(result, finished.text)
         steps += self._blocks.finish(cut=finished.stop_type == "limit")
-        text += self._told(steps)
+        text += self._step_events(steps)
         final = self._final(result)
         return text + self._report(f"response.{final.status}", final, timings=final.timings)
 
@@ -263,13 +263,13 @@ class ResponsesReply(Reply):
         if not deltas:
             return []
         steps = self._blocks.add(deltas)
-        shown = "".join([more for step, block, more in steps if step == MORE and block.kind == TEXT])
-        if self._untold and shown:
+        entry = "".join([more for step, block, more in steps if step == MORE and block.kind == TEXT])
+        if self._untold and entry:
             block = next(block for step, block, _ in steps if step == MORE and block.kind == TEXT)
             begins = any(step == BEGIN and of is block for step, of, _ in steps)
-            probs, self._untold = _within(shown.encode(), self._untold, self.tokenizer, last=begins)
+            probs, self._untold = _within(entry.encode(), self._untold, self.tokenizer, last=begins)
             block.logprobs += probs
-        elif not shown:
+        elif not entry:
             self._untold = []
         return steps
 
@@ -301,7 +301,7 @@ class ResponsesReply(Reply):
         return response
 
     def _response(self, status: ResponseStatus, **more: Any) -> Response:
-        return Response(id=self.id, created_at=self.created, status=status, model=self.model, **more, **self._asked)
+        return Response(id=self.id, created_at=self.created, status=status, model=self.model, **more, **self._request)
 
     def _final(self, result: Result) -> Response:
         cut = result.finished.stop_type == "limit"
@@ -330,7 +330,7 @@ class ResponsesReply(Reply):
     def _report(self, kind: str, response: Response, **fields: Any) -> bytes:
         return self._event(StatusEvent, kind, response=response, **fields)
 
-    def _item(self, block: Block, status: Status) -> OutputItem:
+    def _item(self, block: AnswerBlock, status: Status) -> OutputItem:
         """A block as an output item; empty while it is in progress."""
         while len(self._item_ids) <= block.index:
             self._item_ids.append(secrets.token_urlsafe(24))
@@ -346,13 +346,13 @@ class ResponsesReply(Reply):
             return OutputItem(id="rs_" + id, status=status, type="reasoning", summary=[], content=content)
         return OutputItem(id="msg_" + id, status=status, type="message", role="assistant", content=content)
 
-    def _called(self, block: Block) -> dict[str, str]:
+    def _called(self, block: AnswerBlock) -> dict[str, str]:
         return called(block.name, self._homes)
 
-    def _told(self, steps: list[Step]) -> bytes:
+    def _step_events(self, steps: list[Step]) -> bytes:
         return b"".join([self._step(*step) for step in steps])
 
-    def _step(self, step: str, block: Block, text: str) -> bytes:
+    def _step(self, step: str, block: AnswerBlock, text: str) -> bytes:
         item = self._item(block, "in_progress" if step == BEGIN else _status(block))
         at: dict[str, Any] = {"output_index": self.n_before + block.index}
         inner = at | {"item_id": item.id} | ({} if block.kind == CALL else {"content_index": 0})
@@ -379,7 +379,7 @@ class ResponsesReply(Reply):
             ended += self._event(PartEvent, "response.content_part.done", **inner, part=self._part(block, block.text))
         return ended + self._event(ItemEvent, "response.output_item.done", **at, item=item)
 
-    def _part(self, block: Block, text: str) -> ContentPart:
+    def _part(self, block: AnswerBlock, text: str) -> ContentPart:
         if block.kind == REASONING:
             return ContentPart(type="reasoning_text", text=text)
         logprobs = self._logprobs(block.logprobs if text else [])
@@ -407,6 +407,6 @@ def _within(
     return inside, after
 
 
-def _status(block: Block) -> Status:
+def _status(block: AnswerBlock) -> Status:
     """The status of an item that has ended."""
     return "incomplete" if block.cut else "completed"

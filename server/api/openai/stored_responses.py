@@ -29,7 +29,7 @@ NOTHING = Earlier((), 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoredResponse:
     """One response, what was said for it, and the whole conversation up to its end, which it keeps
     alive.
     """
@@ -48,7 +48,7 @@ class _Sized(Protocol):
 T = TypeVar("T", bound=_Sized)
 
 
-class Store(Generic[T]):
+class BoundedStore(Generic[T]):
     """Entries of a server by API key and id, in memory; the least recently used are dropped first. A
     key sees its own only."""
 
@@ -67,15 +67,15 @@ class Store(Generic[T]):
     def forget(self, key: str, id: str) -> bool:
         """Drop an entry; False: there is none."""
         with self._lock:
-            found = self._all.pop((key, id), None)
-            self._nbytes -= 0 if found is None else found.nbytes
-            return found is not None
+            result = self._all.pop((key, id), None)
+            self._nbytes -= 0 if result is None else result.nbytes
+            return result is not None
 
     def _find(self, key: str, id: str) -> T | None:
-        found = self._all.get((key, id))
-        if found is not None:
+        result = self._all.get((key, id))
+        if result is not None:
             self._all.move_to_end((key, id))
-        return found
+        return result
 
     def _grow(self, nbytes: int) -> None:
         """Count the bytes of an entry, and drop others for which there is no room."""
@@ -84,21 +84,21 @@ class Store(Generic[T]):
             self._nbytes -= self._all.popitem(last=False)[1].nbytes
 
 
-class StoredResponses(Store[Kept]):
+class StoredResponses(BoundedStore[StoredResponse]):
     """Responses of a server. The latest one stays, however large it is."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         super().__init__(max_bytes, MAX_RESPONSES, least=1)
 
-    def keep(self, key: str, response: Mapping[str, Any], given: object, earlier: Earlier) -> None:
+    def keep(self, key: str, response: Mapping[str, Any], value: object, earlier: Earlier) -> None:
         """Remember a response to the request's `input`, after what came earlier in the
         conversation.
         """
-        items = as_items(given)
+        items = as_items(value)
         nbytes = earlier.nbytes + len(json.dumps(response)) + len(json.dumps(items))
         conversation = (*earlier.items, *items, *response["output"])
         with self._lock:
-            self._put((key, response["id"]), Kept(response, items, conversation, nbytes))
+            self._put((key, response["id"]), StoredResponse(response, items, conversation, nbytes))
 
     def update(self, key: str, response: Mapping[str, Any]) -> None:
         """Replace a response that goes on in the background by its next state, unless it is
@@ -109,52 +109,52 @@ class StoredResponses(Store[Kept]):
             if old is None:
                 return
             self._nbytes -= old.nbytes
-            said = old.conversation[: len(old.conversation) - len(old.response["output"])]
+            items = old.conversation[: len(old.conversation) - len(old.response["output"])]
             nbytes = old.nbytes + len(json.dumps(response)) - len(json.dumps(old.response))
-            self._put((key, response["id"]), Kept(response, old.input, (*said, *response["output"]), nbytes))
+            self._put((key, response["id"]), StoredResponse(response, old.input, (*items, *response["output"]), nbytes))
 
-    def _put(self, place: tuple[str, str], kept: Kept) -> None:
-        self._all[place] = kept
-        self._grow(kept.nbytes)
+    def _put(self, place: tuple[str, str], entries: StoredResponse) -> None:
+        self._all[place] = entries
+        self._grow(entries.nbytes)
 
     def item(self, key: str, id: str) -> Item | None:
         """The item with this id, of the input or the output of a response; the latest first."""
         with self._lock:
-            kept = [kept for (owner, _), kept in reversed(self._all.items()) if owner == key]
-        items = (item for one in kept for item in (*one.response["output"], *one.input))
+            entries = [entries for (owner, _), entries in reversed(self._all.items()) if owner == key]
+        items = (item for one in entries for item in (*one.response["output"], *one.input))
         return next((item for item in items if item.get("id") == id), None)
 
-    def resolved(self, key: str, given: object) -> object:
+    def resolved(self, key: str, value: object) -> object:
         """A request's `input` with the items that its references name, or 400."""
-        if not isinstance(given, list):
-            return given
-        return [self._referred(key, i, item) for i, item in enumerate(given)]
+        if not isinstance(value, list):
+            return value
+        return [self._referred(key, i, item) for i, item in enumerate(value)]
 
     def _referred(self, key: str, i: int, item: object) -> object:
         if not isinstance(item, dict) or (item.get("type") != "item_reference" and item.keys() != {"id"}):
             return item
         id = as_text(f"input[{i}].id", item.get("id"))
-        found = self.item(key, id)
-        if found is None:
+        result = self.item(key, id)
+        if result is None:
             bad_request(f"input[{i}].id", f"there is no item {id[:64]!r}: it was not stored, or is forgotten")
-        return found
+        return result
 
     def before(self, key: str, id: str) -> Earlier:
         """The conversation that `previous_response_id` names, or 400."""
-        found = self.find(key, id) if id else None
-        if id and found is None:
+        result = self.find(key, id) if id else None
+        if id and result is None:
             bad_request("previous_response_id", f"there is no response {id[:64]!r}: it was not stored, or is forgotten")
-        if found is not None and found.response.get("status") in UNFINISHED:
+        if result is not None and result.response.get("status") in UNFINISHED:
             bad_request("previous_response_id", f"the response {id[:64]!r} goes on; wait for its end")
-        return NOTHING if found is None else Earlier(found.conversation, found.nbytes)
+        return NOTHING if result is None else Earlier(result.conversation, result.nbytes)
 
 
-def as_items(given: object) -> list[Item]:
+def as_items(value: object) -> list[Item]:
     """A request's `input` as items with ids."""
-    return [_item(item) for item in (given if isinstance(given, list) else [_said(given)])]
+    return [_item(item) for item in (value if isinstance(value, list) else [_text_item(value)])]
 
 
-def _said(text: object) -> Item:
+def _text_item(text: object) -> Item:
     return {"type": "message", "role": "user", "content": text}
 
 
@@ -162,11 +162,11 @@ def _item(item: Item) -> Item:
     """An input item as OpenAI shows it: with an id, its text as parts, others with a status."""
     kind = item.get("type", "message")
     id = f"{'msg' if kind == 'message' else 'item'}_{secrets.token_urlsafe(24)}"
-    shown = {"id": id, **item, "type": kind}
+    entry = {"id": id, **item, "type": kind}
     if kind != "message":
-        shown["status"] = item.get("status") or "completed"
+        entry["status"] = item.get("status") or "completed"
     if kind == "message" and isinstance(item.get("content"), str):
         is_said = item.get("role") == "assistant"
         part = {"type": "output_text", "annotations": []} if is_said else {"type": "input_text"}
-        shown["content"] = [{**part, "text": item["content"]}]
-    return shown
+        entry["content"] = [{**part, "text": item["content"]}]
+    return entry

@@ -54,7 +54,7 @@ from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.ops.training.loss import cross_entropy
 from logitless.graph.tensor import Tensor, feed, variable
 from logitless.graph.testing.conformance import OK, problems, run
-from logitless.server.auth import Keys
+from logitless.server.auth import ApiKeys
 from tests.conformance.test_placements import continued
 from tests.engine.runner.test_several_devices import Wrong, nodes
 from tests.helpers.fuzz import examples
@@ -593,7 +593,7 @@ def test_keys_and_tls(
         issued.cert_chain_pems[0].write_to_path(files["ssl_cert_file"])
         authority.cert_pem.write_to_path(str(tmp_path / "ca"))
         tls = context(SimpleNamespace(**files))
-    lender = lend(NumpyBackend, nbytes=MIB, door=rpc.Door(Keys(["sesame"]).match, tls))
+    lender = lend(NumpyBackend, nbytes=MIB, door=rpc.Door(ApiKeys(["sesame"]).match, tls))
     if secure:
         with pytest.raises(DeviceError):  # it speaks no TLS
             RemoteBackend(lender.name)

@@ -15,7 +15,7 @@ from openai.types.responses import Response, ResponseStreamEvent
 from logitless.engine.errors import InvalidRequest
 from logitless.models.chat.template import ChatTemplate
 from logitless.server.api.llamacpp import sessions
-from logitless.server.api.llamacpp.sessions import Session
+from logitless.server.api.llamacpp.sessions import StreamSession
 from logitless.server.api.openai.background import _offset
 from tests.helpers.chat_fakes import HERMES_LIKE, THOUGHT, Scripted, says
 from tests.helpers.http_fakes import Running, running, while_stepping
@@ -162,7 +162,7 @@ async def test_background_response_with_conflicting_field_is_refused(
 
 def test_only_the_end_of_a_long_stream_is_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "MAX_BYTES", 150)
-    session = Session("x")
+    session = StreamSession("x")
     pieces = [b'event: a\ndata: {"type":"a","sequence_number":%d,"x":"%s"}\n\n' % (i, b"y" * i) for i in range(9)]
     for piece in pieces:
         session.add(piece)

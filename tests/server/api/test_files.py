@@ -19,7 +19,7 @@ from aiohttp import web
 from logitless.router.jobs import RouterJobs
 from logitless.server.api.openai import files
 from logitless.server.api.openai.tuning_context import DESK, SILENCE
-from logitless.server.auth import Keys
+from logitless.server.auth import ApiKeys
 from logitless.server.bodies.form import FormParts
 from logitless.server.config import ServerConfig
 from logitless.server.middleware import Guard
@@ -29,7 +29,7 @@ LINE = b'{"text": "' + b"a" * 10_227 + b'"}\n'  # 10 KiB
 
 @asynccontextmanager
 async def serving(folder: Path, silence: float = 60) -> AsyncIterator[tuple[aiohttp.ClientSession, str, Path]]:
-    app = Guard(ServerConfig(), Keys((), ""), frozenset()).application()
+    app = Guard(ServerConfig(), ApiKeys((), ""), frozenset()).application()
     desk = RouterJobs(str(folder))
     app[DESK], app[SILENCE] = desk, silence
     app.add_routes([web.post("/v1/files", files.upload), web.get("/v1/files/{id}/content", files.content)])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from logitless.server.api.llamacpp import sessions
-from logitless.server.api.llamacpp.sessions import Session
+from logitless.server.api.llamacpp.sessions import StreamSession
 from tests.helpers.http_fakes import FakeScheduler, Running, running, while_stepping
 
 BODY = {"prompt": "say:" + "wörds " * 6, "stream": True}
@@ -180,7 +180,7 @@ async def test_a_stream_that_nobody_wants_ends(monkeypatch: pytest.MonkeyPatch):
 
 async def test_a_reader_who_is_too_slow_is_told(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sessions, "MAX_BYTES", 4)
-    session = Session("x")
+    session = StreamSession("x")
     reader = session.read(0)
     session.add(b"abc")
     assert await anext(reader) == b"abc"
@@ -196,7 +196,7 @@ async def test_comments_that_fill_a_silence_are_part_of_what_is_kept():
         yield b"data: 1\n\n"
         await asyncio.Event().wait()
 
-    session, closed = Session("x"), []
+    session, closed = StreamSession("x"), []
     session.begin(SimpleNamespace(close=lambda: closed.append(1)), silent(), 0.001)  # type: ignore[arg-type]
     got = b""
     async for piece in session.read(0):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from logitless.frontend.chat.server_tool import MAX_TEXT, ToolError, told
+from logitless.frontend.chat.server_tool import MAX_TEXT, ToolError, result_text
 from logitless.server.tools import folder as folder_module
 from logitless.server.tools.folder import Folder
 from logitless.server.tools.patterns import glob
@@ -55,10 +55,10 @@ async def call(work: Path, name: str, **arguments: Any) -> dict[str, Any]:
 async def test_reading_lines(work: Path) -> None:
     assert await call(work, "read_file", path="a.txt") == {"plain_text_response": "one\ntwo\nthree\n"}
     lines = await call(work, "read_file", path=str(work / "a.txt"), start_line=2, end_line=2, append_loc=True)
-    assert told(lines) == "2→two\n"
+    assert result_text(lines) == "2→two\n"
     (work / "long").write_text("x\n" * MAX_TEXT)
     assert "start_line" in (await call(work, "read_file", path="long"))["error"]
-    part = told(await call(work, "read_file", path="long", start_line=1, end_line=10**6))
+    part = result_text(await call(work, "read_file", path="long", start_line=1, end_line=10**6))
     assert part.endswith("[output truncated]")
     assert len(part) < MAX_TEXT + 40
     (work / "binary").write_bytes(b"\0\1")
@@ -72,14 +72,16 @@ async def test_searching(work: Path) -> None:
     assert [entry["path"] for entry in everything["entries"]] == [".git", "a.txt", "src", "src/b.py"]
     shallow = await call(work, "file_glob_search", max_depth=1, exclude="*.md")
     assert [entry["path"] for entry in shallow["entries"]] == ["a.txt"]
-    lines = told(await call(work, "grep_search", pattern="t.o", return_line_numbers=True))
+    lines = result_text(await call(work, "grep_search", pattern="t.o", return_line_numbers=True))
     assert lines == "a.txt:2:two\nsrc/b.py:1:def two(): ...\n\n---\nTotal matches: 2\n"
-    around = told(await call(work, "grep_search", path="a.txt", pattern="TWO", ignore_case=True, context_lines=1))
+    around = result_text(
+        await call(work, "grep_search", path="a.txt", pattern="TWO", ignore_case=True, context_lines=1)
+    )
     assert around.startswith("a.txt-1-one\na.txt:2:two\na.txt-3-three\n--\n")
-    literal = told(await call(work, "grep_search", pattern="two():", literal=True))
+    literal = result_text(await call(work, "grep_search", pattern="two():", literal=True))
     assert literal.startswith("src/b.py:def two()")
     (work / "many").write_text("two\n" * 1000)
-    assert "100 or more" in told(await call(work, "grep_search", path="many", pattern="two"))
+    assert "100 or more" in result_text(await call(work, "grep_search", path="many", pattern="two"))
 
 
 @pytest.mark.parametrize(
@@ -138,9 +140,9 @@ async def test_no_way_out_of_the_folder(work: Path, path: str) -> None:
         assert "error" in answer or (path == "" and name == "grep_search"), name
     assert (work.parent / "secret.txt").read_text() == "secret"
     assert sorted(os.listdir(work.parent)) == ["secret.txt", "work"]
-    listed = told(await call(work, "file_glob_search", type="all"))
+    listed = result_text(await call(work, "file_glob_search", type="all"))
     assert "secret" not in listed  # links are not followed
-    assert "secret" not in told(await call(work, "grep_search", pattern="secret|."))
+    assert "secret" not in result_text(await call(work, "grep_search", pattern="secret|."))
 
 
 async def test_files_that_are_none(work: Path) -> None:
@@ -179,12 +181,12 @@ async def test_arguments_are_checked(work: Path) -> None:
     assert "no pattern" in (await call(work, "grep_search", pattern="("))["error"]
     evil = "(a+)+$"  # RE2 takes linear time
     (work / "evil").write_text("a" * 50_000 + "b")
-    assert "Total matches: 0" in told(await call(work, "grep_search", pattern=evil, path="evil"))
+    assert "Total matches: 0" in result_text(await call(work, "grep_search", pattern=evil, path="evil"))
 
 
 async def test_listings_are_bounded(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_module, "MAX_ENTRIES", 3)
-    assert "not all folders" in told(await call(work, "file_glob_search", type="all"))
+    assert "not all folders" in result_text(await call(work, "file_glob_search", type="all"))
     monkeypatch.setattr(folder_module, "MAX_READ", 3)
     with pytest.raises(ToolError, match="more than 3"):
         Folder(work).read(work / "a.txt", 3)

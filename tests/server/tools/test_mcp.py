@@ -14,7 +14,7 @@ from typing import Any
 import anyio
 import pytest
 
-from logitless.frontend.chat.server_tool import Answer, Tool, plain
+from logitless.frontend.chat.server_tool import Answer, ServerTool, plain
 from logitless.server.tools import mcp_server as mcp_server_module
 from logitless.server.tools.settings import McpSettings, ToolSettings, mcp_servers
 from logitless.server.tools.toolbox import AT_ONCE, Toolbox
@@ -108,7 +108,7 @@ async def test_calls_beyond_eight_wait_in_their_order() -> None:
         await go.wait()
         return plain(str(arguments["i"]))
 
-    tool = Tool("t", "t", "", {}, work)
+    tool = ServerTool("t", "t", "", {}, work)
     toolbox = Toolbox(ToolSettings())
     calls = [asyncio.create_task(toolbox.call(tool, {"i": i}, "me")) for i in range(AT_ONCE * 2)]
     while len(begun) < AT_ONCE:
@@ -197,10 +197,10 @@ async def _why_not(settings: McpSettings) -> str:
 
 async def test_the_cause_is_told_though_the_end_was_noticed_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transport closes its stream and fails; the order in which both are noticed is a matter of load."""
-    from logitless.server.tools.mcp_link import Link
+    from logitless.server.tools.mcp_link import McpLink
 
     @asynccontextmanager
-    async def failing(_: Link) -> AsyncIterator[Any]:
+    async def failing(_: McpLink) -> AsyncIterator[Any]:
         (closed, reading), (writing, taken) = (anyio.create_memory_object_stream[Any](1) for _ in range(2))
         closed.close()
         with reading, writing, taken:
@@ -209,7 +209,7 @@ async def test_the_cause_is_told_though_the_end_was_noticed_first(monkeypatch: p
             finally:
                 raise ConnectionError("no connection")
 
-    monkeypatch.setattr(Link, "_http", failing)
+    monkeypatch.setattr(McpLink, "_http", failing)
     async with boxed(McpSettings("far", url="http://127.0.0.1:1/mcp")) as toolbox:
         with pytest.raises(mcp_server_module.ToolError, match="no connection"):
             await toolbox.servers["far"].tools()

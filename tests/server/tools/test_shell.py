@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from logitless.frontend.chat.server_tool import told
+from logitless.frontend.chat.server_tool import result_text
 from logitless.server.tools import shell
 from logitless.server.tools.folder import Folder
 from logitless.server.tools.processes import MARK
@@ -18,7 +18,7 @@ from logitless.server.tools.shell import Runtime, shell_tool
 
 
 async def run(folder: Path, command: str, runtime: Runtime | None = None, **more: Any) -> str:
-    return told(await shell_tool(Folder(folder), runtime).call({"command": command, **more}, "me"))
+    return result_text(await shell_tool(Folder(folder), runtime).call({"command": command, **more}, "me"))
 
 
 def alive() -> list[str]:
