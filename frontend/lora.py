@@ -23,17 +23,17 @@ class Scales(Struct, frozen=True, kw_only=True):
     body: Annotated[Sequence[LoraScale], Param("every adapter's scale; unlisted adapters get 0")]
 
 
-def parse_lora(model: str, listed: Sequence[LoraScale] | None, adapters: Adapters | None) -> Lora | None:
-    """The adapters of a request, by its fields `model` and `lora`; None: it leaves that to the
-    server.
-    """
+def parse_lora(model: str, listed: Sequence[LoraScale] | None, adapters: Adapters | None) -> tuple[str, Lora | None]:
+    """The adapters of a request, by its fields `model` and `lora` (None: it leaves that to the server), and the
+    model's name in the reply where it is that of an adapter or a full finetune."""
     named = model_adapter(model, adapters)
+    name = model if named is not None else ""
     if listed is None:
-        return None if named is None else ((named, 1.0),)
+        return name, None if named is None else ((named, 1.0),)
     scales = lora_scales(listed, adapters, "lora")
     if named is not None:
         scales = {named: 1.0, **scales}
-    return tuple(sorted(scales.items()))
+    return name, tuple(sorted(scales.items()))
 
 
 def model_adapter(model: str, adapters: Adapters | None) -> int | None:
@@ -44,13 +44,6 @@ def model_adapter(model: str, adapters: Adapters | None) -> int | None:
     if result is None and model.startswith("ft:"):
         raise NotFound(f"field 'model': the model {model[:200]!r} does not exist", param="model")
     return result
-
-
-def tuned_name(model: str, adapters: Adapters | None) -> str:
-    """Model name of a reply where the request named an adapter or a full finetune; "": the
-    server's.
-    """
-    return model if model_adapter(model, adapters) is not None else ""
 
 
 def lora_scales(listed: Sequence[LoraScale], adapters: Adapters | None, name: str) -> dict[int, float]:

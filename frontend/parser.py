@@ -18,7 +18,7 @@ from logitless.engine.sampling.params import Param, SamplerParams
 from logitless.frontend.config import FrontendConfig
 from logitless.frontend.fields import article, as_integer, as_text, bad_request, limited, read
 from logitless.frontend.grammar import Grammars, parse_constraint, preserved_ids, response_kind
-from logitless.frontend.lora import parse_lora, tuned_name
+from logitless.frontend.lora import parse_lora
 from logitless.frontend.media.media import Media, Medium
 from logitless.frontend.media.sources import MediaSources
 from logitless.frontend.sampling import parse_sampling
@@ -70,6 +70,8 @@ class GenerationJob:
 
     requests: tuple[CompletionRequest, ...]
     params: Generation  # the body's fields over the server's defaults, without its prompt
+    n: int = 1  # results shown for each prompt
+    best_of: int = 1  # results computed for each prompt
     model: str = ""  # the adapter's name that the request gave; "": the base model
     many: bool = False  # native: reply with an array even for one result
     top: int | None = None  # log-probabilities to show beside the chosen token; None: no probabilities at all
@@ -80,16 +82,6 @@ class GenerationJob:
     functions: bool = False  # chat: tell of a call in OpenAI's first form
     skipped_tools: tuple[str, ...] = ()  # chat: types of tools that a provider's service would run
     settings: Mapping[str, Any] = field(default_factory=dict)  # accepted fields that only generation_settings shows
-
-    @property
-    def n(self) -> int:
-        """Results shown for each prompt."""
-        return self.params.n_cmpl
-
-    @property
-    def best_of(self) -> int:
-        """Results computed for each prompt."""
-        return self.params.n_cmpl if self.params.best_of is None else self.params.best_of
 
 
 class Prompt(NamedTuple):
@@ -181,30 +173,46 @@ class RequestParser:
         prompt_probs: bool = False,
     ) -> GenerationJob:
         """The requests for these prompts, with every field that all endpoints share."""
-        n, prompt_top = params.n_cmpl, self._prompt_top(params)
-        job = GenerationJob(
-            (), params, tuned_name(params.model, self.adapters), many or n > 1, top, prompt_top, prefixes
-        )
-        limited("best_of", job.best_of, n, max(n, MAX_BEST_OF), True)
-        if job.best_of > n and params.stream:
+        n, best_of, prompt_top = params.n_cmpl, params.n_cmpl, None
+        if params.best_of is not None:
+            best_of = int(limited("best_of", params.best_of, n, max(n, MAX_BEST_OF), True))
+        if params.prompt_logprobs is not None:
+            prompt_top = self._prompt_top(params.prompt_logprobs, stream=params.stream)
+        if best_of > n and params.stream:
             bad_request("best_of", "cannot be streamed when it is more than n")
         prompts = list(prompts)
-        n_probs = max(1, top or 0) if top is not None or job.best_of > n else 0
+        n_probs = max(1, top or 0) if top is not None or best_of > n else 0
         counts = [count for count in (prompt_top, top if prompt_probs else None) if count is not None]
-        fields = self._fields(params, n_probs, max(counts) if counts else None)
+        name, lora = "", None
+        if params.model or params.lora is not None:
+            name, lora = parse_lora(params.model, params.lora, self.adapters)
         speculation = parse_speculation(params, self.config, self.tokenizer, self.n_ctx)
+        fields = self._fields(params, n_probs, max(counts) if counts else None)
         if len(prompts) * len(speculation.prediction) > MAX_PREDICTED:
             bad_request("prediction", f"has more than {MAX_PREDICTED} characters for all prompts")
         requests: list[CompletionRequest] = []
         for ids, media in prompts:
-            check()
-            if media is None:
-                ids = self._truncated(ids, params)
-            drafts = speculation.after(ids if media is None else (), self.tokenizer)
-            of_prompt = CompletionRequest(prompt=ids, media=media, speculation=drafts, **fields)
-            requests += [of_prompt, *(varied(of_prompt, i) for i in range(1, job.best_of))]
-        settings = {"backend_sampling": params.backend_sampling}
-        return replace(job, requests=tuple(requests), settings=settings)
+            if requests:  # there are many
+                check()
+            if media is None and params.truncate_prompt_tokens is not None:
+                ids = self._truncated(ids, params, params.truncate_prompt_tokens)
+            drafts = speculation.params
+            if speculation.prediction:
+                drafts = speculation.after(ids if media is None else (), self.tokenizer)
+            of_prompt = CompletionRequest(prompt=ids, media=media, speculation=drafts, lora=lora, **fields)
+            requests += [of_prompt, *(varied(of_prompt, i) for i in range(1, best_of))]
+        return GenerationJob(
+            tuple(requests),
+            params,
+            n,
+            best_of,
+            model=name,
+            many=many or n > 1,
+            top=top,
+            prompt_top=prompt_top,
+            prefixes=prefixes,
+            settings={"backend_sampling": params.backend_sampling},
+        )
 
     def _fields(self, params: Generation, n_probs: int, n_prompt_probs: int | None) -> dict[str, Any]:
         """Fields of a CompletionRequest that do not depend on its prompt."""
@@ -225,19 +233,15 @@ class RequestParser:
             "stop": tuple(text for text in stop if text) or config.reverse_prompts,
             "t_max_predict_ms": max(0.0, params.t_max_predict_ms),
             "prompt_logprobs": n_prompt_probs,
-            "lora": parse_lora(params.model, params.lora, self.adapters),
             "special": config.special or not params.skip_special_tokens,
             "end_text": config.special or params.include_stop_str_in_output,
             "stop_text": params.include_stop_str_in_output,
-            "preserved": preserved_ids(params, self.tokenizer),
+            "preserved": preserved_ids(params, self.tokenizer) if params.preserved_tokens else frozenset(),
         }
 
-    def _prompt_top(self, params: Generation) -> int | None:
-        """Log-probabilities beside each token of the prompt (`prompt_logprobs`); None: none at all."""
-        n = params.prompt_logprobs
-        if n is None:
-            return None
-        if params.stream:
+    def _prompt_top(self, n: int, *, stream: bool) -> int:
+        """Log-probabilities beside each token of the prompt (`prompt_logprobs`)."""
+        if stream:
             bad_request("prompt_logprobs", "cannot be streamed")
         n = self.tokenizer.n_vocab if n < 0 else min(n, self.tokenizer.n_vocab)
         if n > MAX_TOP:
@@ -246,11 +250,8 @@ class RequestParser:
 
     # -- prompts
 
-    def _truncated(self, prompt: tuple[int, ...], params: Generation) -> tuple[int, ...]:
+    def _truncated(self, prompt: tuple[int, ...], params: Generation, n: int) -> tuple[int, ...]:
         """The part of the prompt that `truncate_prompt_tokens` keeps."""
-        n = params.truncate_prompt_tokens
-        if n is None:
-            return prompt
         if n == 0:
             bad_request("truncate_prompt_tokens", "must be -1 or at least 1")
         if n < 0:
@@ -271,6 +272,12 @@ class RequestParser:
         if len(value) * n > MAX_RESULTS:
             bad_request(name, f"one request has at most {MAX_RESULTS} results, not {len(value) * n}")
         return value, True
+
+    def rendered(self, text: str, media: Sequence[Medium], params: Generation | None = None) -> Prompt:
+        """The prompt of a rendered conversation, with its media."""
+        if media:
+            return Prompt(*self.media.prompt("messages", text, list(media)))
+        return Prompt(self.tokens(text, most=MAX_TOKENS if params is None else most_tokens(params)))
 
     def room_of(self, params: Generation) -> Room:
         """The room of a request's prompts: that of the context, where they are not cut to it."""
@@ -454,4 +461,5 @@ def refuse_unsupported(body: Mapping[str, Any]) -> None:
     modalities = body.get("modalities")
     if isinstance(modalities, list) and modalities not in ([], ["text"]):
         bad_request("modalities", "this model writes text only")
-    response_kind(body.get("response_format"))
+    if body.get("response_format") is not None:
+        response_kind(body["response_format"])

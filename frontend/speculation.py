@@ -36,9 +36,10 @@ def parse_speculation(params: Generation, config: FrontendConfig, tokenizer: Tok
         if value is not None and name not in Speculative.__struct_fields__:
             bad_request(DOTTED + name, f"is not one of {', '.join(Speculative.__struct_fields__)}")
     default = config.speculation
-    limits = read(
-        Speculative, params.speculative, defaults={"n_min": default.n_min, "p_min": default.p_min}, within=DOTTED
-    )
+    limits = Speculative(n_min=default.n_min, p_min=default.p_min)
+    if params.speculative:
+        least = {"n_min": default.n_min, "p_min": default.p_min}
+        limits = read(Speculative, params.speculative, defaults=least, within=DOTTED)
     kinds = default.kinds
     if limits.type is not None:
         kinds = parse_kinds(f"{DOTTED}type", limits.type, config.models_that_draft)

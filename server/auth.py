@@ -22,15 +22,12 @@ class ApiKeys:
     def __init__(self, keys: Iterable[str], path: str = "") -> None:
         self._fixed = _digests(keys)
         self._path = path
+        self.exist = bool(self._fixed or path)  # whether there are keys at all
         self._version: tuple[int, ...] = ()
         self._of_file: list[bytes] = []
         if path:
             self._version = self._now()
             self._of_file = _digests(read_keys(path))
-
-    def __bool__(self) -> bool:
-        """True if there are keys at all."""
-        return bool(self._fixed or self._path)
 
     @property
     def several(self) -> bool:

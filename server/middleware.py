@@ -147,14 +147,14 @@ class Guard:
         local = request.transport.get_extra_info(LOCAL_CLIENT) if request.transport is not None else None
         if isinstance(local, HttpClient):  # a request of this process
             return local
-        if not keys and not config.admin_api_key and not config.behind_router:
+        if not keys.exist and not config.admin_api_key and not config.behind_router:
             return _ANYBODY
         writes = config.admin_api_key and path.startswith(ADMIN_PATHS) and request.method not in ("GET", "HEAD")
         is_open = path in self._public or request.match_info.route.name == OPEN_TO_ALL
         value = api_key(request)
         is_admin = bool(config.admin_api_key) and same(value, config.admin_api_key)
         is_known = is_admin or keys.match(value)
-        if not is_known and (writes or (keys and not is_open)):
+        if not is_known and (writes or (keys.exist and not is_open)):
             raise Unauthorized("Invalid API Key")
         if writes and not is_admin:
             raise Forbidden("this needs the admin key")

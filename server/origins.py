@@ -84,7 +84,7 @@ class Origins:
     def check(self, request: web.Request, path: str) -> None:
         """Forbidden, UnsupportedMediaType: a web page of somebody else may have sent the request, and
         there is no key. `path`: the route's, without a prefix."""
-        if self._keys:
+        if self._keys.exist:
             return
         headers = request.headers
         for host in headers.getall("Host", ()):
@@ -112,7 +112,7 @@ class Origins:
         with keys, or one that listens to other machines, and pages of installed apps may call any."""
         if self._named.fullmatch(origin):
             return True
-        if not self._origins and (self._keys or not is_local(request)):
+        if not self._origins and (self._keys.exist or not is_local(request)):
             return True
         parts = _split(origin if "//" in origin else f"//{origin}")
         if not self._origins and parts is not None and parts.scheme in _APPS:

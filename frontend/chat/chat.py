@@ -16,15 +16,13 @@ from logitless.frontend.chat.messages import Chat, content_text, parse_messages
 from logitless.frontend.chat.tool_grammar import chat_constraint
 from logitless.frontend.chat.tools import Tools, parse_style, parse_tools, preserved_ids
 from logitless.frontend.dialects import functions
+from logitless.frontend.dialects.translate import Translated
 from logitless.frontend.fields import bad_request, read
 from logitless.frontend.media.media import Medium
 from logitless.frontend.parser import (
-    MAX_TOKENS,
     MAX_TOP,
     GenerationJob,
-    Prompt,
     RequestParser,
-    most_tokens,
     refuse_unsupported,
 )
 from logitless.models.chat.efforts import UnknownEffort
@@ -61,11 +59,19 @@ class ChatPrompt:
     media: tuple[Medium, ...] = ()  # the text has a marker for each
 
 
+def _first_form(body: Mapping[str, Any]) -> Translated | None:
+    """The same request with tools, where it has OpenAI's first form of them."""
+    messages = body.get("messages")
+    items = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    older = any(m.get("function_call") or m.get("role") == "function" for m in items)
+    return functions.chat_body(body) if older or body.get("functions") or body.get("function_call") else None
+
+
 def parse_chat(
     body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, media: Sequence[Medium] = ()
 ) -> GenerationJob:
     """POST /v1/chat/completions. `media`: those whose markers the messages have already."""
-    older = functions.chat_body(body)
+    older = _first_form(body)
     if older is not None:
         job = older.read(lambda chat: _parse(chat, parser, template))
         return replace(job, functions=bool(body.get("functions")))
@@ -84,13 +90,13 @@ def _parse(
     prompt = _render(body, parser, template, media)
     assert template is not None  # _render refuses
     prefixes = (prompt.prefill,) if prompt.prefill and params.echo else ()
-    job = parser.job(params, [chat_ids(prompt, parser, most_tokens(params))], top=top, prefixes=prefixes)
+    job = parser.job(params, [parser.rendered(prompt.text, prompt.media, params)], top=top, prefixes=prefixes)
     first = job.requests[0]
     # reasoning that the client wants as text would be a part of the JSON
     thinks = prompt.thinks and (bool(prompt.tools.tools) or prompt.reasoning_format != "none")
-    constraint = chat_constraint(
-        first.sampling.grammar, prompt.tools, template, prompt.style.primer, thinks, parser.grammars
-    )
+    constraint = first.sampling.grammar
+    if prompt.tools.tools or constraint is not None:
+        constraint = chat_constraint(constraint, prompt.tools, template, prompt.style.primer, thinks, parser.grammars)
     of_chat: dict[str, Any] = {
         "preserved": first.preserved | prompt.preserved,
         "turn_end": "" if params.ignore_eos else template.turn_end(parser.tokenizer),
@@ -114,33 +120,27 @@ def _parse(
     )
 
 
-def chat_ids(prompt: ChatPrompt, parser: RequestParser, most: int | None = None) -> Prompt:
-    """The token ids of a rendered conversation, with its media. `most`: see RequestParser.encode."""
-    if not prompt.media:
-        return Prompt(parser.tokens(prompt.text, most=most))
-    return Prompt(*parser.media.prompt("messages", prompt.text, list(prompt.media)))
-
-
 def chat_tokens(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> int:
     """Tokens of the prompt that a chat request would have, those of its media among them."""
-    older = functions.chat_body(body)
+    older = _first_form(body)
     if older is not None:
         return older.read(lambda chat: chat_tokens(chat, parser, template))
-    return len(chat_ids(_render(body, parser, template), parser, MAX_TOKENS).ids)
+    prompt = render_chat(body, parser, template)
+    return len(parser.rendered(prompt.text, prompt.media).ids)
 
 
 def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> ChatPrompt:
     """The conversation as the model's template writes it."""
-    older = functions.chat_body(body)
+    older = _first_form(body)
     if older is not None:
-        return older.read(lambda chat: _render(chat, parser, template))
+        return older.read(lambda chat: render_chat(chat, parser, template))
+    refuse_unsupported(body)
     return _render(body, parser, template)
 
 
 def _render(
     body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, media: Sequence[Medium] = ()
 ) -> ChatPrompt:
-    refuse_unsupported(body)
     if template is None:
         raise InvalidRequest("this model has no chat template; give one with --chat-template")
     config = parser.config
@@ -153,7 +153,9 @@ def _render(
     chat = read(Chat, body, defaults=defaults)
     media = list(media)
     messages = parse_messages(chat, body["messages"], template.between_parts, parser.media, media)
-    tools = parse_tools(chat, body.get("tools") or (), template)
+    tools = Tools()
+    if body.get("tools") or chat.tool_choice != "auto":
+        tools = parse_tools(chat, body.get("tools") or (), template)
     if tools.tools:
         _refuse_beside_tools(body)
     if chat.continue_final_message and body.get("add_generation_prompt") is True:
@@ -195,7 +197,7 @@ def _render(
         tools,
         preserved_ids(template, tools, tokenizer),
         kwargs.get("enable_thinking", True),
-        _limit(chat, parser, template, style),
+        _limit(chat, parser, template, style) if chat.reasoning_budget_tokens > 0 or chat.reasoning_control else None,
         chat.reasoning_format,
         chat.include_reasoning,
         tuple(media),
@@ -262,8 +264,8 @@ def _variables(chat: Chat, variables: Mapping[str, Any]) -> dict[str, Any]:
 
 def _limit(chat: Chat, parser: RequestParser, template: ChatTemplate, style: Style) -> ReasoningLimit | None:
     """Limit of the reasoning: its budget, or the client while it runs (`reasoning_control`)."""
-    budget, control = chat.reasoning_budget_tokens, chat.reasoning_control
-    if template.reasoning is None or not (budget > 0 or control):
+    budget = chat.reasoning_budget_tokens
+    if template.reasoning is None:
         return None
     opening, closing = template.reasoning
     forced = tuple(parser.encode(chat.reasoning_budget_message + closing, parse_special=True))

@@ -152,7 +152,8 @@ def parse_messages(
             calls = enumerate(raw["tool_calls"])
             built["tool_calls"] = [_call(f"messages[{i}].tool_calls[{k}]", call) for k, call in calls]
         messages.append(built)
-    media.complete()
+    if media.sources.missing:
+        media.complete()
     return messages
 
 

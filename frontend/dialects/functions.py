@@ -9,14 +9,10 @@ from logitless.frontend.dialects.translate import Translated
 from logitless.frontend.fields import article, as_text, bad_request
 
 
-def chat_body(body: Mapping[str, Any]) -> Translated | None:
-    """The same request with tools; None: it has nothing of the first form."""
+def chat_body(body: Mapping[str, Any]) -> Translated:
+    """The same request with tools."""
     functions, choice = body.get("functions"), body.get("function_call")
     messages = body.get("messages")
-    items = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
-    older = any(m.get("function_call") or m.get("role") == "function" for m in items)
-    if not (functions or choice or older):
-        return None
     for name, newer in (("functions", "tools"), ("function_call", "tool_choice")):
         if body.get(name) and body.get(newer):
             bad_request(name, f"cannot be combined with {newer}")
@@ -30,7 +26,7 @@ def chat_body(body: Mapping[str, Any]) -> Translated | None:
         chat["parallel_tool_calls"] = False
     if choice:
         chat["tool_choice"] = choice if isinstance(choice, str) else {"type": "function", "function": choice}
-    if older and isinstance(messages, list):
+    if isinstance(messages, list):
         chat["messages"] = [_message(i, message) for i, message in enumerate(messages)]
     return Translated(chat, names)
 

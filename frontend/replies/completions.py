@@ -41,8 +41,9 @@ class OpenAIReply(Reply):
 
     def __init__(self, job: GenerationJob, served: LoadedModel, config: FrontendConfig) -> None:
         super().__init__(job, served, config)
-        target = self.results if self.job.top is not None else ()
-        self._matchers = [TextTokens(self.tokenizer, result.request) for result in target]
+        self._matchers: list[TextTokens] = []
+        if job.top is not None:
+            self._matchers = [TextTokens(self.tokenizer, result.request) for result in self.results]
         self._plain = job.top is None and not (job.params.timings_per_token or job.params.return_token_ids)
 
     def choice(self, result: Result) -> Struct:

@@ -13,7 +13,7 @@ from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import RequestError
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Progress, Timings, Token, TokenProb
 from logitless.engine.sampling.params import SamplerParams
-from logitless.engine.stream import MOST_WHOLE, Delivery
+from logitless.engine.stream import MOST_WHOLE
 from logitless.frontend.answers.generation import (
     AdapterScale,
     CompletionTokensDetails,
@@ -76,24 +76,19 @@ class Reply:
     def __init__(self, job: GenerationJob, served: LoadedModel, config: FrontendConfig) -> None:
         self.job, self.params = job, job.params
         self.tokenizer = served.tokenizer
-        self.model = self.job.model or config.model
         self.created = int(time.time())
         self.id = self.id_prefix + secrets.token_urlsafe(24)
-        prefixes = self.job.prefixes
+        prefixes = job.prefixes
         self.results = [
-            Result(i, request, prefixes[i // self.job.best_of] if prefixes else "")
-            for i, request in enumerate(job.requests)
+            Result(i, request, prefixes[i // job.best_of] if prefixes else "") for i, request in enumerate(job.requests)
         ]
+        self.model = job.model or config.model
         self.head: dict[str, Any] = {
             "created": self.created,
             "id": self.id,
             "model": self.model,
             "system_fingerprint": BUILD_INFO,
         }
-
-    def delivery(self, *, whole: bool = False) -> Delivery:
-        """Delivery of the events to this reply."""
-        return Delivery(whole, self.most_logprobs, self.keeps_logprobs)
 
     # -- as a whole
 

@@ -17,7 +17,7 @@ from logitless.engine.runner.embedder import F32, Embedder
 from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.frontend.chat.messages import part_texts
 from logitless.frontend.fields import article, bad_request, read
-from logitless.frontend.lora import parse_lora, tuned_name
+from logitless.frontend.lora import parse_lora
 from logitless.frontend.media.media import Medium
 from logitless.frontend.parser import MAX_RESULTS, Prompt, RequestParser, Room
 from logitless.models.media.prompt_media import PromptMedia
@@ -111,7 +111,7 @@ def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: E
     media = {i: prompt.media for i, prompt in enumerate(read_prompts) if prompt.media is not None}
     if params.dimensions is not None and params.dimensions > embedder.n_embd:
         bad_request("dimensions", f"must be at most {embedder.n_embd}, the size of the model's vectors")
-    lora, model = parse_lora(params.model, params.lora, parser.adapters), tuned_name(params.model, parser.adapters)
+    model, lora = parse_lora(params.model, params.lora, parser.adapters)
     base64 = params.encoding_format == "base64"
     return EmbeddingJob(texts, pooling, params.embd_normalize, base64, lora, model, params.dimensions, media)
 
@@ -149,7 +149,7 @@ def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embed
     room = Room(embedder.n_ctx, what="input")
     fitting = tuple(room.take(Prompt(pair)).ids for pair in pairs)
     return_text = params.return_text if tei else params.return_documents
-    lora, model = parse_lora(params.model, params.lora, parser.adapters), tuned_name(params.model, parser.adapters)
+    model, lora = parse_lora(params.model, params.lora, parser.adapters)
     return RerankJob(fitting, tuple(documents), top_n, tei, return_text, lora, model)
 
 

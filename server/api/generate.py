@@ -19,7 +19,7 @@ from logitless.engine.kv_cache.slot_actions import tokens_of
 from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest, Event, Failed, Finished, Progress, Token
 from logitless.engine.sampling.params import Param
 from logitless.engine.sampling.sampler import RANDOM_SEED
-from logitless.engine.stream import Stream, event_weight
+from logitless.engine.stream import Delivery, Stream, event_weight
 from logitless.frontend.answers.llamacpp import Control
 from logitless.frontend.answers.openai import RenderedRequest, RenderedSampling
 from logitless.frontend.chat.chat import parse_chat
@@ -72,9 +72,9 @@ async def openai_completion(request: web.Request) -> web.StreamResponse:
 async def chat_completion(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
     context = request.app[CONTEXT]
-    parser, template = context.parser_for(request), context.served.template
-    job = await context.parsed(request, lambda body: parse_chat(body, parser, template))
-    return await run(request, context, job, ChatReply(job, context.served, context.config))
+    parser, served = context.parser_for(request), context.served
+    job = await context.parsed(request, partial(parse_chat, parser=parser, template=served.template))
+    return await run(request, context, job, ChatReply(job, served, context.config))
 
 
 async def render_completion(request: web.Request) -> web.Response:
@@ -144,7 +144,7 @@ async def run(request: web.Request, context: Context, job: GenerationJob, reply:
         return await _resumable(request, context, job, reply)
     if job.params.stream:
         requests, user = await _prepared(request, context, job, reply)
-        async with await context.service.submit(requests, user, reply.delivery()) as stream:
+        async with await context.service.submit(requests, user, _delivery(reply)) as stream:
             lines = _stream_data(request, context, stream, reply)
             ping_interval = reply.params.sse_ping_interval if is_events else -1
             return await send(request, context, lines, ping_interval, reply.content_type)
@@ -201,12 +201,16 @@ def _running(request: web.Request, context: Context, stream: Stream, reply: Repl
         del context.running[reply.id]
 
 
+def _delivery(reply: Reply, *, whole: bool = False) -> Delivery:
+    return Delivery(whole, reply.most_logprobs, reply.keeps_logprobs)
+
+
 @asynccontextmanager
 async def collected(request: web.Request, context: Context, job: GenerationJob, reply: Reply) -> AsyncIterator[None]:
     """Have the job done and give its results to the reply, whose log-probabilities have their room while
     the block runs."""
     requests, user = await _prepared(request, context, job, reply)
-    async with context.service.begin(requests, user, reply.delivery(whole=True)) as stream:
+    async with context.service.begin(requests, user, _delivery(reply, whole=True)) as stream:
         with _running(request, context, stream, reply):
             try:
                 while events := await stream.batch():
@@ -228,7 +232,7 @@ async def generated(
 ) -> AsyncGenerator[bytes, None]:
     """The server-sent events of one generation among several of a reply; a failure is raised."""
     requests, user = await _prepared(request, context, job, reply)
-    async with context.service.begin(requests, user, reply.delivery()) as stream:
+    async with context.service.begin(requests, user, _delivery(reply)) as stream:
         with _running(request, context, stream, reply):
             while events := await stream.batch():
                 request[RECORD].take(events)
@@ -256,7 +260,7 @@ async def begin_session(
     session = context.sessions.open(place, lasting=around is not None)
     try:
         requests, user = await _prepared(request, context, job, reply)
-        stream = await context.service.submit(requests, user, reply.delivery())
+        stream = await context.service.submit(requests, user, _delivery(reply))
     except BaseException:
         if context.sessions.find(place) is session:
             context.sessions.drop(place)

@@ -183,4 +183,4 @@ def description(config: ServerConfig, keys: ApiKeys) -> web.Response:
 
     entry = ((each.method, path) for each in routes() if each.summary for path in each.paths)
     plain = ((method, re.sub(r"{(\w+):[^}]*}", r"{\1}", path)) for method, path in entry)
-    return json_response(document(BUILD_INFO, plain, prefix=config.api_prefix.rstrip("/"), keys=bool(keys)))
+    return json_response(document(BUILD_INFO, plain, prefix=config.api_prefix.rstrip("/"), keys=keys.exist))

@@ -13,7 +13,7 @@ from logitless.engine.requests import Lora
 from logitless.frontend.answers import UNSET
 from logitless.frontend.answers.vectors import PromptUsage, Scores, TextScore
 from logitless.frontend.fields import read
-from logitless.frontend.lora import parse_lora, tuned_name
+from logitless.frontend.lora import parse_lora
 from logitless.frontend.texts.score import ScoreBody, parse_examples
 from logitless.server.api.context import CONTEXT, json_response
 
@@ -35,10 +35,10 @@ async def score(request: web.Request) -> web.Response:
 
     def parse(body: dict[str, Any]) -> tuple[list[Example], bool, str, Lora | None]:
         params = read(ScoreBody, body)
-        text_score = tuned_name(params.model, served.adapters) or context.config.model
+        name, lora = parse_lora(params.model, params.lora, served.adapters)
         n_ctx = served.info.n_ctx_train or served.info.n_ctx
         examples = parse_examples(params.input, context.parser_for(request), served.template, n_ctx)
-        return examples, params.gradient_norm, text_score, parse_lora(params.model, params.lora, served.adapters)
+        return examples, params.gradient_norm, name or context.config.model, lora
 
     examples, gradient, model, lora = await context.parsed(request, parse)
     await context.embeds(request, model, [example.tokens.tolist() for example in examples])

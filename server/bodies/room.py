@@ -44,7 +44,9 @@ class Bodies:
         """Read the request's body into `body`, which takes room."""
         if (request.content_length or 0) > self._largest:
             raise self._too_large()
-        stream = content(request, self._largest)
+        stream = request.content
+        if "Content-Encoding" in request.headers:
+            stream = content(request, self._largest)
         if stream.is_eof() and stream.total_bytes <= min(SMALL, self._largest):  # it came with the request's head
             while not stream.at_eof():
                 body += stream.read_nowait()

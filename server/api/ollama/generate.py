@@ -129,7 +129,7 @@ async def _vectors(
         if dimensions is not None and dimensions > embedder.n_embd:
             bad_request("dimensions", f"must be at most {embedder.n_embd}, the size of the model's vectors")
         ids = embed_texts(value, name, parser, embedder.n_ctx, params.truncate) if value else []
-        return params, ids, parse_lora(ours, None, parser.adapters), dimensions, keep
+        return params, ids, parse_lora(ours, None, parser.adapters)[1], dimensions, keep
 
     params, ids, lora, dimensions, keep = await context.parsed(request, parse)
     await context.embeds(request, "", ids)

@@ -123,7 +123,7 @@ async def remove(request: web.Request) -> web.Response:
 
 def owner(request: web.Request) -> str:
     """The key whose stored responses and conversations a request may read; "" without keys: all."""
-    return client_key(request) if request.app[CONTEXT].keys else ""
+    return client_key(request) if request.app[CONTEXT].keys.exist else ""
 
 
 def _there(request: web.Request, result: T | None) -> T:

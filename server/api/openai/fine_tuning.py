@@ -135,11 +135,11 @@ async def events(request: web.Request) -> web.StreamResponse:
         after = 0
         while True:
             changed.clear()
-            visible_row = store.get("jobs", row["id"])
+            current = store.get("jobs", row["id"])
             for number, event in store.events(row["id"], after):
                 after = number
                 await response.write(sse(event))
-            if visible_row is None or visible_row["status"] in ENDED:
+            if current is None or current["status"] in ENDED:
                 break
             with suppress(TimeoutError):
                 async with asyncio.timeout(30):
