@@ -47,11 +47,12 @@ from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.blocks import BEGIN, CALL, END, MORE, AnswerBlock
 from logitless.frontend.replies.encoding import plain, sse
 from logitless.frontend.replies.reply import Result
+from logitless.frontend.replies.responses import ResponsesReply
 from logitless.frontend.workers import compute
 from logitless.server.api.context import Context, client_of, json_response
 from logitless.server.api.generate import CONVERSATION, generated, send
 from logitless.server.api.openai.conversations import owner
-from logitless.server.api.openai.responses import ParsedResponse, ResponsesReply, keeper, prepared
+from logitless.server.api.openai.responses import ParsedResponse, keeper, prepared
 from logitless.server.api.openai.stored_responses import as_items
 from logitless.server.api.tools import toolbox_of
 from logitless.server.clients import CLIENT

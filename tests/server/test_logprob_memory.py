@@ -23,8 +23,8 @@ from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.stream import MOST_WHOLE, Delivery
 from logitless.frontend.replies import encoding, reply
 from logitless.frontend.replies.encoding import encode_json, json_pieces, lazy, plain
+from logitless.frontend.replies.responses import ResponsesReply
 from logitless.server.api import generate
-from logitless.server.api.openai.responses import ResponsesReply
 from tests.helpers.http_fakes import FakeScheduler, Running, running
 from tests.helpers.scheduler_fakes import Bench, prompt
 from tests.server.test_service import started
