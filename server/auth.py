@@ -29,6 +29,9 @@ class ApiKeys:
             self._version = self._now()
             self._of_file = _digests(read_keys(path))
 
+    def __bool__(self) -> bool:
+        return self.exist
+
     @property
     def several(self) -> bool:
         """True if there are at least two keys."""

@@ -195,10 +195,10 @@ class McpLink:
     async def _complaints(self, process: asyncio.subprocess.Process) -> None:
         """Keep the end of what it says on its standard error."""
         assert process.stderr is not None
-        items = b""
+        text = b""
         while piece := await process.stderr.read(1 << 14):
-            items = (items + piece)[-TAIL:]
-            lines = items.decode("utf-8", "replace").split("\n")
+            text = (text + piece)[-TAIL:]
+            lines = text.decode("utf-8", "replace").split("\n")
             self._last_line = next((line.strip() for line in reversed(lines) if line.strip()), "")
 
     @asynccontextmanager

@@ -70,7 +70,7 @@ class McpServer:
             if (wait := self._not_before - monotonic()) > 0:
                 raise self._down(f"; it is started again in {wait:.0f} s")
             module = await to_thread(lambda: import_module("logitless.server.tools.mcp_link"))
-            link = module.Link(self.settings, START_SECONDS, self._forget)
+            link = module.McpLink(self.settings, START_SECONDS, self._forget)
             self._tools, self._hangs = None, 0
             try:
                 await link.client()
