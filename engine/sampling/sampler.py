@@ -229,7 +229,9 @@ class RowSampler:
             self._history.begin(prompt)
 
     def move(self, state: Sequence[float]) -> None:
-        """Go on in another slot, with the device's state of this one."""
+        """Go on in another slot, with the device's state of this one, if it has sampled there."""
+        if not self._started:
+            return
         self._first = self._vector.copy()
         self._first[s.RESET : s.RESET + 2] = state[:2]
         self._started = False

@@ -174,6 +174,27 @@ def generate(scheduler: Scheduler, request: CompletionRequest, at: Callable[[Seq
     return tokens
 
 
+@pytest.mark.parametrize("sampling", SAMPLERS[:3])
+def test_a_sampler_that_loses_two_slots_between_two_tokens_goes_on_with_the_same_bits(
+    scheduler: Scheduler, sampling: dict[str, Any]
+) -> None:
+    params = SamplingParams(seed=3, temperature=1.0, n_probs=2, **sampling)
+    request = CompletionRequest(tuple(range(1, 20)), params, n_predict=16, ignore_eos=True)
+
+    def interrupt(seq: Sequence, n: int) -> None:
+        if n == 5:
+            seq.hold(held=True)
+            for first in (60, 90):
+                other = CompletionRequest(tuple(range(first, first + 20)), params, n_predict=6, ignore_eos=True)
+                # it reads for one step, in which it can only return to the queue
+                generate(scheduler, other, lambda _, k: seq.hold(held=k != 2))
+            assert seq.slot is None
+            seq.hold(held=False)
+
+    alone = generate(scheduler, request, lambda *_: None)
+    assert generate(scheduler, request, interrupt) == alone
+
+
 @pytest.mark.parametrize("sampling", SAMPLERS)
 def test_samplers_go_on_with_the_same_bits_in_another_turn(scheduler: Scheduler, sampling: dict[str, Any]) -> None:
     params = SamplingParams(seed=3, temperature=1.0, n_probs=2, **sampling)
