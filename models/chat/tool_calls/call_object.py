@@ -65,9 +65,12 @@ def value(p: Parser, take: Callable[[str], object]) -> Step[bool]:
             text = scan.brackets[n:][::-1] if n >= 0 else "" if scan.brackets else c
         elif c == "," and scan.expects == "," and scan.brackets:
             following = yield from _following(p)
-            if following not in _AFTER_COMMA[scan.brackets[-1:]] and following:
+            if not following:  # no member follows the comma
+                yield from p.after_blanks()
+                return False
+            if following not in _AFTER_COMMA[scan.brackets[-1:]]:
                 raise NotACall
-            text = "" if following and following in "]}" else c
+            text = "" if following in "]}" else c
         for each in text:
             state = scan.feed(each)
             if state is BEFORE:
@@ -150,7 +153,7 @@ def _word_as_json(word: str, kind: str) -> str:
 def call_list(p: Parser, names: frozenset[str] | None = None, key: str = "name", *, closes: bool = True) -> Step[bool]:
     """Read the calls of an array, whose bracket has been read. False: the array is cut short."""
     n_calls = p.n_calls
-    while (yield from p.after_blanks()) == "{":
+    while (c := (yield from p.after_blanks())) == "{":
         try:
             if not (yield from CallObject(p, names, key, sure=True).read()):
                 return False
@@ -160,9 +163,11 @@ def call_list(p: Parser, names: frozenset[str] | None = None, key: str = "name",
             pass
         if c == "{":  # without a comma
             p.back(c)
-        elif c != ",":
+        elif c not in (",", ";"):
             p.back("" if c == "]" else c)
             return c == "]" or not closes
+    if c == "]" and p.n_calls > n_calls:  # after a comma too many
+        return True
     raise NotACall
 
 

@@ -27,16 +27,26 @@ _NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 
 def _hermes(p: Parser, trigger: str) -> Step[None]:
-    """<tool_call>{"name": …, "arguments": {…}}</tool_call>, once a call."""
+    """<tool_call>{"name": …, "arguments": {…}}</tool_call>, once a call, or once around several."""
     if (yield from p.after_blanks()) != "{":
         raise NotACall
-    if (yield from CallObject(p).read()):
-        yield from closing(p, "</tool_call>")
+    while (yield from CallObject(p).read()):
+        c = yield from p.after_blanks()
+        if c == ",":
+            c = yield from p.after_blanks()
+        if c != "{":
+            p.back(p.raw)
+            yield from closing(p, "</tool_call>")
+            return
 
 
 def _llama3(p: Parser, trigger: str) -> Step[None]:
+    yield from _objects(p, trigger)
+
+
+def _objects(p: Parser, trigger: str) -> Step[bool]:
     """{"name": …, "parameters": {…}} as the whole answer, perhaps after <|python_tag|>; several
-    with ; in between."""
+    with ; in between. False: the last one is cut short."""
     if trigger != "{" and (yield from p.after_blanks()) != "{":
         raise NotACall
     while (yield from CallObject(p, p.style.names, sure=p.n_calls > 0).read()):
@@ -47,15 +57,16 @@ def _llama3(p: Parser, trigger: str) -> Step[None]:
             if not c and p.raw.strip():
                 raise NotACall
             p.back(p.raw)  # the separator was text
-            return
+            return True
+    return False
 
 
 def _llama4(p: Parser, trigger: str) -> Step[None]:
     """As Llama 3's, perhaps between <|python_start|> and <|python_end|>, or behind both."""
     if trigger == _PYTHON_START:
         yield from p.literal(_PYTHON_END)
-    yield from _llama3(p, trigger)
-    yield from closing(p, _PYTHON_END)
+    if (yield from _objects(p, trigger)):
+        yield from closing(p, _PYTHON_END)
 
 
 def _mistral(p: Parser, trigger: str) -> Step[None]:

@@ -219,10 +219,10 @@ class Parser:
         """Begin a call to `name`, with the id that the model wrote if any; returns its index.
 
         An id before the name counts if the template accepts it and no other call has it."""
-        self._arguments = []
         if self.n_calls and not self.style.parallel:
-            self._muted, self._blanks = True, ""
+            self._muted, self._blanks, self._arguments = True, "", None
             return self.n_calls - 1
+        self._arguments = []
         assert self.style.calls is not None
         self._flush()
         self._blanks = ""

@@ -58,6 +58,11 @@ QUIET = settings(max_examples=150)
         (f"<tool_call>{CALL}", called(ADD)),
         (f"<tool_call>{CALL}\n</tool", called(ADD)),
         (f"<tool_call>{CALL} well", called(ADD, text=" well")),
+        (f"<tool_call>\n{CALL}\n{CALL}\n</tool_call> Done.", called(ADD, ADD, text=" Done.")),
+        (f"<tool_call>{CALL}, {CALL}</tool_call>", called(ADD, ADD)),
+        (f"<tool_call>{CALL}, well", called(ADD, text=", well")),
+        (f'<tool_call>{CALL} {{"a": 1}} is it', called(ADD, text=' {"a": 1} is it')),
+        ('<tool_call>{"name": "f", "arguments": {"x": 1, ', called(("f", '{"x": 1'))),
         ('<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', called(("f", '{"x": 1}'))),
         ('<tool_call>{"name": "f"}</tool_call>', called(("f", "{}"))),
         ('<tool_call>{"name": "f", "arguments": null}</tool_call>', called(("f", "{}"))),
@@ -124,6 +129,32 @@ def test_llama4(text: str, expected: object) -> None:
     assert told(parse(text, LLAMA4)) == expected
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        (HERMES, f"<tool_call>{CALL}</tool_call><tool_call>{CALL}"),
+        (LLAMA4, f"<|python_start|>{CALL}<|python_end|><|python_start|>{CALL}"),
+        (LLAMA3, f"{CALL}; {CALL}"),
+        (MISTRAL, f"[TOOL_CALLS][{CALL}, {CALL}"),
+        (NEMOTRON, f"<TOOLCALL>[{CALL}, {CALL}"),
+        (GENERIC, f'{{"tool_calls": [{CALL}, {CALL}'),
+        (GPT_OSS, f"{TO_ADD}{ADD[1]}<|call|>{TO_ADD}{ADD[1]}"),
+        (DEEPSEEK_V31, deepseek(ADD, ADD)),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_an_answer_that_the_model_ends_anywhere_leaves_whole_arguments(
+    calls: CallFormat, text: str, parallel: bool
+) -> None:
+    for end in range(len(text) // 2, len(text)):
+        message = Message()
+        parser = Parser(Style(calls, NAMES, parallel=parallel))
+        message.add(parser.push(text[:end])).add(parser.finish(by_model=True))
+        assert all(isinstance(json.loads(call.arguments), dict) for call in message.calls), text[:end]
+        assert len(message.calls) <= 1 or parallel
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -132,6 +163,7 @@ def test_llama4(text: str, expected: object) -> None:
          called(("f", "{}"), ("g", "{}"), text="Well.")),
         ('<TOOLCALL>[{"name": "f", "arguments": {"x"', called(("f", '{"x"'))),
         ('<TOOLCALL>[{"name": "f", "arguments": {}}', called(("f", "{}"))),
+        ('<TOOLCALL>[{"name": "f", "arguments": {}}, ]</TOOLCALL> Done.', called(("f", "{}"), text=" Done.")),
         ('<TOOLCALL>[{"name": "f", "arguments": {}}, oh', called(("f", "{}"), text=", oh")),
         ("<TOOLCALL> what?", content("<TOOLCALL> what?")),
         ("<TOOLCALL>[]</TOOLCALL>", content("<TOOLCALL>[]</TOOLCALL>")),
@@ -153,6 +185,7 @@ def test_nemotron(text: str, expected: object) -> None:
         ('Well. [TOOL_CALLS][{"name": "f", "arguments": {}}]', called(("f", "{}"), text="Well.")),
         ('[TOOL_CALLS]f[ARGS]{"x": 1}[TOOL_CALLS]g[CALL_ID]123[ARGS]{}', called(("f", '{"x": 1}'), ("g", "{}"))),
         ('[TOOL_CALLS]f{"x": 1}', called(("f", '{"x": 1}'))),
+        ('[TOOL_CALLS][{"name": "f", "arguments": {}},]', called(("f", "{}"))),
         ('[TOOL_CALLS][{"name": "f", "arguments": {}}, oh', called(("f", "{}"), text=", oh")),
         ("[TOOL_CALLS] what?", content("[TOOL_CALLS] what?")),
         ("[TOOL", content("")),
