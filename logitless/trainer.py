@@ -155,7 +155,7 @@ def _config(config: TrainingConfig | None, fields: Mapping[str, Any]) -> Trainin
         raise OptionError(f"config: expected a TrainingConfig, got {type(config).__name__}")
     values = {**({} if config is None else {name: getattr(config, name) for name in changed(config)}), **fields}
     method = values.get("method", SUPERVISED)
-    if method not in ("lora", "full", *METHODS):
+    if not isinstance(method, str) or method not in ("lora", "full", *METHODS):
         raise OptionError(f"method: {method!r} is not one of lora, full, {', '.join(METHODS)}")
     if method in ("lora", "full"):
         values |= {"method": SUPERVISED, "full": method == "full" or values.get("full", False)}

@@ -376,27 +376,28 @@ def config_of(values: Mapping[str, Any]) -> TrainingConfig:
     try:
         convert(values, TrainingConfig)
     except ValidationError as error:
-        problem, _, place = str(error).partition(" - at `$.")
-        name = place.partition("[")[0].rstrip("`")
+        problem, _, place = str(error).partition(" - at `")
+        name = place.partition("$.")[2].partition("[")[0].rstrip("`")
         raise TrainingError(f"{name}: {values.get(name)!r}: {problem[0].lower()}{problem[1:]}") from None
     plain: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     return TrainingConfig(**plain)
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy and paths as plain values."""
+    """Numbers and arrays of numpy and paths as plain values."""
     if isinstance(value, PathLike):
         return str(value)
-    return value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _check(name: str, value: Any) -> None:
     """TrainingError: the value is outside the field's limits."""
     param = FIELDS[name][1]
     if isinstance(value, int | float) and not isinstance(value, bool) and type_of(name) in (int, float):
-        if not param.low <= value <= param.high:
+        if not param.low <= value <= param.high or abs(value) == math.inf:
             low, high = _short(param.low), _short(param.high)
             within = f"at least {low}" if math.isinf(param.high) else f"between {low} and {high}"
+            within = "finite" if abs(value) == math.inf else within
             raise TrainingError(f"{name}: {value} is not {within}")
     elif param.choices:
         for one in (value,) if isinstance(value, str) else value if isinstance(value, list | tuple) else ():
@@ -410,7 +411,14 @@ def _short(x: float) -> str:
 
 def changed(config: TrainingConfig) -> set[str]:
     """Names of the fields that differ from the defaults."""
-    return {name for name, default in DEFAULTS.items() if getattr(config, name) != default}
+    return {name for name, default in DEFAULTS.items() if not _equals(getattr(config, name), default)}
+
+
+def _equals(value: Any, default: Any) -> bool:
+    """True if a value, perhaps of a wrong type, is the default."""
+    numbers = (int, float)  # neither bool nor arrays
+    is_alike = type(value) in (numbers if type(default) in numbers else (type(default),))
+    return is_alike and bool(value == default)
 
 
 def unused(

@@ -7,11 +7,13 @@ import sys
 from dataclasses import fields
 from typing import Any
 
+import numpy as np
 import pytest
 
 from logitless.cli.flags.options_training import FINETUNE, HYPERPARAMETERS
 from logitless.frontend.fine_tuning import JobBody
 from logitless.server.openapi.schemas import object_schema
+from logitless.training.adapters.options import LoraOptions
 from logitless.training.config import (
     DEFAULTS,
     FIELDS,
@@ -21,6 +23,7 @@ from logitless.training.config import (
     REINFORCEMENT,
     SAME,
     TrainingConfig,
+    changed,
     config_of,
     config_of_job,
     job_defaults,
@@ -103,6 +106,10 @@ def test_row_of_a_job_is_read_back(method: str) -> None:
         ({"x": 1.0}, "x: is no field of TrainingConfig"),
         ({"lora_r": True}, "lora_r: True: expected `int`, got `bool`"),
         ({"epochs": float("nan")}, "epochs: nan is not at least 0"),
+        ({"epochs": float("inf")}, "epochs: inf is not finite"),
+        ({"epochs": np.array([1, 2])}, "epochs: [1, 2]: expected `float`, got `array`"),
+        ({"lora_ranks": np.array([1, 2])}, "lora_ranks: [1, 2]: expected `object`, got `array`"),
+        ({"lora_ranks": {3: 4}}, "lora_ranks: {3: 4}: expected `str`, got `int`"),
         ({"lora_target_modules": "q_proj"}, "lora_target_modules: 'q_proj': expected `array`, got `str`"),
         ({"schedule": "linear"}, "schedule: 'linear' is not one of constant, cosine, halving"),
     ],
@@ -111,6 +118,33 @@ def test_value_that_is_wrong_is_named(values: dict[str, Any], problem: str) -> N
     with pytest.raises(TrainingError) as caught:
         config_of(values)
     assert str(caught.value) == problem
+
+
+@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("value", [np.array([1, 2]), np.array([[1.0]]), b"x"], ids=["array", "matrix", "bytes"])
+def test_value_of_a_wrong_type_differs_from_the_default_and_is_named(name: str, value: Any) -> None:
+    config = TrainingConfig(**{name: value})
+    assert changed(config) == {name}
+    with pytest.raises(TrainingError, match=rf"^{name}: "):
+        config_of({name: value})
+
+
+def test_numbers_of_numpy_are_plain_numbers() -> None:
+    config = config_of({"lora_r": np.int64(3), "epochs": np.float32(0.5), "full": np.bool_(True)})
+    assert changed(config) == {"lora_r", "epochs", "full"}
+    assert (type(config.lora_r), type(config.epochs), type(config.full)) == (int, float, bool)
+    assert changed(TrainingConfig(lora_alpha=0, n_updates=True)) == {"n_updates"}  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "problem"),
+    [({"q_proj": 3}, "lora_ranks: 'q_proj' is not one of tok_embd, "), ({"wq": -1}, "lora_ranks: wq: -1 is not be")],
+)
+def test_ranks_of_unknown_tensors_are_refused(ranks: dict[str, int], problem: str) -> None:
+    with pytest.raises(TrainingError) as caught:
+        LoraOptions(ranks=ranks)
+    assert str(caught.value).startswith(problem)
+    assert LoraOptions(ranks={"wq": 0, "tok_embd": 8}).rank_of("token_embd.weight") == 8
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.models.adapters.lora import Adapter, Pair, Scaling, turned
-from logitless.training.config import STARTS
+from logitless.training.config import FIELDS, STARTS
 from logitless.training.errors import TrainingError
 
 F32 = npt.NDArray[np.float32]
@@ -51,6 +51,7 @@ MODULES = {
     "embed_tokens": ("token_embd",),
     "lm_head": ("output",),
 }
+_MAX_RANK = int(FIELDS["lora_r"][1].high)
 ALL_LINEAR = "all-linear"  # peft's name of all matrices of the blocks
 
 # names of hyperparameters, of keywords and (with dashes) of flags → fields of LoraOptions
@@ -86,6 +87,11 @@ class LoraOptions:
     def __post_init__(self) -> None:
         if self.start not in STARTS:
             raise TrainingError(f"lora_init: {self.start!r} is not one of {', '.join(STARTS)}")
+        for kind, rank in self.ranks.items():
+            if kind not in RANKS:
+                raise TrainingError(f"lora_ranks: {kind!r} is not one of {', '.join(RANKS)}")
+            if not 0 <= rank <= _MAX_RANK:
+                raise TrainingError(f"lora_ranks: {kind}: {rank} is not between 0 and {_MAX_RANK}")
         if self.rslora and not self.alpha:
             raise TrainingError("lora_rslora: needs a lora_alpha, which is divided by √r")
         if self.dora and self.start == "pissa":
