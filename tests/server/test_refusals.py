@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from logitless.engine.errors import InvalidRequest
 from logitless.server.api.openai.files import listed
-from logitless.server.auth import Keys
+from logitless.server.auth import ApiKeys
 from logitless.server.config import ServerConfig
 from logitless.server.middleware import Guard
 from tests.helpers.http_fakes import N_CTX, FakeTokenizer, Running, running
@@ -338,7 +338,7 @@ async def test_full_disk_is_507() -> None:
 
 
 async def test_connection_of_a_client_that_left_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
-    app = Guard(ServerConfig(), Keys((), ""), frozenset()).application()
+    app = Guard(ServerConfig(), ApiKeys((), ""), frozenset()).application()
 
     async def leaves(request: web.Request) -> web.StreamResponse:
         assert request.transport is not None
