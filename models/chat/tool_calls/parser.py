@@ -431,7 +431,8 @@ class Parser:
                 elif self._muted or is_cut:
                     while is_cut and (yield from self.next()):  # a piece of a marker
                         pass
-                    self.frame()
+                    self._blanks = ""
+                    self.mark()  # the arguments may become whole at the end
                     self._after_call = True
                 else:
                     read = self.raw

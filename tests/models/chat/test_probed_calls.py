@@ -680,6 +680,15 @@ def test_arguments_as_models_write_them_become_the_json_that_was_meant(written: 
             assert message.content.strip() == "So."
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_an_answer_that_the_model_ends_anywhere_leaves_whole_arguments(name: str) -> None:
+    text = rendered(name, [("add", {"a": 1, "unit": "C"}), ("now", {"zone": "Z"})])
+    for end in range(len(text)):
+        parser = Parser(Style(template(name).calls, frozenset({"add", "now"}), texts=TEXTS))
+        message = Message().add(parser.push(text[:end])).add(parser.finish(by_model=True))
+        assert all(isinstance(json.loads(call.arguments), dict) for call in message.calls), text[:end]
+
+
 @pytest.mark.parametrize("name", ["BARE_PYTHON", "QUOTED_PYTHON", "REPR_PYTHON", "LINES_OF_PYTHON"])
 def test_templates_that_write_nearly_python_have_calls_in_python(name: str) -> None:
     calls = template(name).calls
