@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -21,7 +22,8 @@ STORED = """(async () => {
     const rows = await done(database.transaction('messages').objectStore('messages').getAll());
     const heads = await done(database.transaction('conversations').objectStore('conversations').getAll());
     database.close();
-    return [heads.map(h => h.title), rows.map(r => r.node.stream ? '' : r.node.content).sort()]; })()"""
+    return [heads.map(h => h.title), rows.map(r => r.node.content).sort(),
+        rows.filter(r => r.node.stream).length]; })()"""
 STREAMS = """(async () => {
     const done = r => new Promise(resolve => { r.onsuccess = () => resolve(r.result); });
     const database = await done(indexedDB.open('logitless'));
@@ -60,12 +62,13 @@ async def second(page: Page, browser: Browser, script: str = "") -> AsyncIterato
         assert tab.said == []
 
 
-async def stored(page: Page, n: int) -> list[Any]:
-    """Titles and the messages' texts in the storage, once it has `n` messages and no answer is running."""
-    while True:
-        titles, texts = await page.run(STORED)
-        if len(texts) == n and all(texts):
-            return [titles, texts]
+async def stored(page: Page, n: int, running: bool = False) -> list[Any]:
+    """Titles and the messages' texts in the storage, once it has `n` messages, of which none or one is running."""
+    async with asyncio.timeout(60):
+        while True:
+            titles, texts, n_running = await page.run(STORED)
+            if len(texts) == n and all(texts) and n_running == running:
+                return [titles, texts]
 
 
 async def test_stale_tab_that_writes_loses_no_message(page: Page, browser: Browser) -> None:
@@ -198,7 +201,7 @@ async def test_answer_of_a_stream_that_is_gone_is_stopped(page: Page) -> None:
     page.server.scheduler.gate = threading.Semaphore(4)
     await page.ask("Count", "one two", wait=False)
     await page.until("one('.answer').textContent.startsWith('on')")
-    await stored(page, 2)
+    await stored(page, 2, running=True)
     address = await page.run("location.hash")
     await page.tab.open(page.server.url + "/health")
     (name,) = await page.run(STREAMS)
