@@ -56,4 +56,6 @@ def test_completion_of_embedding_model_is_refused(
     (tmp_path / "text").write_text("the cat sat")
     words = [str(tmp_path / "text") if word == "F" else word for word in command.split()]
     assert main([*words, "-m", str(model)]) == 1
-    assert f"{model}: makes vectors of texts, it does not write" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith(f"logitless: {model}: ")
+    assert "makes vectors of texts" in error

@@ -66,6 +66,8 @@ def value(p: Parser, take: Callable[[str], object]) -> Step[bool]:
         elif c == "," and scan.expects == "," and scan.brackets:
             following = yield from _following(p)
             if not following:  # no member follows the comma
+                if p.is_cut:  # at a limit: the comma says that the member before it is whole
+                    take(c)
                 yield from p.after_blanks()
                 return False
             if following not in _AFTER_COMMA[scan.brackets[-1:]]:

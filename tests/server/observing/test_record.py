@@ -148,8 +148,8 @@ async def test_a_client_that_leaves_before_its_whole_answer(caplog: pytest.LogCa
         asked = asyncio.create_task(
             server.http.post(f"{server.url}/v1/completions", json={"prompt": "x", "max_tokens": 99}).__aenter__()
         )
+        gate.release(20)  # fewer steps than tokens, so that the client leaves before the end
         while not server.scheduler.running or server.scheduler.running[0].n_generated < 5:
-            gate.release()
             await asyncio.sleep(0)
         asked.cancel()
         await while_stepping(gate, left(server))
