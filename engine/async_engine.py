@@ -487,8 +487,7 @@ class AsyncEngine:
                 # cancelled sequences need no steps
                 waiting = served.scheduler.idle or not self._states or self._all_held()
                 began = time.perf_counter()
-                left = ALONE if waiting else slicer.left
-                if background is not None and background.ready and left > 0:
+                if background is not None and background.ready and (left := ALONE if waiting else slicer.left) > 0:
                     if self._ready_for_training():
                         background.run(left, self._inbox.__len__)
                     if not waiting:
@@ -499,7 +498,8 @@ class AsyncEngine:
                     self._wait(served)
                 else:
                     self._step(served.scheduler)
-                    slicer.stepped(time.perf_counter() - began)
+                    if background is not None:
+                        slicer.stepped(time.perf_counter() - began)
             if background is not None:
                 background.close()
             if served.kv_events is not None:

@@ -47,14 +47,7 @@ class Admission:
         for returning in self.running.take_returning():
             self.queue.push(returning)
         if len(self.queue):
-            self._park_held()
-        if self.queue.n_urgent:
-            self._make_way(events)
-        while self._joins() and len(self.queue) and (free := self._free_slots()):
-            seq = self.queue.take(self.running.seqs, {-1, *free})
-            if seq is None:
-                break
-            self._seat(seq, self._choose_slot(seq, free), events)
+            self._seat_queued(events)
         is_first = True
         for seq in list(self.running.seqs):
             if seq.held and not seq.started:
@@ -64,6 +57,17 @@ class Admission:
                 if not self.running.preempt_held():
                     return
             is_first = False
+
+    def _seat_queued(self, events: Events) -> None:
+        """Give slots to queued requests."""
+        self._park_held()
+        if self.queue.n_urgent:
+            self._make_way(events)
+        while self._joins() and len(self.queue) and (free := self._free_slots()):
+            seq = self.queue.take(self.running.seqs, {-1, *free})
+            if seq is None:
+                break
+            self._seat(seq, self._choose_slot(seq, free), events)
 
     def _joins(self) -> bool:
         """True if a request may get a slot now: without continuous batching before those of its batch have

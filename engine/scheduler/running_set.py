@@ -93,6 +93,8 @@ class RunningSet:
 
     def take_returning(self) -> list[Sequence]:
         """The parked sequences whose clients read again; they want a slot."""
+        if not self.parked:
+            return []
         returning = [seq for seq in self.parked if not seq.held]
         self.parked = [seq for seq in self.parked if seq.held]
         return returning
