@@ -227,7 +227,11 @@ class ModelRunner:
         backends = self.session.backends
         self.session.release()
         self._size(n_ctx)
-        self._open(self.devices, backends)
+        self._open_again(self.devices, backends)
+
+    def _open_again(self, devices: Sequence[str], backends: Sequence[Backend] = ()) -> None:
+        """Open another session (see `_open`), which has the adapters and the full finetunes of the one before."""
+        self._open(devices, backends)
         self.adapters.move_to(self.session)
         self.weight_sets.move_to(self.session, self.model)
 
@@ -403,9 +407,7 @@ class ModelRunner:
         elif n is not None:
             fewer = int(min(n, self.hparams.n_layer + 1) * RETREAT)
             self.options = replace(self.options, placement=replace(placement, n_gpu_layers=fewer))
-        self._open(self.devices)
-        self.adapters.move_to(self.session)
-        self.weight_sets.move_to(self.session, self.model)
+        self._open_again(self.devices)
         if len(self.session.backends) > 1 and self.hparams.causal and self.is_first:
             self._fit_context()
         how = "fewer layers or a shorter context there" if len(self.session.backends) > 1 else "the CPU"
@@ -501,7 +503,7 @@ class ModelRunner:
             if names != self.devices:
                 log.warning("devices have returned; from now on: %s", ", ".join(names))
         self._slept = False
-        self._open(names)
+        self._open_again(names)
 
     @property
     def lost_remotes(self) -> list[str]:
@@ -536,8 +538,6 @@ class ModelRunner:
         """
         self._check_files()
         self._reopen()
-        self.adapters.move_to(self.session)
-        self.weight_sets.move_to(self.session, self.model)
         self.load()
 
     def _check_files(self) -> None:
