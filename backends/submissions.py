@@ -161,7 +161,7 @@ def cut(launches: Sequence[Launch], most: float = MAX_SECONDS) -> list[list[Laun
 
 
 def scaled(launches: Sequence[Launch], seconds: float) -> list[Launch]:
-    """The same launches, which together took so many seconds."""
+    """Launches with new durations, whose sum is `seconds`."""
     factor = seconds / (sum(launch.seconds for launch in launches) or 1.0)
     return [replace(launch, seconds=launch.seconds * factor) for launch in launches]
 
@@ -178,21 +178,21 @@ class Submissions:
     def __init__(self, launches: Sequence[Launch], rates: Rates) -> None:
         self.launches, self._rates = list(launches), rates
         self.work = Work(*map(sum, zip(*(launch.work for launch in launches), strict=True))) if launches else Work()
+        self._cut()
+
+    def _cut(self) -> None:
         self.groups = cut(self.launches)
+        durations = [sum(launch.seconds for launch in group) for group in self.groups]
+        self._expected, self._longest = sum(durations), max(durations, default=0.0)
 
     def measured(self, seconds: float) -> bool:
         """Note the duration of a run. True if `groups` have changed."""
         self._rates.learn(self.work, seconds)
-        expected = sum(map(_seconds, self.groups))
-        longest = max(map(_seconds, self.groups), default=0.0) * seconds / (expected or 1.0)
+        longest = self._longest * seconds / (self._expected or 1.0)
         too_many = len(self.groups) > 2 * seconds / MAX_SECONDS + 1
         if longest <= TOLERANCE * MAX_SECONDS and not too_many:
             return False
         before = [len(group) for group in self.groups]
         self.launches = scaled(self.launches, seconds)
-        self.groups = cut(self.launches)
+        self._cut()
         return [len(group) for group in self.groups] != before
-
-
-def _seconds(launches: Sequence[Launch]) -> float:
-    return sum(launch.seconds for launch in launches)
