@@ -68,5 +68,6 @@ class TimeSlicer:
         return seconds * self.share / (1 - self.share)
 
     def _usual(self) -> float:
-        ordered, n = sorted(self._steps), len(self._steps)
-        return self._of((ordered[(n - 1) // 2] + ordered[n // 2]) / 2) if n else 0.0
+        from statistics import median
+
+        return self._of(median(self._steps)) if self._steps else 0.0
