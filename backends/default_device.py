@@ -117,8 +117,8 @@ def candidates() -> Iterator[Candidate]:
     OpenCL's loader is opened only where the caller goes on after Vulkan's.
     """
     for find in (_vulkan, _opencl):
-        found = [gpu for gpu in find() if gpu.kind in GPU_KINDS]
-        yield from sorted(found, key=lambda gpu: (GPU_KINDS.index(gpu.kind), -gpu.memory_bytes))
+        gpus = [gpu for gpu in find() if gpu.kind in GPU_KINDS]
+        yield from sorted(gpus, key=lambda gpu: (GPU_KINDS.index(gpu.kind), -gpu.memory_bytes))
 
 
 def _vulkan() -> list[Candidate]:

@@ -181,6 +181,11 @@ class RunPlan:
         )
 
 
+def data_name(data: Data | None) -> str:
+    """Name of the data in messages: its file's, else "rows"."""
+    return str(data) if isinstance(data, str | Path) else "rows"
+
+
 def plan_run(config: TrainingConfig, data: Data | None, reader: Reader, n_ctx_train: int) -> RunPlan:
     """The plan of a run whose steps take batch_size · grad_acc windows (with a method other than
     supervised learning so many examples). None: a plan without data, for its memory.
@@ -189,7 +194,7 @@ def plan_run(config: TrainingConfig, data: Data | None, reader: Reader, n_ctx_tr
     n_ctx = config.ctx_size
     if n_ctx is not None and n_ctx > n_ctx_train:
         raise TrainingError(f"ctx_size {n_ctx}: is more than the model's {n_ctx_train}")
-    name = str(data) if isinstance(data, str | Path) else "rows"
+    name = data_name(data)
     if n_ctx is None:
         n_ctx = min(128, n_ctx_train) if data is None else context_for(data, name, reader, n_ctx_train)
     settings = replace(settings_of(config), n_ctx=n_ctx)
@@ -359,7 +364,7 @@ class FineTuning:
                 raise ModelFileError(self.gguf.path, f"{h.arch!r} makes vectors of texts and cannot be fine-tuned")
             if not isinstance(data, str | Path):
                 data = list(data)
-            self.name = str(data) if isinstance(data, str | Path) else "rows"
+            self.name = data_name(data)
             reader = reader_of(config, data, self.gguf, h, open_media)
             self.tokenizer = reader.tokenizer
             self.plan = plan_run(config, data, reader, h.n_ctx_train)

@@ -135,8 +135,8 @@ class Instance:
     def devices(self) -> list[DeviceInfo]:
         """Physical devices: discrete GPUs before integrated ones, then as the loader orders them."""
         handles = listed(self.lib.vkEnumeratePhysicalDevices, "VkPhysicalDevice", self.handle)
-        found = sorted((self._describe(i, handle) for i, handle in enumerate(handles)), key=lambda d: ORDER[d.kind])
-        return [replace(d, index=i) for i, d in enumerate(found)]
+        devices = sorted((self._describe(i, handle) for i, handle in enumerate(handles)), key=lambda d: ORDER[d.kind])
+        return [replace(d, index=i) for i, d in enumerate(devices)]
 
     def _describe(self, index: int, handle: Any) -> DeviceInfo:
         ffi, lib = binding()

@@ -110,12 +110,12 @@ def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_draft_
         )
     if n_ctx:
         return n_ctx
-    wanted = whole_context(options, h)
+    whole = whole_context(options, h)
     if not options.fit:
-        return wanted
-    n_ctx = min(wanted, max(cache.most(room // 2) // 256 * 256, options.fit_ctx))
-    if n_ctx < wanted:
-        log.warning("context reduced from %d to %d tokens to fit into memory", wanted, n_ctx)
+        return whole
+    n_ctx = min(whole, max(cache.most(room // 2) // 256 * 256, options.fit_ctx))
+    if n_ctx < whole:
+        log.warning("context reduced from %d to %d tokens to fit into memory", whole, n_ctx)
     return n_ctx
 
 

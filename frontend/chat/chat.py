@@ -60,7 +60,7 @@ class ChatPrompt:
 
 
 def _first_form(body: Mapping[str, Any]) -> Translated | None:
-    """The same request with tools, where it has OpenAI's first form of them."""
+    """Body with tools, where the request has OpenAI's first form of them, else None."""
     messages = body.get("messages")
     items = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
     older = any(m.get("function_call") or m.get("role") == "function" for m in items)

@@ -101,9 +101,9 @@ def _check_runs(choice: object, entries: Sequence[Mapping[str, Any]]) -> None:
     if isinstance(choice, dict):
         inner = choice.get("allowed_tools", choice)
         tools = inner.get("tools") if isinstance(inner, dict) and choice.get("type") == "allowed_tools" else [choice]
-        asked = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
-        if asked and all(names.intersection(_words(tool)) for tool in asked):
-            chosen = names.intersection(*map(_words, asked[:1]))
+        choices = [tool for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+        if choices and all(names.intersection(_words(tool)) for tool in choices):
+            chosen = names.intersection(*map(_words, choices[:1]))
     if chosen:
         name = repr(min(chosen)[:64])
         bad_request("tool_choice", f"nobody here runs {name}: leave it to auto, or name a tool of type function")

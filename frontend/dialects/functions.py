@@ -10,7 +10,7 @@ from logitless.frontend.fields import article, as_text, bad_request
 
 
 def chat_body(body: Mapping[str, Any]) -> Translated:
-    """The same request with tools."""
+    """Body of a chat request with `tools` in place of the older `functions`."""
     functions, choice = body.get("functions"), body.get("function_call")
     messages = body.get("messages")
     for name, newer in (("functions", "tools"), ("function_call", "tool_choice")):
