@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from logitless.backends.gpu.language.dialect import KERNELS
 from logitless.backends.gpu.lowering import Dispatch
@@ -24,6 +24,7 @@ TOLERANCE = 1.5  # of MAX_SECONDS, before a program is cut anew
 LEAST_SECONDS = 0.005  # of a run from which rates are learnt
 MAX_STEP = 16.0  # factor by which one run changes a rate
 BLOCKED = 0.1  # fraction of a run that the host waited for its end: the end was seen
+P = TypeVar("P", bound="Launches")
 
 
 class Work(NamedTuple):
@@ -166,10 +167,20 @@ def scaled(launches: Sequence[Launch], seconds: float) -> list[Launch]:
     return [replace(launch, seconds=launch.seconds * factor) for launch in launches]
 
 
-def split(programs: Sequence[Sequence[Launch]], seconds: Sequence[float], most: float) -> list[list[Launch]]:
-    """The launches of programs that took so many seconds each, in groups of at most `most`."""
+class Launches(Protocol):
+    """A program of launches."""
+
+    @property
+    def launches(self) -> Sequence[Launch]: ...
+
+
+def split(
+    programs: Sequence[P], seconds: Sequence[float], most: float, program: Callable[[Sequence[Launch]], P]
+) -> list[P]:
+    """The launches of programs that took so many seconds each, as programs of at most `most` seconds."""
     pairs = zip(programs, seconds, strict=True)
-    return cut([launch for launches, took in pairs for launch in scaled(launches, took)], most)
+    parts = cut([launch for p, took in pairs for launch in scaled(p.launches, took)], most)
+    return list(programs) if len(parts) == len(programs) == 1 else list(map(program, parts))
 
 
 class Submissions:

@@ -129,7 +129,7 @@ def joined(work: Iterable[Dispatch], shape: Shape) -> list[Dispatch]:
     offset = 0  # in the scratch, of what was rounded last, where its product does not know yet
     for d in work:
         maker = MAKERS.get(launches[-1].kernel) if launches else None
-        last = launches[-1] if maker and KERNELS[maker].fits(shape) else None
+        last = launches[-1] if maker and KERNELS[maker].find(shape) else None
         if last and d.kernel == "round_rows" and last.buffers[2][0] is _whole(d.buffers[0][0]):
             offset = -(-last.scratch // ALIGNMENT) * ALIGNMENT
             gx, gy, _ = last.groups if last.kernel == "rms_norm" else d.groups

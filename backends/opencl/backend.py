@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -145,8 +146,7 @@ class OpenCLBackend(Backend):
         self, programs: Sequence[OpenCLProgram], seconds: Sequence[float], max_seconds: float, spare_core: bool = False
     ) -> list[OpenCLProgram]:
         """Programs of about `max_seconds`, or of one node where that takes longer. `spare_core`: no matter."""
-        parts = split([program.launches for program in programs], seconds, max_seconds)
-        return [OpenCLProgram(self, launches) for launches in parts]
+        return split(programs, seconds, max_seconds, functools.partial(OpenCLProgram, self))
 
     def _bound(self, dispatches: Sequence[Dispatch], locate: Callable[[Tensor], Location]) -> list[Launch]:
         """Launches with bound arguments."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -171,10 +172,7 @@ class VulkanBackend(Backend):
         self, programs: Sequence[VulkanProgram], seconds: Sequence[float], max_seconds: float, spare_core: bool = False
     ) -> list[VulkanProgram]:
         """Programs of about `max_seconds`, or of one node where that takes longer. `spare_core`: no matter."""
-        parts = split([program.launches for program in programs], seconds, max_seconds)
-        if len(parts) == len(programs) == 1:
-            return list(programs)
-        return [VulkanProgram(self, launches) for launches in parts]
+        return split(programs, seconds, max_seconds, functools.partial(VulkanProgram, self))
 
     def close(self) -> None:
         self.closed = True

@@ -54,8 +54,10 @@ def test_launches_that_share_scratch_memory_stay_together() -> None:
 
 
 def test_split_uses_the_measured_seconds_of_programs() -> None:
-    programs = [launches(1, 1), launches(5, 5)]
-    assert contents(split(programs, [8.0, 0.5], 4.5)) == [[0], [1, 0, 1]]
+    programs = [Submissions(launches(*seconds), Rates()) for seconds in ((1, 1), (5, 5))]
+    parts = split(programs, [8.0, 0.5], 4.5, lambda part: Submissions(part, Rates()))
+    assert contents([list(part.launches) for part in parts]) == [[0], [1, 0, 1]]
+    assert split(programs[:1], [1.0], 4.5, lambda part: Submissions(part, Rates())) == programs[:1]
 
 
 def test_product_of_rounded_rows_is_not_separable() -> None:

@@ -123,24 +123,21 @@ class Kernel:
     def variants(self, shape: Shape) -> list[Defines]:
         return self._variants[shape.name]
 
+    def find(self, shape: Shape, **constants: int) -> Defines | None:
+        """The first variant of a class that has these constants and fits the device."""
+        return next((v for v in self._with(shape, constants) if not self.excess(v, shape)), None)
+
     def variant(self, shape: Shape, **constants: int) -> Defines:
-        """The first variant of a class that has these constants and fits the device. TooLarge where
-        none fits; KeyError when there is none.
-        """
-        excess = ""
-        for defines in self.variants(shape):
-            if constants.items() <= dict(defines).items():
-                excess = self.excess(defines, shape)
-                if not excess:
-                    return defines
-        if excess:
-            raise TooLarge(f"{self.name} needs {excess}")
+        """As `find`. TooLarge where none fits; KeyError when there is none."""
+        fitting = self.find(shape, **constants)
+        if fitting is not None:
+            return fitting
+        if large := self._with(shape, constants):
+            raise TooLarge(f"{self.name} needs {self.excess(large[-1], shape)}")
         raise KeyError(f"kernel {self.name} has no variant {constants} for {shape.name}")
 
-    def fits(self, shape: Shape, **constants: int) -> bool:
-        """True if a variant with these constants fits the device."""
-        variants = [v for v in self.variants(shape) if constants.items() <= dict(v).items()]
-        return any(not self.excess(v, shape) for v in variants)
+    def _with(self, shape: Shape, constants: Mapping[str, int]) -> list[Defines]:
+        return [v for v in self.variants(shape) if constants.items() <= dict(v).items()]
 
     def excess(self, defines: Defines, shape: Shape) -> str:
         """The limit of the device that a variant exceeds; empty when it fits."""

@@ -191,7 +191,7 @@ def _product(
     name = "expert_linear_dot" if dots else "expert_linear"
     if shape.name == "soft":
         name, mt, per_unit, units = "expert_linear_soft", SOFT_TILE["MT"], SOFT_TILE["R"], SOFT_TILE["WG"] // 8
-    elif rows >= MANY * n or not KERNELS[f"{name}_{dtype}"].fits(shape, MT=1):
+    elif rows >= MANY * n or not KERNELS[f"{name}_{dtype}"].find(shape, MT=1):
         mt, units = 4, 1 if shape.name == "cpu" else WG // LANES
     sizes = [w.shape[0] // n for w in parts] + [0] * (PARTS - len(parts))
     groups = (-(-rows // mt), -(-sum(-(-size // (LANES * per_unit)) for size in sizes) // units))

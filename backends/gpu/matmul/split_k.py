@@ -32,7 +32,7 @@ def tile_for(m: int, mt: int, parts: Sequence[Tensor], shape: Shape, kernel: str
         choices = [(mt, many), (mt, few)] if tiles * units <= FEW_GROUPS else [(mt, few)]
         choices += [(rows, few) for rows in (4, 1) if rows < mt]  # for devices with little memory of a group
     for rows, split in choices:
-        if KERNELS[kernel].fits(shape, MT=rows, SPLIT=split):
+        if KERNELS[kernel].find(shape, MT=rows, SPLIT=split):
             return launch.Tile(rows, 1, 1), split
     return launch.Tile(8, 1, 64 // LANES), 1
 
