@@ -2,39 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-from logitless.cli.flags.flags import Group
-
-
-@dataclass(frozen=True)
-class Command:
-    """`logitless.cli.commands.<module>` has `run(options) -> int`; `<table>.<NAME>` has its flags. A name may have
-    two words.
-    """
-
-    name: str
-    usage: str
-    summary: str
-    table: str = "logitless.cli.flags.options"
-    code: str = ""  # the module, where it is not named like the command
-    words: tuple[str, ...] = ()  # the flags whose values words without a flag are, in their order
-
-    @property
-    def module(self) -> str:
-        return self.code or self._identifier
-
-    @property
-    def _identifier(self) -> str:
-        return self.name.replace("-", "_").replace(" ", "_")
-
-    @property
-    def groups(self) -> Sequence[Group]:
-        groups: Sequence[Group] = getattr(importlib.import_module(self.table), self._identifier.upper())
-        return groups
-
+from logitless import hooks
+from logitless.cli.command import Command
 
 _TRAINING = "logitless.cli.flags.options_training"
 _QUANTIZATION = "logitless.cli.flags.options_quantization"
@@ -132,21 +101,6 @@ COMMANDS = (
         "logitless.cli.commands.rpc_server",
     ),
     Command(
-        "ray deploy",
-        "CONFIG.yaml [flags]",
-        "Serve models from replicas on a Ray cluster.",
-        "logitless.cli.commands.ray.deploy",
-        "ray.deploy",
-        words=("--config",),
-    ),
-    Command(
-        "ray finetune",
-        "-m FILE --file DATA (--lora-out FILE | -o FILE) --workers N [finetune's flags]",
-        "Train a model further with workers on a Ray cluster.",
-        "logitless.cli.commands.ray.finetune",
-        "ray.finetune",
-    ),
-    Command(
         "selftest",
         "[-m FILE] [flags]",
         "Check every op of a device against its float64 reference.",
@@ -158,4 +112,5 @@ COMMANDS = (
     Command("man", "", "Print the manual page, in the format of man."),
     Command("completion", "bash|zsh|fish", "Print a shell's completion script, to be sourced."),
     Command("synth", "--shape NAME --type TYPE -o FILE", "Write a GGUF model with random weights."),
+    *hooks.rows("commands"),
 )

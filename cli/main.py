@@ -14,7 +14,8 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from logitless.cli.command_table import COMMANDS, Command
+from logitless.cli.command import Command
+from logitless.cli.command_table import COMMANDS
 from logitless.cli.flags.flags import CliError, UsageError, parse, unknown
 from logitless.cli.log import say_ignored, say_warnings
 from logitless.engine.loading.options import OptionConflict, OptionError
@@ -95,7 +96,7 @@ def _dispatch(words: list[str]) -> int:
     say_warnings()
     if name != "serve":  # which logs it
         say_ignored(options)
-    code: int = importlib.import_module(f"logitless.cli.commands.{command.module}").run(options)
+    code: int = importlib.import_module(command.module).run(options)
     sys.stdout.flush()
     return code
 

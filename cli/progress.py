@@ -1,4 +1,4 @@
-"""Progress of the first start, while kernels are compiled for this machine."""
+"""Progress on a terminal: kernels compiled for this machine at a first start, and results of a batch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from types import TracebackType
 
 from logitless.cli.status_line import StatusLine
+
+WIDTH = 30  # characters of a bar
+INTERVAL = 0.1  # seconds between two drawings
 
 
 class CompileProgress:
@@ -61,3 +65,30 @@ def compile_progress() -> Iterator[None]:
         yield
     finally:
         COMPILING.end()
+
+
+class ProgressBar:
+    """A bar on stderr that counts to `total`; `shown` False: nothing is written."""
+
+    def __init__(self, title: str, total: int, shown: bool) -> None:
+        self._title, self._total, self._shown, self._line = title, total, shown, StatusLine()
+        self._done, self._drawn, self._began = 0, float("-inf"), time.monotonic()
+
+    def advance(self) -> None:
+        """One more is done."""
+        self._done += 1
+        now = time.monotonic()
+        if self._shown and (now - self._drawn >= INTERVAL or self._done == self._total):
+            self._drawn = now
+            full = WIDTH * self._done // self._total
+            rate = self._done / max(1e-9, now - self._began)
+            bar = "█" * full + "·" * (WIDTH - full)
+            self._line.show(f"{self._title} {bar} {self._done}/{self._total} ({rate:.1f}/s)")
+
+    def __enter__(self) -> ProgressBar:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._line.end()

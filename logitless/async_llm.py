@@ -26,9 +26,7 @@ from logitless.engine.stream import Delivery
 from logitless.errors import Error, RequestError, TrainingError, public_errors
 from logitless.frontend.config import FrontendConfig
 from logitless.frontend.parser import GenerationJob, RequestParser
-from logitless.outputs import BeamSearchOutput, ChatChunk, ChatCompletion, Chunk, Completion, Pooled, Ranking, Score
-from logitless.params import BeamSearchParams, LoRARequest, SamplingParams
-from logitless.requests import (
+from logitless.jobs import (
     BeamSearch,
     ChatResult,
     CompletionResult,
@@ -41,6 +39,8 @@ from logitless.requests import (
     one_result,
     plain_prompt,
 )
+from logitless.outputs import BeamSearchOutput, ChatChunk, ChatCompletion, Chunk, Completion, Pooled, Ranking, Score
+from logitless.params import BeamSearchParams, LoRARequest, SamplingParams
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -83,7 +83,7 @@ class AsyncLLM:
         """`data_dir`: the folder of fine-tuning jobs, which outlive the process (default: they do not)."""
         from logitless.engine.loading.drafting import model_kinds
         from logitless.engine.loading.open_model import open_model
-        from logitless.source import find_model
+        from logitless.options import find_model
 
         with public_errors():
             path, checked = find_model(model, dict(options))

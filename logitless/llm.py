@@ -7,6 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -15,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.async_llm import AsyncFinetuneJob, AsyncLLM, Loras, Params, Rows
+from logitless.cli.progress import ProgressBar, compile_progress
 from logitless.errors import Error, RequestError
+from logitless.jobs import Messages, Prompt
 from logitless.outputs import BeamSearchOutput, ChatChunk, ChatCompletion, Chunk, Completion, Pooled, Ranking, Score
 from logitless.params import BeamSearchParams, LoRARequest, SamplingParams
-from logitless.progress import Progress, compile_progress
-from logitless.requests import Messages, Prompt
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -80,7 +81,7 @@ class LLM:
         self._thread.start()
         self._end = weakref.finalize(self, _end, self._llm, self._loop, self._thread)  # also at exit
         try:
-            with compile_progress(self._progress):
+            with compile_progress() if self._progress else nullcontext():
                 self._run(self._llm.start())
         except BaseException:
             self.close()
@@ -143,7 +144,7 @@ class LLM:
             return completion
         if not isinstance(prompts, Sequence):
             raise RequestError(f"prompts: expected a text or a list of prompts, not {type(prompts).__name__}")
-        with Progress("generating", len(prompts), self._progress and len(prompts) > 1) as bar:
+        with ProgressBar("generating", len(prompts), self._progress and len(prompts) > 1) as bar:
             return self._run(self._llm.complete(prompts, params, bar.advance, lora_request=lora_request))
 
     def chat(self, messages: Messages, params: SamplingParams | None = None, **fields: Any) -> ChatCompletion:

@@ -17,7 +17,8 @@ from scripts.docs_pages import parsed
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("graph", "backends", "models", "training", "engine", "frontend", "server", "router", "cli", "logitless")
+ROOMS = ("graph", "backends", "models", "training", "engine", "frontend", "server", "router", "cli", "extras")
+ROOMS += ("logitless",)
 LOGS = ("log", "logger")
 FILES = "a file is damaged, cut, or of a kind that is not read"
 FAULT = "a fault of the product or of a driver"

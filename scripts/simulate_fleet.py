@@ -6,9 +6,9 @@ after a pause, with all that was said before. A prompt is a list of blocks, as t
 A replica has slots, a queue, and a KV cache of blocks, of which the least recently used go first. It computes one
 prompt after another, without the blocks that it has, beside the streams. The times are those of `logitless bench`.
 
-Ours is the index and the rule of `logitless.ray` itself. Ray's is PrefixCacheAffinityRouter as its guide describes it:
-with a balanced load the replica with the longest match, if that is a tenth of the prompt, else the one that has seen
-least; otherwise the less busy one of two.
+Ours is the index and the rule of `logitless.extras.ray` itself. Ray's is PrefixCacheAffinityRouter as its guide
+describes it: with a balanced load the replica with the longest match, if that is a tenth of the prompt, else the one
+that has seen least; otherwise the less busy one of two.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from math import ceil
 
-from logitless.ray.config import Autoscaling
-from logitless.ray.prefixes import PrefixIndex, PrefixRoute
+from logitless.extras.ray.config import Autoscaling
+from logitless.extras.ray.prefixes import PrefixIndex, PrefixRoute
 from logitless.training.reporting.plot import plot
 
 BLOCK = 32  # tokens: 128 bytes of text

@@ -133,7 +133,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         help="an interpreter that has a client of tests/integration/test_clients.py; may be given again",
     )
-    parser.addoption("--ray", action="store_true", help="test a fleet on Ray (tests/ray/test_fleet.py)")
+    parser.addoption("--ray", action="store_true", help="test a fleet on Ray (tests/extras/ray/test_fleet.py)")
     parser.addoption(
         "--require-devices",
         action="store_true",

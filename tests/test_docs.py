@@ -22,7 +22,7 @@ from tests.helpers.paths import ROOT
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 GUIDES = [page for page in PAGES if page.parent.name != "experiments"]
 FOLDERS = {path.name for path in ROOT.iterdir() if path.is_dir()}
-CODE = ("graph", "backends", "models", "training", "engine", "frontend", "server", "router", "cli")
+CODE = ("graph", "backends", "models", "training", "engine", "frontend", "server", "router", "cli", "extras")
 
 
 def name(page: Path) -> str:

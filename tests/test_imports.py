@@ -18,7 +18,7 @@ import pytest
 from tests.helpers.paths import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-MAY_IMPORT = {  # package → the packages below it
+MAY_IMPORT: dict[str, set[str]] = {  # package → the packages below it
     "graph": set(),
     "backends": {"graph"},
     "models": {"graph"},
@@ -29,15 +29,19 @@ MAY_IMPORT = {  # package → the packages below it
     "router": {"server", "frontend", "engine", "training", "models", "graph"},
     "cli": {"router", "server", "frontend", "engine", "training", "models", "graph"},
 }
-OURS = tuple(MAY_IMPORT)
+MAY_IMPORT |= {package: {"backends", *MAY_IMPORT} for package in ("logitless", "extras")}
+FACE = "logitless"  # modules beside the links to the packages; only extras import them
+FOR_ALL = {"logitless", "logitless.hooks"}  # the package itself, and the rows of the extras
+OURS = tuple(package for package in MAY_IMPORT if package != FACE)
 MAX_LINES = 800
 MAX_MODULES = 12  # of one package, beside its __init__.py
 OPENS_BACKENDS = ("engine/runner/model_runner.py", "engine/loading/open_model.py", "cli/")
 ONLY_IN = {  # third-party module → the only places that may import it
-    "aiohttp": ("server/", "router/"),
-    "asyncio": ("engine/", "frontend/", "server/", "router/", "cli/"),
+    "aiohttp": ("server/", "router/", "extras/"),
+    "asyncio": ("engine/", "frontend/", "server/", "router/", "cli/", "logitless/", "extras/"),
     "datasets": ("training/data/sources.py",),
-    "ray": ("cli/commands/ray/",),
+    "ray": ("extras/ray/",),
+    "yaml": ("extras/ray/config.py",),
     "pyarrow": ("training/data/sources.py",),
     "numba": ("backends/cpu/kernels/", "backends/cpu/compiler/numba_frontend.py"),
     "llvmlite": (
@@ -88,7 +92,7 @@ EXTRAS = (
 )  # whose packages are imported
 NOT_NAMES = {"utils", "helpers", "common"}
 
-SOURCES = sorted(path for package in OURS for path in (ROOT / package).rglob("*.py"))
+SOURCES = sorted([*(path for package in OURS for path in (ROOT / package).rglob("*.py")), *(ROOT / FACE).glob("*.py")])
 IDS = [str(path.relative_to(ROOT)) for path in SOURCES]
 
 
@@ -117,6 +121,7 @@ def imports(path: Path, *, types: bool = False) -> Iterator[tuple[str, bool]]:
 def module_name(path: Path) -> str:
     """`graph/ops/norm.py` → `logitless.graph.ops.norm`."""
     parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] == FACE else parts
     return ".".join(("logitless", *(parts[:-1] if parts[-1] == "__init__" else parts)))
 
 
@@ -125,7 +130,7 @@ def submodule(package: str, name: str) -> str:
     return f"{package}.{name}" if f"{package}.{name}" in MODULES else package
 
 
-MODULES = {module_name(path) for path in SOURCES} | {"logitless"}
+MODULES = {module_name(path) for path in SOURCES}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=IDS)
@@ -138,10 +143,16 @@ def test_imports_run_one_way(path: Path) -> None:
         if base == "logitless":
             room = rest.partition(".")[0]
             allowed = MAY_IMPORT[package] | {package} | ({"backends"} if name.startswith(OPENS_BACKENDS) else set())
-            allowed |= {"ray", "errors"} if name.startswith("cli/commands/ray/") else set()
             opens_cpu = name.startswith(("backends/cpu/", "backends/registry.py"))
             assert opens_cpu or not rest.startswith("backends.cpu"), f"{name} imports {module}: ask backends.registry"
-            assert room in allowed, f"{name} imports {module}, but {package} may import only {sorted(allowed)}"
+            if room in OURS:
+                assert room in allowed, f"{name} imports {module}, but {package} may import only {sorted(allowed)}"
+            else:
+                is_high = package in (FACE, "extras") or module in FOR_ALL
+                assert is_high, f"{name} imports {module}: only extras import the face"
+            if package == room == "extras":
+                own = f"logitless.extras.{path.relative_to(ROOT).parts[1]}"
+                assert f"{module}.".startswith(f"{own}."), f"{name} imports {module}: extras do not know one another"
         if base in ONLY_IN:
             assert name.startswith(ONLY_IN[base]), f"{name} imports {module}, which belongs into {ONLY_IN[base]}"
         if base in LAZY and name.startswith(LAZY[base]):
@@ -216,6 +227,7 @@ def test_dependencies_in_pyproject_are_those_imported() -> None:
         "huggingface-hub": "huggingface_hub",
         "pillow": "PIL",
         "mcp-types": "mcp_types",
+        "pyyaml": "yaml",
         "pyzmq": "zmq",
         "mlflow-skinny": "mlflow",
         "opentelemetry-sdk": "opentelemetry",

@@ -19,7 +19,7 @@ import pytest
 
 from tests.helpers.paths import ROOT
 
-PACKAGES = ("backends", "cli", "engine", "frontend", "graph", "models", "router", "server", "training")
+PACKAGES = ("backends", "cli", "engine", "extras", "frontend", "graph", "models", "router", "server", "training")
 OLDEST, NEWEST = (3, 11), (3, 14)
 RAISES = "raise SystemExit('a module of another project was imported: ' + __name__)\n"
 
@@ -188,8 +188,7 @@ def test_the_wheel_has_one_name_and_nothing_unneeded(wheel: Path) -> None:
     assert not [n for n in names if {"tests", "scripts", "docs"} & {*n.split("/")}]
     modules = {n for n in names if n.endswith(".py")}
     expected = {f"logitless/{p.relative_to(ROOT)}" for name in PACKAGES for p in (ROOT / name).rglob("*.py")}
-    own = [path for pattern in ("*.py", "ray/*.py") for path in (ROOT / "logitless").glob(pattern)]
-    assert modules == expected | {str(path.relative_to(ROOT)) for path in own}
+    assert modules == expected | {str(path.relative_to(ROOT)) for path in (ROOT / "logitless").glob("*.py")}
     assert "logitless/server/ui/web/app.js" in names
     assert not [n for n in names if n.startswith("logitless/server/ui/src/")]  # TypeScript: built files are shipped
     shaders = [n for n in names if n.endswith(".spv")]

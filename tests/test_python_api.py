@@ -35,8 +35,7 @@ from logitless import (
     serve,
 )
 from logitless.engine.loading.options import ModelOptions
-from logitless.options import Options
-from logitless.source import _SOURCES
+from logitless.options import _SOURCES, Options
 from logitless.trainer import Control, Event, Finished, Step
 from logitless.training.config import TrainingConfig
 from logitless.training.reporting import trackers

@@ -23,7 +23,7 @@ from logitless import (
     SamplingParams,
     Trainer,
 )
-from logitless import requests as face
+from logitless import jobs as face
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 TALK = [{"role": "user", "content": "Good night!"}]

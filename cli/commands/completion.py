@@ -10,7 +10,7 @@ from logitless.cli.flags.flags import LATER, Flag, UsageError
 from logitless.engine.loading.values import Choice
 
 if TYPE_CHECKING:
-    from logitless.cli.command_table import Command
+    from logitless.cli.command import Command
 
 SHELLS = ("bash", "zsh", "fish")
 FILES, FOLDERS = ("FILE", "FILE:SCALE", "FILE.svg|png"), ("FOLDER", "DIR")  # metavars

@@ -11,8 +11,8 @@ import pytest
 from logitless.cli import status_line
 from logitless.cli.hub import download
 from logitless.cli.hub.download import _Progress, duration
+from logitless.cli.progress import ProgressBar
 from logitless.cli.status_line import StatusLine
-from logitless.progress import Progress
 
 WIDTH = 40
 
@@ -71,9 +71,9 @@ def test_a_line_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_batch_that_slows_down_leaves_nothing(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 0.5, 100.0])
-    monkeypatch.setattr("logitless.progress.time.monotonic", lambda: next(times))
-    monkeypatch.setattr("logitless.progress.WIDTH", 3)
-    with Progress("texts", 2, shown=True) as progress:
+    monkeypatch.setattr("logitless.cli.progress.time.monotonic", lambda: next(times))
+    monkeypatch.setattr("logitless.cli.progress.WIDTH", 3)
+    with ProgressBar("texts", 2, shown=True) as progress:
         progress.advance()
         assert terminal.screen == ["texts █·· 1/2 (2.0/s)"]
         progress.advance()

@@ -12,6 +12,7 @@ import pytest
 from logitless.backends import host
 from logitless.cli.commands.machine import doctor
 from logitless.cli.main import main
+from tests.test_imports import OURS
 
 REPO_ROOT = Path(__file__).resolve().parents[3]
 # set by our own processes and tests, never by a user
@@ -88,7 +89,7 @@ def test_every_variable_of_the_source_is_known() -> None:
     from logitless.cli.command_table import COMMANDS
 
     flags = {v for c in COMMANDS for g in c.groups for f in g.flags for v in f.env.split()}
-    rooms = ("backends", "cli", "engine", "frontend", "graph", "logitless", "models", "router", "server", "training")
+    rooms = (*OURS, "logitless")
     sources = (p.read_text() for room in rooms for p in (REPO_ROOT / room).rglob("*.py"))
     found = {word for text in sources for word in re.findall(r"\"(LOGITLESS_[A-Z0-9_]+)\"", text)}
     assert found - flags - INTERNAL == set(doctor.VARIABLES) - flags

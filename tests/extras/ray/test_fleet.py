@@ -1,4 +1,4 @@
-"""Fleet on Ray, by hand: `pytest --ray tests/ray/test_fleet.py` (needs the extra `ray`; two minutes)."""
+"""Fleet on Ray, by hand: `pytest --ray tests/extras/ray/test_fleet.py` (needs the extra `ray`; two minutes)."""
 
 from __future__ import annotations
 

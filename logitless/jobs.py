@@ -1,4 +1,4 @@
-"""Requests and results: prompts and messages to the engine's requests, its events to outputs."""
+"""Jobs of the Python API: prompts and messages become the engine's requests, its events outputs."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from logitless.ray.config import Autoscaling
+from logitless.extras.ray.config import Autoscaling
 from scripts.simulate_fleet import BLOCK, ROUTERS, Fleet, Ours, Replica, RoundRobin, Speed, Traffic
 
 SMALL = Fleet(replicas=6, seconds=200.0, traffic=Traffic(rate=0.05, systems=8))

@@ -1,4 +1,4 @@
-"""Data-parallel training on Ray, by hand: `pytest --ray tests/ray/test_training.py` (extra `ray`; three minutes)."""
+"""Data-parallel training on Ray, by hand: `pytest --ray tests/extras/ray/test_training.py` (three minutes)."""
 
 from __future__ import annotations
 

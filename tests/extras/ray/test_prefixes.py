@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logitless import OptionError
-from logitless.ray.config import load_config, read_config
-from logitless.ray.prefixes import BLOCK, MAX_BLOCKS, PLACE, PrefixIndex, PrefixRoute, route_of
+from logitless.extras.ray.config import load_config, read_config
+from logitless.extras.ray.prefixes import BLOCK, MAX_BLOCKS, PLACE, PrefixIndex, PrefixRoute, route_of
 
 LONG = "All happy families are alike; every unhappy family is unhappy in its own way. " * 8
 

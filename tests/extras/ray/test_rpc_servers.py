@@ -1,4 +1,4 @@
-"""Replica whose model lies on rpc-servers, by hand: `pytest --ray tests/ray/test_rpc_servers.py` (extra `ray`)."""
+"""Replica whose model lies on rpc-servers, by hand: `pytest --ray tests/extras/ray/test_rpc_servers.py`."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from logitless.backends.rpc.backend import API_KEY
 from logitless.backends.rpc.server import Door, lent_device, listen
 from logitless.engine.loading.memory import total_memory
 from logitless.errors import Error
-from logitless.ray.config import RpcServers
+from logitless.extras.ray.config import RpcServers
 
 
 class _Server:
@@ -29,7 +29,7 @@ class _Server:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         sock = socket.create_server((host, 0), family=family)
         self._address = f"[{host}]:{sock.getsockname()[1]}" if ":" in host else f"{host}:{sock.getsockname()[1]}"
-        door = Door(lambda given: secrets.compare_digest(given, key))
+        door = Door(lambda secret: secrets.compare_digest(secret, key))
         threading.Thread(target=listen, args=(sock, open_backend, budget, door), daemon=True).start()
 
     def address(self) -> str:

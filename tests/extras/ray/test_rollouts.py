@@ -1,4 +1,4 @@
-"""Rollouts of a reinforcement job by all replicas, by hand: `pytest --ray tests/ray/test_rollouts.py` (two minutes)."""
+"""Rollouts of a reinforcement job by all replicas, by hand: `pytest --ray tests/extras/ray/test_rollouts.py`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Ingress: the HTTP front of a fleet. It judges keys, finds a request's model, and passes back the
-answer of the replica that the model's router picks.
+"""Ingress: the HTTP front of a fleet, which judges keys and finds a request's model.
+
+It passes back the answer of the replica that the model's router picks.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from aiohttp import web
 
 from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, RequestError
 from logitless.errors import OptionError
+from logitless.extras.ray.config import FleetConfig
+from logitless.extras.ray.prefixes import PrefixRoute, route_of
 from logitless.frontend.replies.encoding import error_object, sse
 from logitless.frontend.workers import compute
-from logitless.ray.config import FleetConfig
-from logitless.ray.prefixes import PrefixRoute, route_of
 from logitless.router.proxy import NOT_BACK, passed_headers
 from logitless.server.api.context import client_of, json_response
 from logitless.server.asgi import Message
@@ -32,7 +33,7 @@ from logitless.server.routes import PUBLIC, routes
 from logitless.server.slashes import canonical
 from logitless.server.ui.page import PAGE, add_pages
 
-log = logging.getLogger("logitless.ray")
+log = logging.getLogger("logitless.extras.ray")
 LOST = "the replica ended while it answered; ask again and another one answers"
 _LISTS = frozenset(("/v1/models", "/models", "/api/tags"))
 _LARGE = 1 << 16  # bytes of a body whose parsing would hold up the streams of others

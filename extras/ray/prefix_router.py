@@ -7,7 +7,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from logitless.ray.prefixes import PrefixIndex, PrefixRoute
+from logitless.extras.ray.prefixes import PrefixIndex, PrefixRoute
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]
@@ -70,7 +70,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
     @staticmethod
     def _route(pending: PendingRequest | None) -> PrefixRoute:
-        found = (
+        routes = (
             next((arg for arg in pending.args if isinstance(arg, PrefixRoute)), None) if pending is not None else None
         )
-        return found or PrefixRoute()
+        return routes or PrefixRoute()

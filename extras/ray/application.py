@@ -13,13 +13,13 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
 from logitless.engine.errors import Unavailable
-from logitless.ray.config import Autoscaling, FleetConfig, ModelConfig
-from logitless.ray.ingress import Ingress, ReplicaEnded
-from logitless.ray.prefixes import PrefixRoute
-from logitless.ray.replica import Replica
+from logitless.extras.ray.config import Autoscaling, FleetConfig, ModelConfig
+from logitless.extras.ray.ingress import Ingress, ReplicaEnded
+from logitless.extras.ray.prefixes import PrefixRoute
+from logitless.extras.ray.replica import Replica
 from logitless.server.asgi import ASGIApp, Message
 
-_ROUTER = "logitless.ray.prefix_router.PrefixRouter"
+_ROUTER = "logitless.extras.ray.prefix_router.PrefixRouter"
 # Serve's own work shares the event loop of ours: a thread of its own costs two switches a message.
 _ENVIRONMENT = {
     "env_vars": {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0", "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"}

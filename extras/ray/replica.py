@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 from logitless.async_llm import AsyncLLM
 from logitless.errors import Error
-from logitless.ray.config import ModelConfig
-from logitless.ray.prefixes import PrefixRoute
+from logitless.extras.ray.config import ModelConfig
+from logitless.extras.ray.prefixes import PrefixRoute
 from logitless.server.asgi import Message
 from logitless.serving import asgi_app
 
 if TYPE_CHECKING:
     from logitless.engine.finetuning.rollout_queue import Queues
-    from logitless.ray.rpc_servers import Servers
+    from logitless.extras.ray.rpc_servers import Servers
 
 # Each parcel passes two more processes, for which it costs more than a small model's token.
 PARCELS = 100  # of all answers of a replica, in a second
@@ -44,7 +44,7 @@ class Replica:
         options = {"threads": max(1, int(config.num_cpus)), "parallel": config.n_slots, **config.options}
         self._servers: Servers | None = None
         if config.rpc_servers is not None:
-            from logitless.ray.rpc_servers import Servers
+            from logitless.extras.ray.rpc_servers import Servers
 
             self._servers = Servers(config.rpc_servers)
             options["rpc"] = await self._servers.addresses()
@@ -62,7 +62,7 @@ class Replica:
             return None
         from ray import serve
 
-        from logitless.ray.rollouts import ActorQueues
+        from logitless.extras.ray.rollouts import ActorQueues
 
         return ActorQueues(f"{serve.get_replica_context().app_name}/{config.id}")
 
@@ -75,12 +75,12 @@ class Replica:
         """
         received = [{"type": "http.request", "body": body, "more_body": False}]
         sent: list[Message] = []
-        changed, left = asyncio.Event(), asyncio.Event()
+        changed, departure = asyncio.Event(), asyncio.Event()
 
         async def receive() -> Message:
             if received:
                 return received.pop()
-            await left.wait()
+            await departure.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Message) -> None:
@@ -103,7 +103,7 @@ class Replica:
             answering.result()
         finally:
             self._running -= 1
-            left.set()
+            departure.set()
             answering.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await answering

@@ -31,7 +31,7 @@ def run(options: SimpleNamespace) -> int:
     try:
         import ray
 
-        from logitless.ray.training import Actors, warn_of_room
+        from logitless.extras.ray.training import Actors, warn_of_room
     except ImportError as error:
         raise CliError(f"ray finetune: needs the extra `logitless[ray]` ({error})") from None
     try:

@@ -12,10 +12,10 @@ import aiohttp
 import pytest
 
 from logitless import OptionError
-from logitless.ray.config import ModelConfig, read_config
-from logitless.ray.ingress import Ingress, ReplicaEnded
-from logitless.ray.prefixes import PrefixRoute
-from logitless.ray.replica import Replica, joined
+from logitless.extras.ray.config import ModelConfig, read_config
+from logitless.extras.ray.ingress import Ingress, ReplicaEnded
+from logitless.extras.ray.prefixes import PrefixRoute
+from logitless.extras.ray.replica import Replica, joined
 from logitless.server.asgi import Message
 from tests.helpers.asgi_hosts import hosted
 from tests.helpers.otlp import collecting

@@ -37,8 +37,8 @@ def run(options: SimpleNamespace) -> int:
     except ImportError as error:
         raise CliError(f"ray deploy: needs the extra `logitless[ray]` ({error})") from None
     from logitless.errors import OptionError
-    from logitless.ray import build_app
-    from logitless.ray.config import load_config
+    from logitless.extras.ray import build_app
+    from logitless.extras.ray.config import load_config
 
     try:
         app = build_app(load_config(options.config))

@@ -1,1 +1,0 @@
-"""Commands for Ray clusters."""
