@@ -5,19 +5,23 @@ them, or the norm or attention that made the activations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from logitless.backends.gpu import norm
 from logitless.backends.gpu.attention import paged_attention
 from logitless.backends.gpu.language.dialect import KERNELS, Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for
+from logitless.backends.gpu.lowering import At, Dispatch, dispatch, groups_for
 from logitless.graph.tensor import ALIASES, Tensor
 
 ALIGNMENT = 64  # bytes
 # Words of 32 rounded activations: eight of four bytes, their scale, the sums of each 16, and one that
 # makes three loads of 16 bytes.
 WORDS = 12
+# Scale of a block whose greatest magnitude is `most`, if all are `finite`, and an element's quant.
+SCALE = """float inverse = finite && most > 0.0f ? 127.0f / most : 0.0f;
+    float scale = finite ? most / 127.0f : U2F(0x7fc00000u);"""
+QUANT = "int q = finite ? INT(RINT({} * inverse)) : 0;"
 # Eight threads have a block of 32, four numbers x each: number `block`, and `inside` or not to be
 # stored.
 ROUND = f"""
@@ -29,11 +33,11 @@ ROUND = f"""
     BARRIER();
     UNROLL for (uint t = 0u; t < 8u; t++) most = max(most, mosts[team + t]);
     finite = most < INF;
-    float inverse = finite && most > 0.0f ? 127.0f / most : 0.0f, scale = finite ? most / 127.0f : U2F(0x7fc00000u);
+    {SCALE}
     uint word = 0u;
     int sum = 0;
     UNROLL for (uint t = 0u; t < 4u; t++) {{
-      int q = finite ? INT(RINT(x[t] * inverse)) : 0;
+      {QUANT.format("x[t]")}
       sum += q;
       word |= (UINT(q) & 255u) << (8u * t);
     }}
@@ -47,6 +51,34 @@ ROUND = f"""
       R[at + 9u + j] = F2U(FLOAT(sum) * scale);
     }}
     BARRIER();"""
+
+
+def round_block(value: str, thread: str, to: str) -> str:
+    """The same for blocks that lie in a group's memory, without barriers: each of eight threads
+    reads all of one. `value`: format of its element {}. The words go to the buffer `to` from `at` on.
+    """
+    return f"""uint j = {thread}, word = 0u;
+        float most = 0.0f;
+        bool finite = true;
+        ROLLED for (uint t = 0u; t < 32u; t++) {{ /* each begins elsewhere, in a bank of its own */
+          float v = FABS({value.format("(t + LID) % 32u")});
+          finite = finite && v < INF;
+          most = max(most, v);
+        }}
+        {SCALE}
+        UNROLL for (uint t = 0u; t < 4u; t++) {{
+          {QUANT.format(value.format("4u * j + t"))}
+          word |= (UINT(q) & 255u) << (8u * t);
+        }}
+        {to}[at + j] = word;
+        if (j == 0u) {to}[at + 8u] = F2U(scale);
+        if (j < 2u) {{
+          int sum = 0;
+          ROLLED for (uint t = 0u; t < 16u; t++) {{ {QUANT.format(value.format("16u * j + t"))} sum += q; }}
+          {to}[at + 9u + j] = F2U(FLOAT(sum) * scale);
+        }}"""
+
+
 LOCAL = [("float", "mosts", "WG"), ("int", "quants", "WG")]
 Kernel(
     "round_rows",
@@ -103,8 +135,25 @@ Kernel(
     cpu=(),
     local=LOCAL,
 )
-# kernels that can round their result, and the ones that do
-MAKERS = {"rms_norm": "rms_norm_rounded", "attention_join": "attention_join_rounded"}
+# Kernels that can round their result: the launch that does, of such a launch, the rounding and its place in
+# the scratch, or None.
+Rounds = Callable[[Dispatch, Dispatch, At, Shape], Dispatch | None]
+ROUNDS: dict[str, Rounds] = {}
+
+
+def _norm(last: Dispatch, _: Dispatch, place: At, shape: Shape) -> Dispatch | None:
+    if not KERNELS["rms_norm_rounded"].find(shape):
+        return None
+    return dispatch("rms_norm_rounded", shape, (*last.buffers, place), last.words, last.groups[:2])
+
+
+def _join(last: Dispatch, alone: Dispatch, place: At, shape: Shape) -> Dispatch | None:
+    if not KERNELS["attention_join_rounded"].find(shape):
+        return None
+    return dispatch("attention_join_rounded", shape, (*last.buffers, place), last.words, alone.groups[:2])
+
+
+ROUNDS |= {"rms_norm": _norm, "attention_join": _join}
 
 
 def rounding(x: Tensor, shape: Shape) -> Dispatch:
@@ -122,22 +171,36 @@ def _whole(t: Tensor | None) -> Tensor | None:
 
 
 def joined(work: Iterable[Dispatch], shape: Shape) -> list[Dispatch]:
-    """The same launches, where a norm or attention quantises its own result if the next
-    launch would.
+    """The same launches, where a launch rounds its own result if the next one would, and what is
+    rounded already is not rounded again.
     """
     launches: list[Dispatch] = []
-    offset = 0  # in the scratch, of what was rounded last, where its product does not know yet
+    rounded: Tensor | None = None  # what lies in the scratch, and where
+    offset = 0
     for d in work:
-        maker = MAKERS.get(launches[-1].kernel) if launches else None
-        last = launches[-1] if maker and KERNELS[maker].find(shape) else None
-        if last and d.kernel == "round_rows" and last.buffers[2][0] is _whole(d.buffers[0][0]):
-            offset = -(-last.scratch // ALIGNMENT) * ALIGNMENT
-            gx, gy, _ = last.groups if last.kernel == "rms_norm" else d.groups
-            buffers, scratch = (*last.buffers, (None, offset)), offset + d.scratch
-            launches[-1] = dispatch(MAKERS[last.kernel], shape, buffers, last.words, (gx, gy), scratch)
-        elif offset and d.buffers[0][0] is None:
+        args = KERNELS[d.kernel].args
+        if d.kernel == "round_rows":
+            x = _whole(d.buffers[0][0])
+            if x is rounded:
+                continue
+            rounded, last, offset = x, launches[-1] if launches else None, 0
+            if last and last.kernel in ROUNDS and _result(last) is x:
+                offset = -(-last.scratch // ALIGNMENT) * ALIGNMENT
+                maker = ROUNDS[last.kernel](last, d, (None, offset), shape)
+                if maker:
+                    launches[-1] = replace(maker, scratch=offset + d.scratch)
+                    continue
+                offset = 0
+            launches.append(d)
+        elif args[0].dtype == "u32x4":
             launches.append(replace(d, buffers=((None, offset), *d.buffers[1:]), scratch=offset + d.scratch))
-            offset = 0
         else:
             launches.append(d)
+            if any(t is None and a.access != "r" for a, (t, _) in zip(args, d.buffers, strict=True)):
+                rounded = None
     return launches
+
+
+def _result(d: Dispatch) -> Tensor | None:
+    """What a launch writes first."""
+    return next(t for a, (t, _) in zip(KERNELS[d.kernel].args, d.buffers, strict=True) if a.access == "w")

@@ -3,7 +3,7 @@
 A launch computes `linear`, or an op of graph/ops/fused.py: several weights of one type, whose
 results are concatenated; a row that is added to the result; or (`PAIR`) a GLU of two weights'
 results. `extra` tells what is added (0 nothing, 1 a row for each, 2 one row for all) or which
-activation gates (0 silu, 1 gelu).
+activation gates (0 silu, 1 gelu; 2 and 3 the same, with a result that is rounded, too).
 
 A thread's *unit* is R groups of 16 outputs. Row m of its results is row `GX * MT + m` of x.
 """
@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from logitless.backends.gpu.language.dialect import LANES, Arg, Shape
+from logitless.backends.gpu import quantize
+from logitless.backends.gpu.language.dialect import KERNELS, LANES, Arg, Shape
 from logitless.backends.gpu.lowering import At, Buffers, Dispatch, dispatch
 from logitless.backends.gpu.matmul import unpack
 from logitless.graph.tensor import Tensor
@@ -50,9 +51,11 @@ def n_parts(dtype: str) -> int:
 
 
 def args(dtype: str, *, wide: bool = False) -> list[Arg]:
+    """`wide`: of kernels that read rounded activations; with `PAIR` they may round their result, to `Q`."""
     own = unpack.wide_args(unpack.args(dtype)) if wide else unpack.args(dtype)
     chosen = [replace(a, of=n_parts(dtype)) for a in own]
-    return [Arg("X", "f32"), *chosen, Arg("E", "f32"), Arg("Y", "f32", "w")]
+    x, rounded = ("u32x4", [Arg("Q", "u32", "w")]) if wide else ("f32", [])
+    return [Arg("X", x), *chosen, Arg("E", "f32"), Arg("Y", "f32", "w"), *rounded]
 
 
 def words(dtype: str) -> list[str]:
@@ -84,8 +87,9 @@ def end(value: str, gated: str, group: str) -> str:
 #if PAIR
       if (!LAST) {gated} = result;
       else {{
-        PRECISE LF gate = extra == 0u ? LSILU({gated}) : LGELU({gated});
+        PRECISE LF gate = extra % 2u == 0u ? LSILU({gated}) : LGELU({gated});
         result = gate * result;
+        {gated} = result;
       }}
 #endif
       if (row < n_m && {group} < groups && LAST) {{
@@ -93,6 +97,18 @@ def end(value: str, gated: str, group: str) -> str:
         if (extra != 0u) result = LROW(E, extra == 1u ? row * n_n : 0u, {group} * 16u, n_n) + result;
 #endif
         LSTN(Y, y_at + first, y_at + row * n_n + n_n, result);
+      }}
+    }}"""
+
+
+def rounded(rows: str, columns: str, first_row: str, first_column: str, values: str) -> str:
+    """Code that rounds results of a pair, `values` of a group's memory, in rows of whole blocks."""
+    return f"""
+    for (uint i = LID; i < {rows} * {columns} / 4u; i += WG) {{
+      uint from = i / 8u * 32u, row = {first_row} + from / {columns}, at = {first_column} + from % {columns};
+      if (row < n_m && at < n_n) {{
+        at = (row * n_n + at) / 32u * {quantize.WORDS}u;
+        {quantize.round_block(f"{values}[from + {{}}]", "i % 8u", "Q")}
       }}
     }}"""
 
@@ -111,5 +127,13 @@ def launch(t: Tensor, weights_of: Sequence[Tensor], shape: Shape, kernel: str, t
     rows = [w.shape[0] for w in weights_of] + [0] * (parts - len(weights_of))
     units = sum(-(-n // (LANES * tile.groups)) for n in (rows[:1] if pair else rows))
     groups = (-(-m // tile.rows), -(-units // tile.units))
-    buffers: Buffers = (x, *sections, x if added is None else added, t)
+    result = (t,) * sum(a.access == "w" for a in KERNELS[kernel].args)
+    buffers: Buffers = (x, *sections, x if added is None else added, *result)
     return dispatch(kernel, shape, buffers, (m, k, *rows, extra), groups, MT=tile.rows, PAIR=int(pair), **how)
+
+
+def rounding(last: Dispatch, _: Dispatch, place: At, shape: Shape) -> Dispatch | None:
+    """The launch of a pair that rounds its result."""
+    if not dict(last.defines)["PAIR"]:
+        return None
+    return replace(last, words=(*last.words[:-1], last.words[-1] | 2), buffers=(*last.buffers[:-1], place))

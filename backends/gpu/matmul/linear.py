@@ -88,5 +88,5 @@ def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]
     kernel = f"linear_{dtype}"
     if shape.name == "cpu":
         return [launch.launch(t, parts, shape, kernel, launch.Tile(mt, 1, 1), SPLIT=1)]
-    tile, split = tile_for(m, mt, parts, shape, kernel)
+    tile, split = tile_for(m, mt, parts, shape, kernel, t.op == "linear_glu")
     return [launch.launch(t, parts, shape, kernel, tile, SPLIT=split)]

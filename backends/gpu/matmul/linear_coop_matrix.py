@@ -15,14 +15,13 @@ combined element by element.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.gpu.matmul import launch, unpack
 from logitless.backends.gpu.matmul.linear_int_dot import of_rounded
 from logitless.backends.gpu.matmul.split_k import CHUNKS
-from logitless.backends.gpu.quantize import WORDS, rounding
+from logitless.backends.gpu.quantize import ROUNDS, WORDS, rounding
 from logitless.graph.tensor import Tensor
 
 WG, TM, TN = 128, 64, 64
@@ -146,6 +145,12 @@ def _body(dtype: str) -> str:
       uint m = tile * CM + r, at = r * TN + column;
       {launch.end("results[at]", "firsts[at]", "group")}
     }}
+#if PAIR
+    if (extra >= 2u) {{
+      BARRIER();
+      {launch.rounded("CM", "TN", "GX * TM + tile * CM", "GY * TN", "firsts")}
+    }}
+#endif
   }}
 #if PAIR
   }}
@@ -154,11 +159,10 @@ def _body(dtype: str) -> str:
 
 
 for _dtype in unpack.BLOCKS:
-    _x, *_others = launch.args(_dtype, wide=True)
     _halves = 2 if _dtype == "q6_k" else 1
     Kernel(
         f"linear_coop_{_dtype}",
-        [replace(_x, dtype="u32x4"), *_others],
+        launch.args(_dtype, wide=True),
         launch.words(_dtype),
         _body(_dtype),
         simt=[{"WG": WG, "MT": TM, "PAIR": pair, "R": 1, "CHUNKS": CHUNKS} for pair in (0, 1)],
@@ -179,6 +183,7 @@ for _dtype in unpack.BLOCKS:
         + FUNCTIONS,
         extensions=("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics"),
     )
+    ROUNDS[f"linear_coop_{_dtype}"] = launch.rounding
 
 
 def coop_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]:

@@ -10,14 +10,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from logitless.backends.gpu.language.dialect import Kernel, Shape
+from logitless.backends.gpu.language.dialect import LANES, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.gpu.matmul import launch, unpack
-from logitless.backends.gpu.matmul.split_k import SIMT_TILES, SUMS, UNIT, frame, tile_for
-from logitless.backends.gpu.quantize import WORDS, rounding
+from logitless.backends.gpu.matmul.split_k import CHUNKS, SIMT_TILES, SPLITS, UNIT, frame, tile_for
+from logitless.backends.gpu.quantize import ROUNDS, WORDS, rounding
 from logitless.graph.tensor import Tensor
 
-TILES = [tile for tile in SIMT_TILES if tile["MT"] != 4]
+TILES = [tile | {"PAIR": 0} for tile in SIMT_TILES if tile["MT"] != 4]
+# A group of a pair has whole blocks of 32 results, which it may round.
+TILES += [{"WG": 2 * LANES * n, "MT": mt, "SPLIT": n, "CHUNKS": CHUNKS, "PAIR": 1} for mt in (1, 8) for n in SPLITS[:1]]
+TILES += [SIMT_TILES[-1] | {"PAIR": 1}]
+SUMS = ("float", "sums", "(SPLIT > 1 ? MT * CHUNKS * WG / SPLIT : MT * WG)")
+ROUND_PAIR = f"""
+  if (extra >= 2u) {{
+#if SPLIT > 1
+    if (split < MT) sums[split * (WG / SPLIT) + SUB / SPLIT * 16u + LANE] = kept[0];
+#else
+    UNROLL for (uint m = 0u; m < MT; m++) sums[m * WG + LID] = kept[m];
+#endif
+    BARRIER();
+    {launch.rounded("MT", "(WG / SPLIT)", "GX * MT", "GY * (WG / SPLIT)", "sums")}
+  }}"""
 # OpSDotKHR of packed bytes (format 0), by SPV_KHR_integer_dot_product and its two capabilities.
 FUNCTIONS = """
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
@@ -47,18 +61,18 @@ def block_step(dtype: str) -> str:
 
 
 for _dtype in unpack.BLOCKS:
-    _x, *_others = launch.args(_dtype, wide=True)
     Kernel(
         f"linear_dot_{_dtype}",
-        [replace(_x, dtype="u32x4"), *_others],
+        launch.args(_dtype, wide=True),
         launch.words(_dtype),
-        "  uint n_blocks = n_k / 32u;" + frame(launch.begin(_dtype, UNIT), block_step(_dtype)),
-        simt=[tile | {"PAIR": pair, "R": 1} for tile in TILES for pair in (0, 1)],
+        "  uint n_blocks = n_k / 32u;" + frame(launch.begin(_dtype, UNIT), block_step(_dtype), after_pair=ROUND_PAIR),
+        simt=[tile | {"R": 1} for tile in TILES],
         cpu=(),
         local=[SUMS],
         functions=launch.MACROS + FUNCTIONS,
         extensions=("GL_EXT_spirv_intrinsics",),
     )
+    ROUNDS[f"linear_dot_{_dtype}"] = launch.rounding
 
 
 def of_rounded(product: Dispatch, first: Dispatch) -> list[Dispatch]:
@@ -70,6 +84,6 @@ def dot_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispat
     """Launches: quantisation of t's activations, and the product."""
     m = t.src[0].shape[0]
     kernel = f"linear_dot_{parts[0].dtype}"
-    tile, split = tile_for(m, 1 if m == 1 else 8, parts, shape, kernel)
+    tile, split = tile_for(m, 1 if m == 1 else 8, parts, shape, kernel, t.op == "linear_glu")
     product = launch.launch(t, parts, shape, kernel, tile, SPLIT=split)
     return of_rounded(product, rounding(t.src[0], shape))

@@ -22,8 +22,12 @@ SIMT_TILES = [{"WG": LANES * n, "MT": mt, "SPLIT": n, "CHUNKS": CHUNKS} for mt i
 SIMT_TILES.append({"WG": 64, "MT": 8, "SPLIT": 1, "CHUNKS": CHUNKS})
 
 
-def tile_for(m: int, mt: int, parts: Sequence[Tensor], shape: Shape, kernel: str) -> tuple[launch.Tile, int]:
-    """The tile of a product of m rows, and its number of teams. `mt`: rows a group where they fit."""
+def tile_for(
+    m: int, mt: int, parts: Sequence[Tensor], shape: Shape, kernel: str, pair: bool
+) -> tuple[launch.Tile, int]:
+    """The tile of a product of m rows, and its number of teams. `mt`: rows a group where they fit;
+    `pair`: of a GLU.
+    """
     tiles, units = -(-m // mt), sum(-(-w.shape[0] // LANES) for w in parts)
     if m > 16 and tiles * -(-units * LANES // 64) >= FULL:
         choices = []
@@ -32,18 +36,25 @@ def tile_for(m: int, mt: int, parts: Sequence[Tensor], shape: Shape, kernel: str
         choices = [(mt, many), (mt, few)] if tiles * units <= FEW_GROUPS else [(mt, few)]
         choices += [(rows, few) for rows in (4, 1) if rows < mt]  # for devices with little memory of a group
     for rows, split in choices:
-        if KERNELS[kernel].find(shape, MT=rows, SPLIT=split):
-            return launch.Tile(rows, 1, 1), split
+        if fitting := KERNELS[kernel].find(shape, MT=rows, SPLIT=split, PAIR=pair):
+            return launch.Tile(rows, 1, dict(fitting)["WG"] // (LANES * split)), split
     return launch.Tile(8, 1, 64 // LANES), 1
 
 
 UNIT = "GY * (WG < 16 ? 1u : UINT(WG / 16 / SPLIT)) + SUB / SPLIT"
-SUMS = ("float", "sums", "(SPLIT > 1 ? MT * CHUNKS * 16 : 1)")
+SUMS = ("float", "sums", "(SPLIT > 1 ? MT * CHUNKS * WG / SPLIT : 1)")
 
 
-def frame(begin: str, step: str, *, row: str = launch.ROW, end: Callable[[str, str, str], str] = launch.end) -> str:
+def frame(
+    begin: str,
+    step: str,
+    *,
+    row: str = launch.ROW,
+    end: Callable[[str, str, str], str] = launch.end,
+    after_pair: str = "",
+) -> str:
     """Code of a kernel. `begin` finds a thread's weight, `step` adds block b to `acc`, `end`
-    stores a row's sum.
+    stores a row's sum. `after_pair`: what follows where a pair's results are `kept`.
     """
     return f"""
   {begin}
@@ -66,15 +77,15 @@ def frame(begin: str, step: str, *, row: str = launch.ROW, end: Callable[[str, s
 #if SPLIT == 1
     UNROLL for (uint m = 0u; m < MT; m++) tot[m] = tot[m] + acc[m];
 #else
-    UNROLL for (uint m = 0u; m < MT; m++) sums[(m * CHUNKS + c) * 16u + LANE] = acc[m];
+    UNROLL for (uint m = 0u; m < MT; m++) sums[((SUB / SPLIT * MT + m) * CHUNKS + c) * 16u + LANE] = acc[m];
 #endif
   }}
 #if SPLIT > 1
   BARRIER();
-  if (SUB < MT) {{
-    uint m = SUB;
+  if (split < MT) {{
+    uint m = split;
     PRECISE float total = 0.0f;
-    for (uint s = 0u; s < CHUNKS; s++) total = total + sums[(m * CHUNKS + s) * 16u + LANE];
+    for (uint s = 0u; s < CHUNKS; s++) total = total + sums[((SUB / SPLIT * MT + m) * CHUNKS + s) * 16u + LANE];
     {end("total", "kept[0]", "group")}
   }}
 #if PAIR
@@ -85,5 +96,6 @@ def frame(begin: str, step: str, *, row: str = launch.ROW, end: Callable[[str, s
 #endif
 #if PAIR
   }}
+  {after_pair}
 #endif
 """
