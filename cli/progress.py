@@ -21,7 +21,7 @@ class CompileProgress:
         self.n_kernels = 0
         self.happened = False  # in this process, at any time
         self._began = 0.0
-        self._shown = float("-inf")
+        self._shown_at = float("-inf")
         self._line = StatusLine()
 
     def __call__(self, kernel: str, n_waiting: int) -> None:
@@ -34,8 +34,8 @@ class CompileProgress:
         with contextlib.suppress(OSError):  # stderr is closed
             if sys.stderr.isatty():
                 self._line.show(line)
-            elif time.monotonic() - self._shown >= 5:
-                self._shown = time.monotonic()
+            elif time.monotonic() - self._shown_at >= 5:
+                self._shown_at = time.monotonic()
                 print(line, file=sys.stderr, flush=True)
 
     def end(self) -> None:
@@ -71,14 +71,14 @@ class ProgressBar:
     """A bar on stderr that counts to `total`; `shown` False: nothing is written."""
 
     def __init__(self, title: str, total: int, shown: bool) -> None:
-        self._title, self._total, self._shown, self._line = title, total, shown, StatusLine()
+        self._title, self._total, self._shown_at, self._line = title, total, shown, StatusLine()
         self._done, self._drawn, self._began = 0, float("-inf"), time.monotonic()
 
     def advance(self) -> None:
         """One more is done."""
         self._done += 1
         now = time.monotonic()
-        if self._shown and (now - self._drawn >= INTERVAL or self._done == self._total):
+        if self._shown_at and (now - self._drawn >= INTERVAL or self._done == self._total):
             self._drawn = now
             full = WIDTH * self._done // self._total
             rate = self._done / max(1e-9, now - self._began)

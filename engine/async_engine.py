@@ -122,7 +122,7 @@ class _RequestState:
     index: int
     submitted: float
     last_token: float = 0.0
-    kept: list[Event] = field(default_factory=list)  # of a whole stream, until the request ends
+    buffer: list[Event] = field(default_factory=list)  # of a whole stream, until the request ends
 
 
 class AsyncEngine:
@@ -144,14 +144,14 @@ class AsyncEngine:
         self._streams: set[Stream] = set()
         self._with_logprobs: set[Stream] = set()  # open streams whose log-probabilities are bounded
         self._trims = False  # free memory goes back to the system soon
-        self._held: set[Stream] = set()  # streams whose sequences wait for the reader; the engine thread's
+        self._held_streams: set[Stream] = set()  # streams whose sequences wait for the reader; the engine thread's
         self._drained: asyncio.Event
         self._accepting = True
         self._stopping = False
         self._inbox: deque[Callable[[Scheduler], None]] = deque()
         self._wake = threading.Event()
         self._states: dict[int, _RequestState] = {}  # by id() of the sequence; the engine thread's
-        self._asked = False  # there was a request; the engine thread's
+        self._has_request = False  # there was a request; the engine thread's
         self._thread: threading.Thread | None = None
         self._sleep: Sleep | None = None  # the engine thread's
 
@@ -222,8 +222,8 @@ class AsyncEngine:
         self._check_open()
         admitted: asyncio.Future[None] = self._new_future()
         try:
-            told = partial(_resolve, admitted, None)
-            stream = self._open(requests, client, delivery, told)
+            on_admitted = partial(_resolve, admitted, None)
+            stream = self._open(requests, client, delivery, on_admitted)
         except RequestError:
             admitted.cancel()
             raise
@@ -337,8 +337,8 @@ class AsyncEngine:
         self._with_logprobs.discard(stream)
         if stream.weight > MUCH:
             self.trim_soon()
-        if stream.held:
-            self._post(lambda _: self._held.discard(stream))
+        if stream.is_held:
+            self._post(lambda _: self._held_streams.discard(stream))
 
     def trim_soon(self) -> None:
         """Return free memory to the system soon: a large request has ended."""
@@ -352,8 +352,8 @@ class AsyncEngine:
 
     def resume(self, stream: Stream) -> None:
         """Go on with the sequences of a stream that is read again."""
-        stream.held = False
-        self._post(lambda _: self._hold(stream, held=False))
+        stream.is_held = False
+        self._post(lambda _: self._hold(stream, is_held=False))
 
     def _weight_unread(self) -> int:
         """Memory of the log-probabilities that no client has. On any thread."""
@@ -367,7 +367,7 @@ class AsyncEngine:
 
     def _look(self, stream: Stream, n_reads: int) -> None:
         stream.watched = False
-        if stream.closed or stream.ended or not stream.held:
+        if stream.closed or stream.ended or not stream.is_held:
             return
         if n_reads == stream.n_reads:
             self._end(stream, TooManyRequests("the client does not read the log-probabilities of its stream"))
@@ -513,7 +513,7 @@ class AsyncEngine:
         """Wait for work: do warm-up tasks first, and unload the model after the idle time."""
         sleep, scheduler, request_waits = self._sleep, served.scheduler, self._wake.is_set
         if scheduler.idle:
-            while not self._wake.wait(PAUSE if self._asked else 0.0) and (sleep is None or sleep.left()):
+            while not self._wake.wait(PAUSE if self._has_request else 0.0) and (sleep is None or sleep.left()):
                 if not served.prepare_ahead(request_waits):
                     break
         if scheduler.idle and served.has_lost_devices and not self.asleep:
@@ -566,7 +566,7 @@ class AsyncEngine:
         admitted: Callable[[BaseException | None], None] | None,
     ) -> None:
         now = time.perf_counter()
-        self._asked = True
+        self._has_request = True
         try:
             self._use_model()
             for index, request in enumerate(requests):
@@ -586,21 +586,21 @@ class AsyncEngine:
             if state.stream is stream:
                 del self._states[key]
                 self._drop(scheduler, state)
-        self._held.discard(stream)
+        self._held_streams.discard(stream)
 
-    def _hold(self, stream: Stream, *, held: bool) -> None:
+    def _hold(self, stream: Stream, *, is_held: bool) -> None:
         """Let the decoding sequences of a stream wait, or go on."""
         for state in self._states.values():
             if state.stream is stream:
-                state.sequence.hold(held=held)
-        if held:
-            self._held.add(stream)
+                state.sequence.hold(is_held=is_held)
+        if is_held:
+            self._held_streams.add(stream)
         else:
-            self._held.discard(stream)
+            self._held_streams.discard(stream)
 
     def _all_held(self) -> bool:
         """True if every sequence waits for its reader."""
-        return bool(self._held) and all(state.sequence.held for state in self._states.values())
+        return bool(self._held_streams) and all(state.sequence.is_held for state in self._states.values())
 
     def _bound(self, streams: set[Stream]) -> None:
         """Keep the log-probabilities of these streams within their bounds."""
@@ -608,10 +608,10 @@ class AsyncEngine:
             if stream.overflows:
                 self._tell(self._end, stream, _too_many_logprobs(stream.most or 0))
             elif not stream.whole and stream.unread > UNREAD:
-                if not stream.held:
-                    stream.held = True
+                if not stream.is_held:
+                    stream.is_held = True
                     self._tell(self._watch, stream)
-                self._hold(stream, held=True)
+                self._hold(stream, is_held=True)
         if self._weight_unread() > MOST_TOGETHER:
             whole = [stream for stream in streams if stream.whole]
             if whole:
@@ -652,10 +652,10 @@ class AsyncEngine:
                     if state.stream.most is not None:
                         heavy.add(state.stream)
                 if state.stream.whole and isinstance(event, Token) and not is_first:
-                    state.kept.append(event)
+                    state.buffer.append(event)
                     state.stream.latest[state.index] = event
                     continue
-                deliveries += [(state.stream, state.index, kept) for kept in state.kept]
+                deliveries += [(state.stream, state.index, buffer) for buffer in state.buffer]
                 deliveries.append((state.stream, state.index, event))
         if heavy:  # before the delivery: who reads the last event sees that the stream is held
             self._bound(heavy)

@@ -28,7 +28,7 @@ class EngineTask:
         call. `waits()`: a call for which the disk is full is repeated, as long as it is true.
         """
         self._call, self._wake, self._waits = call, wake, waits
-        self._asked: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._questions: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._outcome: Future[Any] = Future()
         self._given_up = False
         self._thread = threading.Thread(target=self._run, name="engine-task", daemon=True)
@@ -62,7 +62,7 @@ class EngineTask:
         Raises OSError if the engine has ended.
         """
         answer: Future[T] = Future()
-        self._asked.put((question, answer))
+        self._questions.put((question, answer))
         self._wake()
         while not self._given_up:
             try:
@@ -84,12 +84,12 @@ class EngineTask:
     @property
     def wants(self) -> bool:
         """True if there is something for the engine thread to do."""
-        return self.over or not self._asked.empty()
+        return self.over or not self._questions.empty()
 
     def serve(self, patience: float = 0.0) -> None:
         """Answer one question; wait up to `patience` seconds for it."""
         try:
-            question, answer = self._asked.get(patience > 0, patience)
+            question, answer = self._questions.get(patience > 0, patience)
         except queue.Empty:
             return
         try:

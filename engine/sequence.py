@@ -73,8 +73,8 @@ class Sequence:
         "done",
         "drafts",
         "has_new_line",
-        "held",
         "id",
+        "is_held",
         "kv",
         "late",
         "n_cached",
@@ -140,7 +140,7 @@ class Sequence:
         # Scheduling.
         self.started = False
         self.late = False  # its grammar mask is pending
-        self.held = False  # it waits until its client has read what is computed
+        self.is_held = False  # it waits until its client has read what is computed
         self.resumed = False  # has been preempted
         # its prefill is throttled: it is long, or streams were past their warm-up before it
         self.throttled = True
@@ -157,15 +157,15 @@ class Sequence:
     def n_uncomputed(self) -> int:
         return len(self.tokens) - self.n_computed
 
-    def hold(self, *, held: bool) -> None:
+    def hold(self, *, is_held: bool) -> None:
         """Let a decoding sequence wait for its client, or go on."""
-        self.held = held and self.n_generated > 0
+        self.is_held = is_held and self.n_generated > 0
 
     @property
     def n_schedulable(self) -> int:
         """Tokens that may be computed now; those that would fill the context wait for its shift."""
         assert self.slot is not None
-        if self.held:
+        if self.is_held:
             return 0
         return min(len(self.tokens), self.slot.n_computable, self.n_encoded) - self.n_computed
 

@@ -70,7 +70,7 @@ class Stream:
         self.weight = 0  # of computed log-probabilities; the engine thread's
         self.n_reads = self._weight_read = 0
         self.watched = False  # a timer ends it where nobody reads it
-        self.held = False  # its sequences wait for the reader; the engine thread sets it
+        self.is_held = False  # its sequences wait for the reader; the engine thread sets it
         self.closed = False
         self.latest: dict[int, Token] = {}  # of a whole stream: the last token of each running request
 
@@ -120,7 +120,7 @@ class Stream:
         if self.weight and not self.whole:
             n = self._turn(events)
             events, self._events = events[:n], events[n:]
-            if self.held and self.unread < UNREAD // 2:
+            if self.is_held and self.unread < UNREAD // 2:
                 self._owner.resume(self)
         return events
 

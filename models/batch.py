@@ -59,14 +59,14 @@ class MediaRows:
     ids: Tensor | None
     is_text: Tensor  # (T,) f32: 1 for tokens of text, 0 for rows of images
     # (2, T) i32: last position that a token sees: its own, or the end of a bidirectional image; its own
-    seen: Tensor | None = None
+    visible: Tensor | None = None
     out_seen: Tensor | None = None  # `seen` of the `out` rows
     positions: Tensor | None = None  # (4, T) i32: M-RoPE's positions in time, height, width, images; equal for text
     out_positions: Tensor | None = None  # those of the `out` rows
 
     @classmethod
     def feeds(cls, pools: Sequence[Tensor], n_tokens: int, n_out: int | None, *, mrope: bool) -> MediaRows:
-        ids, seen = feed("media.ids", (n_tokens,), "i32"), feed("media.seen", (2, n_tokens), "i32")
+        ids, visible = feed("media.ids", (n_tokens,), "i32"), feed("media.seen", (2, n_tokens), "i32")
         out_seen = positions = out_positions = None
         if n_out is not None:
             out_seen = feed("media.out_seen", (2, n_out), "i32")
@@ -74,7 +74,7 @@ class MediaRows:
             positions = feed("media.positions", (4, n_tokens), "i32")
             out_positions = None if n_out is None else feed("media.out_positions", (4, n_out), "i32")
         is_text = feed("media.is_text", (n_tokens,))
-        return cls(pools, ids, is_text, seen, out_seen, positions, out_positions)
+        return cls(pools, ids, is_text, visible, out_seen, positions, out_positions)
 
     @classmethod
     def inputs(cls, rows: Sequence[Tensor], *, mrope: bool) -> MediaRows:
@@ -202,16 +202,16 @@ class Batch:
         rows = None if not media else MediaRows.feeds(media, n_tokens, n_out, mrope=mrope)
         return cls(tokens, pos, slot, slot_mapping, window_slot_mapping, begin, end, out, rows)
 
-    def seen(self, params: AttentionParams, n_ctx: int, *, of_out: bool) -> tuple[Tensor, Tensor]:
+    def visible(self, params: AttentionParams, n_ctx: int, *, of_out: bool) -> tuple[Tensor, Tensor]:
         """Slots of the rows that have queries, and their visible cells (graph/ops/attention/) of n_ctx."""
         queries = self.out if of_out and self.out is not None else self
         if params.chunked:
             return queries.slot, chunk_ends(queries.pos, size=params.window, limit=n_ctx)
         if self.media is None or params.causal_images:
             return queries.slot, queries.pos
-        seen = self.media.seen if queries is self else self.media.out_seen
-        assert seen is not None
-        return queries.slot, seen if params.window else reshape(slice_rows(seen, start=0, stop=1), shape=(-1,))
+        visible = self.media.visible if queries is self else self.media.out_seen
+        assert visible is not None
+        return queries.slot, visible if params.window else reshape(slice_rows(visible, start=0, stop=1), shape=(-1,))
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ class Cached:
         if kv_source == layer:
             self.store(layer, k, v)
         n_ctx, of_out = pool.tables.shape[1] * PAGE, layer >= memory.n_layer_kv - 1
-        kv = *self.stored[kv_source], pool.tables, *batch.seen(params, n_ctx, of_out=of_out)
+        kv = *self.stored[kv_source], pool.tables, *batch.visible(params, n_ctx, of_out=of_out)
         if v is None:
             return latent_attention(q, *kv, scale=params.scale)
         return attention(q, *kv, *params.sinks, scale=params.scale, window=params.window, cap=params.cap)
@@ -374,10 +374,12 @@ class Sequences:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
         size, scale, window, v = self.length, params.scale, params.window, k if v is None else v
-        seen = self.start if self.bounds is None or params.causal_images else self.bounds
+        visible = self.start if self.bounds is None or params.causal_images else self.bounds
         if params.chunked:
-            seen, window = chunk_starts(self.start, length=size, size=window), 0
-        return causal_attention(q, k, v, seen, *params.sinks, length=size, scale=scale, window=window, cap=params.cap)
+            visible, window = chunk_starts(self.start, length=size, size=window), 0
+        return causal_attention(
+            q, k, v, visible, *params.sinks, length=size, scale=scale, window=window, cap=params.cap
+        )
 
     def causal_conv(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
         return causal_conv(x, w, zeros(1, w.shape[2] - 1, x.shape[1]), self._begin)

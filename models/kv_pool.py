@@ -41,8 +41,8 @@ class Pool:
         data, at = np.empty(self.nbytes, np.uint8), 0
         to = data.data
         for name, size in self._parts(session):
-            if (seen := session.host_view(name)) is not None:
-                to[at : at + size] = seen[i * size : (i + 1) * size]
+            if (view := session.host_view(name)) is not None:
+                to[at : at + size] = view[i * size : (i + 1) * size]
             else:
                 session.read_bytes(name, i * size, size, data[at : at + size])
             at += size
@@ -52,8 +52,8 @@ class Pool:
         """Overwrite entry i with bytes from `read`."""
         source, at = data.data, 0
         for name, size in self._parts(session):
-            if (seen := session.host_view(name)) is not None:
-                seen[i * size : (i + 1) * size] = source[at : at + size]
+            if (view := session.host_view(name)) is not None:
+                view[i * size : (i + 1) * size] = source[at : at + size]
             else:
                 session.write(name, data[at : at + size], i * size)
             at += size

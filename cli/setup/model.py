@@ -86,10 +86,10 @@ def find_projector(options: SimpleNamespace, path: Path) -> None:
         return
     from logitless.cli.hub import model_source
 
-    found = model_source.find_projector(options, path)
-    if found is not None and (address is not None or _is_usable(found, path)):
-        options.mmproj = str(found)
-    elif found is not None:
+    projector = model_source.find_projector(options, path)
+    if projector is not None and (address is not None or _is_usable(projector, path)):
+        options.mmproj = str(projector)
+    elif projector is not None:
         options.mmproj_auto = False  # it has been tried
 
 

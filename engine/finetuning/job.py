@@ -45,27 +45,27 @@ def grader_row(job: Row) -> Row | None:
     return grader
 
 
-def trackers_of(job: Row, trainer: Trainer, folder: Path, told: Callable[[str], None]) -> Trackers:
+def trackers_of(job: Row, trainer: Trainer, folder: Path, report: Callable[[str], None]) -> Trackers:
     """The trackers of a job's integrations; `folder`: of their files."""
     from logitless.training.reporting.trackers import Integration, RunInfo, Trackers, configuration
 
-    found = []
+    integrations = []
     for row in job.get("integrations") or ():
         own = {name: value for name, value in row[row["type"]].items() if value is not None}
         project, tags = own.get("project", own.get("experiment", "")), tuple(own.get("tags", ()))
-        found.append(Integration(row["type"], project, own.get("name", ""), own.get("entity", ""), tags))
+        integrations.append(Integration(row["type"], project, own.get("name", ""), own.get("entity", ""), tags))
     config = {"model": job["model"], **configuration(trainer), **job["hyperparameters"]}
     run = RunInfo(folder, job["id"], job["model_name"], config, trainer.counters.iterations)
-    return Trackers(found, run, told)
+    return Trackers(integrations, run, report)
 
 
 def metrics_of(event: Step | Validated) -> Row:
     """Metrics of an event, as a job's events have them."""
     from logitless.training.reporting.trackers import measured
 
-    found = measured(event)
-    assert found is not None
-    return {"step": found[0], **found[1]}
+    integrations = measured(event)
+    assert integrations is not None
+    return {"step": integrations[0], **integrations[1]}
 
 
 def checkpoint_path(store: Store, id: str) -> Path:

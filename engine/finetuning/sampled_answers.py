@@ -171,8 +171,8 @@ def _tools_of(item: Mapping[str, Any]) -> Iterator[str]:
 def _on_threads(work: Callable[[I32, Mapping[str, Any]], T], answers: Answered, n: int) -> list[T]:
     """The results, by daemon threads: the process may end meanwhile. After `n` of them one after
     another whose time ran out, nothing is asked again: the other answers have their fault."""
-    found: list[Any] = [None] * len(answers)
-    left: Iterator[tuple[int, tuple[I32, Mapping[str, Any]]]] = iter(enumerate(answers))
+    grades: list[Any] = [None] * len(answers)
+    remaining: Iterator[tuple[int, tuple[I32, Mapping[str, Any]]]] = iter(enumerate(answers))
     lock = threading.Lock()
     n_timed_out = 0
     last: T | None = None
@@ -181,16 +181,16 @@ def _on_threads(work: Callable[[I32, Mapping[str, Any]], T], answers: Answered, 
         nonlocal n_timed_out, last
         while True:
             with lock:
-                i, answer = next(left, (-1, None))
+                i, answer = next(remaining, (-1, None))
                 hangs = n_timed_out >= n
             if answer is None:
                 return
             try:
                 result: Any = last if hangs else work(*answer)
             except Exception as error:
-                found[i] = error
+                grades[i] = error
                 continue
-            found[i] = result
+            grades[i] = result
             with lock:
                 last = result
                 n_timed_out = n_timed_out + 1 if result.timed_out else 0
@@ -200,6 +200,6 @@ def _on_threads(work: Callable[[I32, Mapping[str, Any]], T], answers: Answered, 
         thread.start()
     for thread in threads:
         thread.join()
-    if error := next((one for one in found if isinstance(one, Exception)), None):
+    if error := next((one for one in grades if isinstance(one, Exception)), None):
         raise error
-    return found
+    return grades

@@ -104,8 +104,8 @@ class _OwnShare(Share):
     def take(self, n_free: int) -> tuple[int, Question] | None:
         taken = super().take(n_free)
         if taken is None and self._alone:
-            left = (i for i in range(len(self._questions)) if i not in self.answers and i not in self._running)
-            taken = next(((i, self._questions[i]) for i in left), None)
+            remaining = (i for i in range(len(self._questions)) if i not in self.answers and i not in self._running)
+            taken = next(((i, self._questions[i]) for i in remaining), None)
         if taken is not None:
             self._running.add(taken[0])
         return taken

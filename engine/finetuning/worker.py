@@ -152,21 +152,21 @@ class FineTuningWorker:
 
         assert self._scheduler is not None
         self._queues = queues
-        scheduler, may_help = self._scheduler, lambda: not self._turn.held
+        scheduler, may_help = self._scheduler, lambda: not self._turn.is_held
         self._helper = RolloutHelper(queues, self.engine, scheduler, lambda: self.wake(), may_help)
 
     def _register_models(self) -> None:
         """Give requests the models of the store, each with its newest weights."""
         known = {entry.name: entry for entry in self.adapters.entries if entry.name and not entry.removed}
-        kept: set[str] = set()
+        current: set[str] = set()
         for model in tuned_models(self.store):
             if self._owns(model.job):
-                kept.add(model.name)
+                current.add(model.name)
                 if model.name not in known or known[model.name].path != model.path:
                     self._register(model.job, model.name, model.path, listed=not model.is_checkpoint)
-        for name in self._registered - kept:  # deleted by another process
+        for name in self._registered - current:  # deleted by another process
             self.adapters.remove(name)
-        self._registered = kept
+        self._registered = current
 
     def _jobs(self) -> list[Row]:
         """Jobs of this server, the oldest first."""
@@ -197,7 +197,7 @@ class FineTuningWorker:
 
     def _takes_turn(self) -> bool:
         """True if this process runs the jobs. It then also clears up what a killed one left undone."""
-        if self._turn.held:
+        if self._turn.is_held:
             return True
         if not self._turn.take():
             return False
@@ -606,10 +606,10 @@ class FineTuningWorker:
         """Tell when the job will have ended, by its time for a step so far (off-thread)."""
         trainer, now = self._trainer, time.monotonic()
         assert trainer is not None
-        done, left = trainer.counters.iterations - self._first, trainer.n_steps - trainer.counters.iterations
-        if done and left and now - self._estimated_at > ESTIMATE_SECONDS:
+        done, n_left = trainer.counters.iterations - self._first, trainer.n_steps - trainer.counters.iterations
+        if done and n_left and now - self._estimated_at > ESTIMATE_SECONDS:
             self._estimated_at = now
-            finish = time.time() + (now - self._began_at) / done * left
+            finish = time.time() + (now - self._began_at) / done * n_left
             self._update(job, estimated_finish=math.ceil(finish))
 
     def _finish(self, job: Row, reason: str) -> None:
@@ -723,8 +723,8 @@ class FineTuningWorker:
             stays = {"status": now["status"], "estimated_finish": None} if now["status"] in (*ENDED, "paused") else {}
             return {**now, **fields, **stays}
 
-        told = [event_of(message, level) for message in events]
-        if self._keeper.change("jobs", job["id"], change, told) is None:
+        lines = [event_of(message, level) for message in events]
+        if self._keeper.change("jobs", job["id"], change, lines) is None:
             self._keeper.put("jobs", {**job, **fields})
 
     def set_status(self, id: str, allowed: Collection[str], status: str) -> Row | None:
@@ -755,12 +755,12 @@ class FineTuningWorker:
             detail = failure_of(error, self._keeper, id)
             if (job := self._keeper.get("jobs", id)) is not None:
                 if pauses:
-                    told = f"The job is paused until it is resumed, because the disk is full: {detail['message']}"
+                    line = f"The job is paused until it is resumed, because the disk is full: {detail['message']}"
                     fields: Row = {"status": "paused"}
                 else:
-                    told = f"The job failed: {detail['message']}"
+                    line = f"The job failed: {detail['message']}"
                     fields = {"status": "failed", "finished_at": int(time.time()), "error": detail}
-                self._update(job, **fields, estimated_finish=None, events=(told,), level="error")
+                self._update(job, **fields, estimated_finish=None, events=(line,), level="error")
         except Exception as refused:  # its row still says running: do not retry it at once
             log.error("the failure of job %s cannot be stored: %s", id, refused)
             self._left_alone.add(id)

@@ -29,7 +29,7 @@ def blocks_in_window(n: int, window: int) -> range:
 
 
 def usable_prefix(
-    seen: Callable[[int], range], here: Sequence[bool], n_more: int = 0, *, more_here: bool
+    visible: Callable[[int], range], here: Sequence[bool], n_more: int = 0, *, more_here: bool
 ) -> tuple[int, int]:
     """Usable prefix length as (full blocks, tokens after them).
 
@@ -41,9 +41,9 @@ def usable_prefix(
     for i, is_here in enumerate(here):
         first.append(first[-1] if is_here else i + 1)
     n = len(here)
-    if n_more and more_here and first[n] <= seen(n * BLOCK_SIZE + n_more).start:
+    if n_more and more_here and first[n] <= visible(n * BLOCK_SIZE + n_more).start:
         return n, n_more
-    while first[n] > seen(n * BLOCK_SIZE).start:
+    while first[n] > visible(n * BLOCK_SIZE).start:
         n -= 1
     return n, 0
 
@@ -54,9 +54,9 @@ def window_pool_size(window: int, n_slots: int, n_ubatch: int, n_checkpoints: in
     It counts the windows of all slots, the tokens of one step and of one preempted prefill chunk,
     and `n_checkpoints` windows of cached prefixes.
     """
-    seen = -(-(window - 1) // BLOCK_SIZE) + 1
+    visible = -(-(window - 1) // BLOCK_SIZE) + 1
     written = n_blocks_for(n_ubatch) + n_blocks_for(min(n_ubatch, APART[0]))
-    return n_slots * (seen + 2) + written + n_checkpoints * seen  # 2: one block begun, one copied
+    return n_slots * (visible + 2) + written + n_checkpoints * visible  # 2: one block begun, one copied
 
 
 class BlockPool:
@@ -89,8 +89,8 @@ class BlockPool:
 
     def drop(self, block: int) -> int:
         """Drop a reference and return the number of remaining ones. At 0 the block is free."""
-        left = self.refs[block] - 1
-        self.refs[block] = left
-        if left == 0:
+        n_refs = self.refs[block] - 1
+        self.refs[block] = n_refs
+        if n_refs == 0:
             self.free.append(block)
-        return left
+        return n_refs

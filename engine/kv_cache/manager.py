@@ -127,7 +127,7 @@ class KVCacheManager:
         if self.windows is not None:
             window_block = self._window_block_of(self.windows, block, tails) if n_more else None
             here = [self.windows.of(node) is not None for node in path]
-            n_blocks, n_more = usable_prefix(self.windows.seen, here, n_more, more_here=window_block is not None)
+            n_blocks, n_more = usable_prefix(self.windows.visible, here, n_more, more_here=window_block is not None)
             path, auxiliary = path[:n_blocks], NOTHING if window_block is None else window_block
         return _CachedPrefix(path, n_more, block, inexact, n_cached, auxiliary)
 

@@ -37,7 +37,7 @@ class AuxiliaryState(Protocol):
     def is_wanted(self, node: Node, /) -> bool:
         """True if a sequence may resume from the node's state."""
 
-    def seen(self, n: int, /) -> range:
+    def visible(self, n: int, /) -> range:
         """Block indices whose state resuming after `n` tokens needs."""
 
     def put(self, nodes: list[Node], data: Mapping[Node, Bytes], /) -> None:
@@ -159,16 +159,16 @@ class Offload:
     def _restore_auxiliary(self, auxiliary: AuxiliaryState, nodes: list[Node], owner: int) -> None:
         """Restore the auxiliary state that resuming after the last of these blocks needs."""
         assert self.host is not None
-        seen = [nodes[i] for i in auxiliary.seen(len(nodes) * BLOCK_SIZE)]
+        visible = [nodes[i] for i in auxiliary.visible(len(nodes) * BLOCK_SIZE)]
         data: dict[Node, Bytes] = {}
-        for node in seen:
+        for node in visible:
             if auxiliary.of(node) is None:
                 hit = self.host.get(_auxiliary_key(node.key), owner)
                 if hit is None:
                     return
                 data[node] = hit
         with suppress(MemoryError, OSError):
-            auxiliary.put(seen, data)
+            auxiliary.put(visible, data)
 
     def copy_out(self, tokens: list[int], slot: Slot, choice: Choice) -> tuple[list[int], list[Bytes], list[Bytes]]:
         """Export a slot: (longest resumable prefix of `tokens`, blocks, auxiliary state)."""
@@ -177,7 +177,7 @@ class Offload:
         cached, n_tokens = self._reached(cached, *self._end(root, cached, tokens))
         others: list[Bytes] = []
         if self.auxiliary is not None:
-            others = [self._read_auxiliary(cached[i], owner) for i in self.auxiliary.seen(n_tokens)]
+            others = [self._read_auxiliary(cached[i], owner) for i in self.auxiliary.visible(n_tokens)]
         return tokens[:n_tokens], [self._read(block, owner) for block in cached], others
 
     def _reached(
@@ -191,7 +191,7 @@ class Offload:
         if self.auxiliary is not None:
             here = [self._has_auxiliary(block) for block in cached]
             n, n_more = usable_prefix(
-                self.auxiliary.seen, here, n_more, more_here=end is not None and self._has_auxiliary(end)
+                self.auxiliary.visible, here, n_more, more_here=end is not None and self._has_auxiliary(end)
             )
         last = [end] if end is not None and n_more else []
         return [*cached[:n], *last], n * BLOCK_SIZE + n_more
@@ -259,8 +259,8 @@ class Offload:
                 elif (last := prefixes.insert_partial(node, part, block, owner)) is not None:
                     path.append(last)
             if self.auxiliary is not None and len(path) == len(blocks):
-                seen = path[len(path) - len(others) :]
-                self.auxiliary.put(seen, dict(zip(seen, others, strict=True)))
+                visible = path[len(path) - len(others) :]
+                self.auxiliary.put(visible, dict(zip(visible, others, strict=True)))
             return True
         finally:
             for block in reversed(references):

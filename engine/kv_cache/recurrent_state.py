@@ -49,7 +49,7 @@ class RecurrentStates:
         """True if a node has a checkpoint."""
         return node in self._checkpoints
 
-    def seen(self, n: int) -> range:
+    def visible(self, n: int) -> range:
         """Block indices whose state resuming after `n` tokens needs: the last one."""
         return range(n_blocks_for(n))[-1:]
 

@@ -56,7 +56,7 @@ class SlidingWindowBlocks:
         """True if a node's block lies in a window, or in one that sequences may resume from."""
         return node in self._of and node not in self._behind
 
-    def seen(self, n: int) -> range:
+    def visible(self, n: int) -> range:
         """Block indices that the window covers after `n` tokens."""
         return blocks_in_window(n, self.window)
 
@@ -64,7 +64,7 @@ class SlidingWindowBlocks:
         """Fill a block table with the window of a cached prefix: `path` and `n_more` tokens after
         it.
         """
-        first = self.seen(len(path) * BLOCK_SIZE + n_more).start
+        first = self.visible(len(path) * BLOCK_SIZE + n_more).start
         seq.kv.window_blocks, seq.kv.n_window_passed = [self.store.n] * first, first
         for node in path[first:]:
             seq.kv.window_blocks.append(self.acquire(node))
@@ -133,9 +133,9 @@ class SlidingWindowBlocks:
         The step has succeeded; full blocks are cached.
         """
         self._trim(seq)
-        first = self.seen(seq.n_computed).start
+        first = self.visible(seq.n_computed).start
         for i in range(seq.kv.n_window_passed, first):
-            is_marked = any(i in self.seen(mark) for mark in seq.kv.marks)
+            is_marked = any(i in self.visible(mark) for mark in seq.kv.marks)
             self.release(seq.kv.window_blocks[i], behind=not is_marked)
             seq.kv.window_blocks[i] = self.store.n
         if first > seq.kv.n_window_passed:

@@ -84,16 +84,16 @@ class KVEventPublisher:
     def _socket(self, kind: int, flag: str, endpoint: str, *, binds: bool) -> zmq.Socket[bytes]:
         import zmq
 
-        made = self._context.socket(kind)
-        made.set_hwm(HIGH_WATER)
+        connection = self._context.socket(kind)
+        connection.set_hwm(HIGH_WATER)
         try:
             if binds:
-                made.bind(endpoint)
+                connection.bind(endpoint)
             else:
-                made.connect(endpoint)
+                connection.connect(endpoint)
         except zmq.ZMQError as error:
             raise ValueError(f"{flag} {endpoint}: {os.strerror(error.errno or 0)}") from None
-        return made
+        return connection
 
     def _run(self) -> None:
         n_sent, open_ended = 0, True

@@ -124,9 +124,9 @@ class OpenModel:
         """The draft model's engine beside the model's, without weights; None: no model drafts."""
         if self.options.model_draft is None or mtp_file(self.options):
             return None
-        wanted = draft_engine_options(self.options, engine)
-        shares = wanted.devices == engine.options.devices
-        return _engine(self.options.model_draft, wanted, target=engine if shares else None)
+        runner_options = draft_engine_options(self.options, engine)
+        shares = runner_options.devices == engine.options.devices
+        return _engine(self.options.model_draft, runner_options, target=engine if shares else None)
 
     def scheduler(self, engine: ModelRunner, speculator: Speculator | None = None) -> Scheduler:
         """The scheduler of requests on this engine."""
@@ -399,9 +399,9 @@ def projector_file(options: ModelOptions, gguf: GGUFFile, h: Hparams) -> str:
     return str(fitting_projector(gguf.path, gguf, h) or "")
 
 
-def _engine(path: str | Path, wanted: RunnerOptions, *, target: ModelRunner | None = None) -> ModelRunner:
+def _engine(path: str | Path, runner_options: RunnerOptions, *, target: ModelRunner | None = None) -> ModelRunner:
     try:
-        return ModelRunner(path, wanted, target=target)
+        return ModelRunner(path, runner_options, target=target)
     except ModelFileError:
         raise
     except ValueError as error:

@@ -76,7 +76,7 @@ class Option:
                     raise ValueError("is not True or False")
                 return value
             if self.many:
-                return tuple(item for given in _items(value) for item in self._item(given))
+                return tuple(item for piece in _items(value) for item in self._item(piece))
             if isinstance(value, list | tuple):
                 value = ",".join(map(str, value))
             elif isinstance(value, bool) and isinstance(self.default, bool):
@@ -736,8 +736,8 @@ class ModelOptions:
     @property
     def n_threads(self) -> int:
         """CPU threads: the larger of `threads` and `threads_batch`; 0: one for each core."""
-        wanted = [n for n in (self.threads, self.threads_batch) if n is not None]
-        return 0 if {-1, 0} & {*wanted} else max(wanted)
+        n_threads = [n for n in (self.threads, self.threads_batch) if n is not None]
+        return 0 if {-1, 0} & {*n_threads} else max(n_threads)
 
     @property
     def moves_flag(self) -> str:

@@ -108,10 +108,10 @@ def several(*allowed: str) -> Callable[[str], list[str]]:
     """Converter of a comma list of these words."""
 
     def convert(text: str) -> list[str]:
-        given = [word.strip() for word in text.split(",") if word.strip()]
-        if other := [word for word in given if word not in allowed]:
+        chosen = [word.strip() for word in text.split(",") if word.strip()]
+        if other := [word for word in chosen if word not in allowed]:
             raise ValueError(f"{other[0]!r} is not one of {', '.join(allowed)}")
-        return given
+        return chosen
 
     return convert
 

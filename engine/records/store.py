@@ -69,7 +69,7 @@ class Turn:
         self._close: finalize[[int], Turn] | None = None  # closes the locked file
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         return self._close is not None
 
     def take(self) -> bool:
@@ -293,8 +293,8 @@ class Store:
                 row = change(json.loads(records[0])) if records else None
                 if row is not None:
                     self._db.execute(f"update {table} set data = ? where id = ?", (_json(row), id))
-                    told = [(event["id"], id, 0, _json(event)) for event in events]
-                    self._db.executemany(_ADD_EVENT, told)
+                    values = [(event["id"], id, 0, _json(event)) for event in events]
+                    self._db.executemany(_ADD_EVENT, values)
                 self._db.execute("commit")
             finally:
                 if self._db.in_transaction:  # else no other transaction could begin

@@ -185,25 +185,25 @@ class ModelRunner:
 
         ValueError: the context that the user wants needs more of the host's memory than there is.
         """
-        wanted, least = self.n_ctx, min(self.options.least_ctx or self.n_ctx, self.n_ctx)
+        upper, least = self.n_ctx, min(self.options.least_ctx or self.n_ctx, self.n_ctx)
         self.session.hint_of = self._chosen(lambda _: True)
         sizes = self._sizes()
         over = self._excess(sizes)
-        if over > 0 and least < wanted:
+        if over > 0 and least < upper:
             self._resize(least)
             self.session.hint_of = self._chosen(lambda _: True)
-            slope = (sum(s.total for s in sizes) - sum(s.total for s in self._sizes())) / (wanted - least)
-            n_ctx = max(least, int(wanted - over / max(slope, 1e-9)) // 256 * 256)
+            slope = (sum(s.total for s in sizes) - sum(s.total for s in self._sizes())) / (upper - least)
+            n_ctx = max(least, int(upper - over / max(slope, 1e-9)) // 256 * 256)
             self._resize(n_ctx)
             while n_ctx > least and not self._all_on_devices():  # several devices: a layer is on one of them
                 n_ctx = max(least, n_ctx * 9 // 10 // 256 * 256)
                 self._resize(n_ctx)
-            log.warning("context reduced from %d to %d tokens, so that layers fit into the devices", wanted, n_ctx)
+            log.warning("context reduced from %d to %d tokens, so that layers fit into the devices", upper, n_ctx)
         self._place()
-        if self.n_ctx > MIN_CTX and least == wanted and (over := self._excess_on_host(self._sizes())) > 0:
+        if self.n_ctx > MIN_CTX and least == upper and (over := self._excess_on_host(self._sizes())) > 0:
             self.session.close()
             more = f"{over / 2**30:.1f} GiB more than there is room for"
-            raise ValueError(f"--ctx-size {wanted}: the layers on the CPU would need {more}")
+            raise ValueError(f"--ctx-size {upper}: the layers on the CPU would need {more}")
 
     def _all_on_devices(self) -> bool:
         """True if no layer leaves the devices for lack of memory."""
@@ -429,17 +429,17 @@ class ModelRunner:
         with self._failures():
             if test.run(0.0):
                 self._self_tests.pop(0)
-        found = {op: reason for op, reason in test.failures.items() if op not in before}
-        if not found:
+        new_failures = {op: reason for op, reason in test.failures.items() if op not in before}
+        if not new_failures:
             return
-        self_test.log_failures(test.backend, found)
-        self._distrusted.setdefault(test.backend.name, {}).update(found)
+        self_test.log_failures(test.backend, new_failures)
+        self._distrusted.setdefault(test.backend.name, {}).update(new_failures)
         try:
             self.sleep()
             self.wake()
         except (DeviceError, DeviceLost, MemoryError) as error:
             self._fall_back(error)
-        raise DeviceFailed(f"{test.backend.name} failed the self-test of {', '.join(found)}")
+        raise DeviceFailed(f"{test.backend.name} failed the self-test of {', '.join(new_failures)}")
 
     def _place(self) -> None:
         """Assign layers to devices, once for a session."""
@@ -470,8 +470,8 @@ class ModelRunner:
         The content of their memory is gone.
         """
         while True:
-            said = f"{error}".lower()  # begins with the device's name, or with its kind
-            names = [n for n in self.devices if said.startswith((f"{n}:", f"{n.partition(':')[0]}: "))] or self.devices
+            line = f"{error}".lower()  # begins with the device's name, or with its kind
+            names = [n for n in self.devices if line.startswith((f"{n}:", f"{n.partition(':')[0]}: "))] or self.devices
             lost = names[0]
             with contextlib.suppress(Exception):
                 self.session.close()

@@ -115,30 +115,30 @@ def chosen(
 
     divided = tuple([d.index for d in others]) if options.divide and len(others) > 1 else ()
 
-    def made(counts: Sequence[int]) -> Places:
+    def places_of(counts: Sequence[int]) -> Places:
         counts = [*counts, *[0] * (len(others) - len(counts))]
         encoder = index.get(encoder_device, cpu if not others or cpu == 0 else others[0].index)
         layers = places(n_layer, counts, [d.index for d in others], cpu)
         return replace(layers, overrides=overrides, encoder=encoder, divided=divided)
 
     def split(k: int) -> Places:
-        return made(proportional(k, [d.share for d in others]))
+        return places_of(proportional(k, [d.share for d in others]))
 
     if not others or (n is None and not options.split and not divided and cpu == 0):
-        return made([]) if overrides or (others and encoder_device) else None
+        return places_of([]) if overrides or (others and encoder_device) else None
     if options.split:
         return split(most if n is not None else _most(most, lambda k: fits(split(k))))
     if n is not None:
-        return made([most])
+        return places_of([most])
     if divided:
-        return made([_most(most, lambda k: fits(made([k])))])
+        return places_of([_most(most, lambda k: fits(places_of([k])))])
     if not overrides and not encoder_device and fits(None):
         return None
     counts: list[int] = []
     while len(counts) < len(others):
         before = counts
-        counts = [*before, _most(most - sum(before), lambda k, b=before: fits(made([*b, k])))]  # type: ignore[misc]
-    return made(counts)
+        counts = [*before, _most(most - sum(before), lambda k, b=before: fits(places_of([*b, k])))]  # type: ignore[misc]
+    return places_of(counts)
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:

@@ -90,7 +90,7 @@ class PreemptiblePrefill:
             self._engine.run_alone()
             self._alone.append(time.perf_counter() - began)
         alone = min(self._alone)
-        self._next = plan = self._next or self._made(self._missing[0], alone)
+        self._next = plan = self._next or self._new_plan(self._missing[0], alone)
         while alone < SHORT and not (plan.is_fully_cut and plan.longest_part_seconds):
             for _ in plan.parts(None):
                 if request_waits():
@@ -113,7 +113,7 @@ class PreemptiblePrefill:
         for larger in (m for m in self._longest if m > n):
             self._longest[larger] *= FORGET  # a size that was too slow is tried again
 
-    def _made(self, n: int, alone: float) -> PreemptiblePlan:
+    def _new_plan(self, n: int, alone: float) -> PreemptiblePlan:
         """Plan for `n` tokens, with an empty batch after a long context.
 
         `alone`: seconds of a decode step.

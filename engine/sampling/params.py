@@ -169,10 +169,10 @@ def chain_from_names(names: str | Iterable[str]) -> tuple[tuple[str, ...], list[
     ValueError: they are too many.
     """
     if isinstance(names, str):
-        found = [(name, LETTERS.get(name, "")) for name in names]
+        pairs = [(name, LETTERS.get(name, "")) for name in names]
     else:
-        found = [(name, ALIASES.get(name.lower(), name.lower())) for name in names]
-    chain = [proper for _, proper in found if proper in LETTERS.values()]
+        pairs = [(name, ALIASES.get(name.lower(), name.lower())) for name in names]
+    chain = [proper for _, proper in pairs if proper in LETTERS.values()]
     if len(chain) > MAX_CHAIN - 2:
         raise ValueError(f"at most {MAX_CHAIN - 2} samplers can be chained")
-    return tuple(chain), [name for name, proper in found if proper not in LETTERS.values()]
+    return tuple(chain), [name for name, proper in pairs if proper not in LETTERS.values()]

@@ -14,7 +14,7 @@ class StopFilter:
     tokens.
     """
 
-    __slots__ = ("_detokenizer", "_held", "_indent", "_keep_stop", "_n_indent", "_n_left", "_plain", "_stop", "ended")
+    __slots__ = ("_buffer", "_detokenizer", "_indent", "_keep_stop", "_n_indent", "_n_left", "_plain", "_stop", "ended")
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class StopFilter:
         self._n_left = min_tokens  # tokens whose text ends at no stop string
         self._n_indent = n_indent
         self._plain = not self._stop and n_indent <= 0
-        self._held = ""  # buffered text that may become a stop string
+        self._buffer = ""  # buffered text that may become a stop string
         self._indent = -1  # blanks at the start of this line so far; -1: not at the start of one
         self.ended = False  # a stop string matched, or a line had too little indentation
 
@@ -49,12 +49,12 @@ class StopFilter:
             return ""
         text, _ = self._filter(self._detokenizer.flush(), self._n_left > 0)
         if not self.ended:
-            text += self._indented(self._held)
+            text += self._indented(self._buffer)
         self.ended = True
         return text
 
     def _filter(self, text: str, early: bool) -> tuple[str, str | None]:
-        n_held, text = len(self._held), self._held + text
+        n_held, text = len(self._buffer), self._buffer + text
         stop_string: str | None = None
         end = len(text)
         for stop in () if early else self._stop:  # the earliest wins, then the first listed
@@ -65,12 +65,12 @@ class StopFilter:
             end -= max((_overlap(text, stop) for stop in self._stop), default=0)
         elif self._keep_stop:
             end += len(stop_string)
-        self._held = text[end:]
-        shown = self._indented(text[:end])
+        self._buffer = text[end:]
+        text_out = self._indented(text[:end])
         if self.ended:
-            return shown, None
+            return text_out, None
         self.ended = stop_string is not None
-        return shown, stop_string
+        return text_out, stop_string
 
     def _indented(self, text: str) -> str:
         """Text up to the first line, after the first one, that begins with fewer than n_indent

@@ -50,7 +50,7 @@ class Admission:
             self._seat_queued(events)
         is_first = True
         for seq in list(self.running.seqs):
-            if seq.held and not seq.started:
+            if seq.is_held and not seq.started:
                 continue
             waits = seq.started or (not is_first and self._shares_prefill(seq))
             while not waits and not self._start(seq, is_first, events):
@@ -74,16 +74,16 @@ class Admission:
         generated, and after they have ended. Training does not hold up users."""
         if self.continuous:
             return True
-        return not any(seq.n_generated for seq in self.running.seqs if not (seq.held or seq.request.gives_way))
+        return not any(seq.n_generated for seq in self.running.seqs if not (seq.is_held or seq.request.gives_way))
 
     def _park_held(self) -> None:
         """Have sequences that wait for their clients give up the slots that others wait for."""
-        held = [seq for seq in reversed(self.running.seqs) if seq.held]
-        if not held:
+        paused = [seq for seq in reversed(self.running.seqs) if seq.is_held]
+        if not paused:
             return
         waiting = [seq.request.id_slot for seq in self.queue]
         n_missing = len(waiting) - len(self._free_slots())
-        for seq in held:
+        for seq in paused:
             assert seq.slot is not None
             if n_missing > 0 or seq.slot.id in waiting:
                 n_missing -= 1
@@ -143,7 +143,7 @@ class Admission:
             if other is seq:
                 return False
             same_bits = other.kv.root is seq.kv.root and (seq.takes_inexact or not other.kv.shifted)
-            if other.started and not other.held and other.n_uncomputed > 1 and same_bits:
+            if other.started and not other.is_held and other.n_uncomputed > 1 and same_bits:
                 n_common = min(limit, common_prefix(seq.tokens, other.tokens))
                 if n_common - other.n_computed >= BLOCK_SIZE:
                     if self.kv.auxiliary is not None:

@@ -19,7 +19,7 @@ from logitless.models.media.prompt_media import Tile
 
 log = logging.getLogger("logitless.scheduler")
 Events = list[tuple[Sequence, Event]]
-Wanted = tuple[Sequence | None, Tile]  # a tile, and its sequence
+TileWork = tuple[Sequence | None, Tile]  # a tile, and its sequence
 
 
 class MediaEncoding:
@@ -88,7 +88,7 @@ class MediaEncoding:
         streams = [seq for seq in self._running.seqs if seq.started and seq.n_schedulable == 1]
         return streams if any(seq.is_decoding for seq in streams) else []
 
-    def _work(self, encoder: MediaEncoder, wanted: Callable[[], list[Wanted]], share: float = 1.0) -> bool:
+    def _work(self, encoder: MediaEncoder, tile_work: Callable[[], list[TileWork]], share: float = 1.0) -> bool:
         """Run parts for a share of the time that streams may wait, one at least; False if there were
         none."""
         ran, until = False, math.inf
@@ -96,7 +96,7 @@ class MediaEncoding:
             until = self._clock() + share * self._budget.room(len(streams))
         needed = 0.0
         while not ran or self._clock() + needed <= until:
-            if self._parts is None and not self._begin(encoder, wanted()):
+            if self._parts is None and not self._begin(encoder, tile_work()):
                 break
             assert self._parts is not None
             ran = True
@@ -106,13 +106,13 @@ class MediaEncoding:
                 needed = seconds
         return ran
 
-    def _begin(self, encoder: MediaEncoder, wanted: list[Wanted]) -> bool:
+    def _begin(self, encoder: MediaEncoder, tile_work: list[TileWork]) -> bool:
         """Begin the first missing tile by rank and position, with others of its size. A tile takes no
         room from one that comes before it."""
         tiles: dict[bytes, Tile] = {}
         seqs: list[Sequence] = []
         pinned: set[bytes] = set()
-        for seq, tile in wanted:
+        for seq, tile in tile_work:
             if encoder.first_row(tile) is None and tile.key not in tiles:
                 first = next(iter(tiles.values()), tile)
                 if (tile.is_audio, tile.size) != (first.is_audio, first.size):

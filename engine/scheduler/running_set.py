@@ -65,7 +65,7 @@ class RunningSet:
         return self._last_held() or next(seq for seq in reversed(self.seqs) if seq.started)
 
     def _last_held(self) -> Sequence | None:
-        return next((seq for seq in reversed(self.seqs) if seq.started and seq.held), None)
+        return next((seq for seq in reversed(self.seqs) if seq.started and seq.is_held), None)
 
     def preempt_held(self) -> bool:
         """Take the blocks of a sequence that waits for its client; False: none has any."""
@@ -95,8 +95,8 @@ class RunningSet:
         """The parked sequences whose clients read again; they want a slot."""
         if not self.parked:
             return []
-        returning = [seq for seq in self.parked if not seq.held]
-        self.parked = [seq for seq in self.parked if seq.held]
+        returning = [seq for seq in self.parked if not seq.is_held]
+        self.parked = [seq for seq in self.parked if seq.is_held]
         return returning
 
     def reserve(self, plan: Plan) -> Plan:

@@ -162,7 +162,7 @@ class Scheduler:
         if request.n_cache_reuse and not self.engine.moves_cells:
             windows = "; with sliding windows it takes --swa-full" if self.engine.window_kv is not None else ""
             raise InvalidRequest(f"n_cache_reuse: this device cannot move cells of the cache{windows}")
-        n_busy = sum(not (seq.held or seq.request.gives_way) for seq in self.running)
+        n_busy = sum(not (seq.is_held or seq.request.gives_way) for seq in self.running)
         self.queue.check(request, client, len(self.slots) - n_busy, len(self.slots))
         pieces = StreamDecoder(self.vocab, special=request.special, preserved=request.preserved)
         stops = (*request.stop, request.turn_end) if request.turn_end else request.stop
@@ -263,9 +263,9 @@ class Scheduler:
             self._device_failed(error, self._late)
             raise
 
-    def prepare_ahead(self, wanted: Callable[[], bool]) -> None:
+    def prepare_ahead(self, is_wanted: Callable[[], bool]) -> None:
         """Prepare plans and memory of later steps, until a request waits (`wanted`)."""
-        self.cache.prepare_ahead(wanted)
+        self.cache.prepare_ahead(is_wanted)
 
     def _prepare(self, seq: Sequence, slot: Slot) -> None:
         """Make the sampler and the drafters of a sequence that gets a slot."""

@@ -46,9 +46,9 @@ class Claims:
         """Run the tasks whose slots are free."""
         taken: set[int] = {slot.id for slot in self._slots if slot.is_processing} if self._waiting else set()
         for claim in list(self._waiting):
-            wanted = {slot.id for slot in claim.slots}
-            if wanted & taken:
-                taken |= wanted
+            ids = {slot.id for slot in claim.slots}
+            if ids & taken:
+                taken |= ids
             else:
                 self._waiting.remove(claim)
                 claim.act()

@@ -125,8 +125,8 @@ class PrefillBudget:
         growth = self._growth.get(size)
         if growth is None:
             return unknown
-        seen = min(growth.last, growth.before)
-        return max(min(seen, _expected(size)), seen * growth.trust)
+        growth_seen = min(growth.last, growth.before)
+        return max(min(growth_seen, _expected(size)), growth_seen * growth.trust)
 
     def _saw(self, size: int, larger: float, smaller: float) -> None:
         """Note the seconds that the size above and `size` add."""
@@ -240,14 +240,14 @@ def shares(debts: list[int], room: int) -> list[int]:
     shortest first. So no prompt waits for all of a very long one, which takes at most twice its
     time.
     """
-    given = [0] * len(debts)
+    parts = [0] * len(debts)
     if not debts:
-        return given
-    given[0] = min(debts[0], -(-room // 2))
-    left = room - given[0]
+        return parts
+    parts[0] = min(debts[0], -(-room // 2))
+    rest = room - parts[0]
     shorter = sorted((debt, i) for i, debt in enumerate(debts) if debt < debts[0])
     for i in (*(i for _, i in shorter), *range(len(debts))):
-        n = min(debts[i] - given[i], left)
-        given[i] += n
-        left -= n
-    return given
+        n = min(debts[i] - parts[i], rest)
+        parts[i] += n
+        rest -= n
+    return parts

@@ -93,12 +93,12 @@ class StepPlanner:
         if any(seq.is_decoding for seq, _ in decoding):
             total = min(self._n_ubatch, self._budget.tokens(n_decoding))
         together = sum([seq.n_schedulable for seq in prompts if not seq.throttled])
-        left = max(total, min(full, n_decoding + together), n_decoding + 1) - n_decoding
-        given: list[int] = []
+        rest = max(total, min(full, n_decoding + together), n_decoding + 1) - n_decoding
+        parts: list[int] = []
         for is_batch in (False, True):  # batches get the rest, and come last in `prompts`
             debts = [seq.n_schedulable for seq in prompts if seq.request.is_batch == is_batch]
-            given += shares(debts, left - sum(given))
-        return [(seq, seq.chunk(n)) for seq, n in zip(prompts, given, strict=True) if n]
+            parts += shares(debts, rest - sum(parts))
+        return [(seq, seq.chunk(n)) for seq, n in zip(prompts, parts, strict=True) if n]
 
     def _beside(self, n_streams: int, batches: list[Sequence]) -> Plan:
         """Tokens of batches in a step with so many streams, the longest-waiting first."""
@@ -130,7 +130,7 @@ class StepPlanner:
         Drafts take KV blocks from no sequence, and like prompts delay the others only within the
         budget. `beside`: rows of batches are beside streams, and have none.
         """
-        wanted: list[tuple[Sequence, int]] = []
+        proposals: list[tuple[Sequence, int]] = []
         room = min(self._n_ubatch, len(plan) + self._budget.most) - sum([n for _, n in plan])
         if self._kv.states is not None:
             room = min(room, self._kv.states.n_spare)
@@ -142,8 +142,8 @@ class StepPlanner:
                 n_left = seq.slot.n_ctx - len(seq.tokens) if seq.slot is not None else 0
                 if seq.n_remain >= 0:
                     n_left = min(n_left, seq.n_remain)
-                wanted.append((seq, min(room, n_left - 1) if n == seq.n_uncomputed else 0))
-        if not wanted:
+                proposals.append((seq, min(room, n_left - 1) if n == seq.n_uncomputed else 0))
+        if not proposals:
             return plan
-        self._speculator().propose(wanted, len(plan), room, self._kv.allocate_slots)
+        self._speculator().propose(proposals, len(plan), room, self._kv.allocate_slots)
         return [(seq, n if seq.drafts is None else n + len(seq.drafts.tokens)) for seq, n in plan]

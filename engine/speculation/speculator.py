@@ -23,7 +23,7 @@ from logitless.engine.speculation.ngram import (
 from logitless.engine.speculation.settings import CLIENT_N_MAX, MODELS, SpeculationSettings
 
 # kind of draft model → (sequence, most draft tokens)
-Wanted = dict[str, list[tuple[Sequence, int]]]
+ProposalsByModel = dict[str, list[tuple[Sequence, int]]]
 
 
 class BatchDrafter(Sleeper, Protocol):
@@ -74,7 +74,7 @@ class Speculator:
         `n_all`: sequences of the step. `room`: draft tokens of all of them together.
         """
         budget = room
-        for_models: Wanted = {}
+        for_models: ProposalsByModel = {}
         for seq, n_most in requests:
             drafts = _drafts_of(seq)
             drafts.tokens = drafts.propose(seq.tokens, n_most)
@@ -92,7 +92,7 @@ class Speculator:
                     drafts.tokens = draft
         _share_room([seq for seq, _ in requests if _drafts_of(seq).tokens], room, allocate)
 
-    def _shortened(self, for_models: Wanted, n_all: int, room: int) -> Wanted:
+    def _shortened(self, for_models: ProposalsByModel, n_all: int, room: int) -> ProposalsByModel:
         """Limit drafts to equal shares of `room` and to the adaptive draft length."""
         drafting = {seq.drafts: n for part in for_models.values() for seq, n in part if n and seq.drafts is not None}
         if not drafting:

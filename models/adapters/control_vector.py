@@ -27,16 +27,16 @@ log = logging.getLogger("logitless.loading")
 def read_directions(files: Sequence[tuple[str, float]], h: Hparams, layers: tuple[int, int] = (0, 0)) -> Directions:
     """The vectors (n_embd,) by layer: the sum over the files, each times its scale. `layers`: the first and the last
     that get theirs; 0: of all. ModelFileError names the tensor that does not fit the model."""
-    found: dict[int, npt.NDArray[np.float32]] = {}
+    vectors: dict[int, npt.NDArray[np.float32]] = {}
     for path, factor in files:
         for layer, vector in _directions(path, h).items():
-            found[layer] = found.get(layer, np.float32(0)) + vector * np.float32(factor)
+            vectors[layer] = vectors.get(layer, np.float32(0)) + vector * np.float32(factor)
     first, last = layers[0] or 1, layers[1] or h.n_layer
-    return {layer: vector for layer, vector in sorted(found.items()) if first <= layer <= last}
+    return {layer: vector for layer, vector in sorted(vectors.items()) if first <= layer <= last}
 
 
 def _directions(path: str, h: Hparams) -> Directions:
-    found, beyond = {}, []
+    vectors, beyond = {}, []
     with GGUFFile.open(path) as gguf:
         if h.architecture.norm.post_residual:
             raise ModelFileError(path, f"control vectors are of models that write, {h.arch} makes embeddings")
@@ -54,15 +54,15 @@ def _directions(path: str, h: Hparams) -> Directions:
             if not np.isfinite(vector).all():
                 raise ModelFileError(path, f"tensor {shown(name)} holds a number that is not finite")
             if layer < h.n_layer:
-                found[layer] = vector
+                vectors[layer] = vector
             else:
                 beyond.append(name)
-    if not found:
+    if not vectors:
         why = "has vectors of other layers only" if beyond else "is no control vector: it has no tensor direction.N"
         raise ModelFileError(path, why)
     if beyond:
         log.warning("%s: %s is ignored: the model has %d layers", path, shown(beyond[0]), h.n_layer)
-    return found
+    return vectors
 
 
 def steered(session: Session, model: Model, directions: Directions) -> Model:

@@ -144,10 +144,10 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, TensorSli
             return None
         if info.shape != (n_out,) or info.dtype != "f32" or weight == EMBEDDING or NORMS.fullmatch(weight):
             raise ModelFileError(gguf.path, f"tensor {shown(name)} has shape {info.shape}, expected f32 {(n_out,)}")
-        found = np.array(gguf.bytes_of(name).view(np.float32))
-        if not np.isfinite(found).all():
+        result = np.array(gguf.bytes_of(name).view(np.float32))
+        if not np.isfinite(result).all():
             raise ModelFileError(gguf.path, f"tensor {shown(name)} holds a number that is not finite")
-        return found
+        return result
 
     pairs = {}
     for name in gguf.tensors:
@@ -205,11 +205,11 @@ def _taken_apart(source: str, whole: Pair, declared: Mapping[str, TensorSlice]) 
     parts = [(name, part) for name, part in declared.items() if part.source == source]
     if len(parts) == 1:
         return [(parts[0][0], whole)]
-    found = []
+    result = []
     for name, part in parts:
         rows = slice(part.start, part.start + part.shape[0])
-        found.append((name, Pair(whole.a, whole.b[rows], None if whole.delta is None else whole.delta[rows])))
-    return found
+        result.append((name, Pair(whole.a, whole.b[rows], None if whole.delta is None else whole.delta[rows])))
+    return result
 
 
 def write_adapter(path: str | Path, adapter: Adapter, base: GGUFFile, h: Hparams, name: str = "") -> None:

@@ -64,10 +64,10 @@ class StackedLora:
     def put(self, adapter: Adapter, mix: Mix = ()) -> int:
         """Load an adapter into columns after those of `mix`. ValueError for one with numbers
         that are not finite."""
-        for name, given in adapter.pairs.items():
+        for name, pair in adapter.pairs.items():
             with np.errstate(over="ignore"):
-                scaled = given.b * np.float32(adapter.factor(name))
-            halves = (given.a, scaled, *(() if given.delta is None else (given.delta,)))
+                scaled = pair.b * np.float32(adapter.factor(name))
+            halves = (pair.a, scaled, *(() if pair.delta is None else (pair.delta,)))
             if not all(np.isfinite(half).all() for half in halves):
                 raise ValueError(f"the adapter of '{name}' holds a number that is not finite")
         handle, self._next = self._next, self._next + 1
@@ -98,8 +98,8 @@ class StackedLora:
     def keep(self, handles: Iterable[int], remembered: Iterable[int] = ()) -> None:
         """Free the columns of all adapters but these; `remembered`: others whose digests are
         still needed."""
-        wanted = set(handles)
-        self._columns = {handle: columns for handle, columns in self._columns.items() if handle in wanted}
+        in_use = set(handles)
+        self._columns = {handle: columns for handle, columns in self._columns.items() if handle in in_use}
         known = self._columns.keys() | set(remembered)
         self._digests = {handle: digest for handle, digest in self._digests.items() if handle in known}
 
@@ -209,21 +209,21 @@ class StackedLora:
     ) -> dict[str, tuple[Tensor, ...]]:
         """Variables with these arrays, in memory beside those that they replace; on an error
         none is left."""
-        made: list[Tensor] = []
+        tensors: list[Tensor] = []
         stacks: dict[str, tuple[Tensor, ...]] = {}
         try:
             for name, parts in host.items():
                 for part, values in zip(("a", "b", "delta"), parts, strict=False):
-                    made.append(self._session.define(f"lora.{generation}.{name}.{part}", values.shape))
-                    self._session.write(made[-1].name, values)
-                stacks[name] = tuple(made[-len(parts) :])
+                    tensors.append(self._session.define(f"lora.{generation}.{name}.{part}", values.shape))
+                    self._session.write(tensors[-1].name, values)
+                stacks[name] = tuple(tensors[-len(parts) :])
             # a running sequence needs it in the next step; running out of room there would be too
             # late
             for name, old in before.items():
                 for t, other in zip(stacks[name], (*old, old[1]), strict=False):  # old[1]: where there were no deltas
                     self._session.colocate(t.name, other.name)
         except BaseException:
-            self._session.delete(t.name for t in made)
+            self._session.delete(t.name for t in tensors)
             raise
         return stacks
 

@@ -82,13 +82,13 @@ class ConformerEncoder(AudioEncoder):
         x = self._convolved("a.conv1d.1", reshape(x, shape=(total * columns, n * SIDE**2)))
         x = w.linear("a.input_projection", reshape(x, shape=(total, columns * x.shape[1])))
         past = feed("audio.past", ((1 + PAST) * total,), "i32")
-        seen = feed("audio.seen", (1 + PAST, total, 1, 1))
+        mask = feed("audio.seen", (1 + PAST, total, 1, 1))
         distances = feed("audio.distances", (1 + PAST, p.n_embd // 2 * 2))
         before, kernel = (feed(f"audio.{name}", (TAPS * total,), "i32") for name in ("before", "kernel"))
         for layer in range(p.n_layer):
             b = replace(w, prefix=f"a.blk.{layer}.")
             x = add(x, self._mlp(b, "", x))
-            x = add(x, _normed(b, "attn_post_norm", self._attention(b, x, past, seen, distances)))
+            x = add(x, _normed(b, "attn_post_norm", self._attention(b, x, past, mask, distances)))
             x = add(x, self._convolution(b, x, before, kernel))
             x = _normed(b, "ln2", add(x, self._mlp(b, "_1", x)))
         x = w.linear("a.pre_encode.out", x) if "a.pre_encode.out" in w else x
@@ -105,7 +105,7 @@ class ConformerEncoder(AudioEncoder):
         x = silu(b.linear(f"ffn_up{suffix}", _normed(b, f"ffn_norm{suffix}", x)))
         return scale(_normed(b, f"ffn_post_norm{suffix}", b.linear(f"ffn_down{suffix}", x)), factor=0.5)
 
-    def _attention(self, b: Weights, x: Tensor, past: Tensor, seen: Tensor, distances: Tensor) -> Tensor:
+    def _attention(self, b: Weights, x: Tensor, past: Tensor, mask: Tensor, distances: Tensor) -> Tensor:
         p, n = self.p, x.shape[0]
         x = _normed(b, "attn_pre_norm" if "attn_pre_norm" in b else "ln1", x)
         heads = (1, n, p.n_head, p.head_dim)
@@ -117,7 +117,7 @@ class ConformerEncoder(AudioEncoder):
             by_distance = b.linear("attn_k_rel", distances)
             k = add(k, reshape(by_distance, shape=(1 + PAST, 1, p.n_head, p.head_dim)))
         scores = sum_to(mul(k, q), shape=(1 + PAST, n, p.n_head, 1))
-        weights = mul(exp(softcap(scores, cap=CAP)), seen)  # at most e^50
+        weights = mul(exp(softcap(scores, cap=CAP)), mask)  # at most e^50
         y = div(sum_to(mul(v, weights), shape=heads), sum_to(weights, shape=(1, n, p.n_head, 1)))
         return b.linear("attn_out", reshape(y, shape=x.shape))
 

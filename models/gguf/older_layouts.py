@@ -25,21 +25,21 @@ def in_new_layout(tensors: dict[str, TensorInfo], metadata: Mapping[str, Any]) -
         return tensors  # reading the hyper-parameters names the key at fault
     n_groups, n_key, n_value = sizes[0], sizes[1], sizes[2] // sizes[0]
     n_rows = 2 * (n_key + n_value)
-    found: dict[str, TensorInfo] = {}
+    renamed: dict[str, TensorInfo] = {}
     for name, info in tensors.items():
         block = name.removesuffix(_OLD)
         if block == name or block + _QKV in tensors or info.shape[:1] != (n_groups * n_rows,):
-            found[name] = info
+            renamed[name] = info
             continue
         ends = (0, n_key, 2 * n_key, 2 * n_key + n_value, n_rows)  # of queries, keys, values, gates
         ranges = tuple(pairwise(ends))
         for new, own in ((block + _QKV, ranges[:3]), (block + _GATE, ranges[3:])):
             rows = n_groups * sum(stop - start for start, stop in own)
-            found[new] = replace(
+            renamed[new] = replace(
                 info,
                 name=new,
                 shape=(rows, *info.shape[1:]),
                 nbytes=info.nbytes // info.shape[0] * rows,
                 groups=RowGroups(n_groups * n_rows, n_groups, own),
             )
-    return found
+    return renamed

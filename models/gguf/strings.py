@@ -28,29 +28,29 @@ def scan_strings(buffer: mmap.mmap, begin: int, count: int) -> tuple[NDArray[np.
     claims.
     """
     data = np.frombuffer(buffer, np.uint8)
-    found: list[NDArray[np.int64]] = []
+    chunks: list[NDArray[np.int64]] = []
     n_found, pos, steps = 0, begin, _FIRST_STEPS
     chained = False  # true after a chain that broke: then the next step is a walk
     while n_found < count:
-        wanted = count - n_found
+        n_wanted = count - n_found
         if chained:
-            starts, after = _walk(buffer, pos, min(steps, wanted))
+            starts, after = _walk(buffer, pos, min(steps, n_wanted))
             if len(starts) == 0:
                 break
             steps = min(2 * steps, _MOST_STEPS)
             chained = False
         else:
-            starts, after, whole = _chain(data, pos, wanted)
+            starts, after, whole = _chain(data, pos, n_wanted)
             chained = not whole
             if whole:
                 steps = _FIRST_STEPS
-        found.append(starts)
+        chunks.append(starts)
         n_found += len(starts)
         pos = after
-    return (np.concatenate(found) if found else np.empty(0, np.int64)), pos
+    return (np.concatenate(chunks) if chunks else np.empty(0, np.int64)), pos
 
 
-def _chain(data: NDArray[np.uint8], pos: int, wanted: int) -> tuple[NDArray[np.int64], int, bool]:
+def _chain(data: NDArray[np.uint8], pos: int, n_wanted: int) -> tuple[NDArray[np.int64], int, bool]:
     """Up to `wanted` strings shorter than 256 bytes that follow one another from `pos` in one
     block.
 
@@ -67,12 +67,12 @@ def _chain(data: NDArray[np.uint8], pos: int, wanted: int) -> tuple[NDArray[np.i
         return np.empty(0, np.int64), pos, False
     ends = starts + data[starts] + 8
     breaks = np.flatnonzero(ends[:-1] != starts[1:])
-    run = min(int(breaks[0]) + 1 if len(breaks) else len(starts), wanted)
+    run = min(int(breaks[0]) + 1 if len(breaks) else len(starts), n_wanted)
     # only the last can be cut off: each other one ends at the next one's prefix
     if ends[run - 1] > len(data):
         run -= 1
         return starts[:run], int(starts[run]), False
-    return starts[:run], int(ends[run - 1]), run == wanted or len(breaks) == 0
+    return starts[:run], int(ends[run - 1]), run == n_wanted or len(breaks) == 0
 
 
 def _walk(buffer: mmap.mmap, pos: int, n: int) -> tuple[NDArray[np.int64], int]:

@@ -95,8 +95,8 @@ def write_gguf(path: str | Path, arch: str, keys: Mapping[str, Key], tensors: It
                     continue
                 item = None if key.item is None else GGUFValueType(int(key.item))
                 writer.add_key_value(name, key.value, GGUFValueType(int(key.type)), item)
-            held = list(tensors)
-            for name, data in held:
+            pairs = list(tensors)
+            for name, data in pairs:
                 kind = GGMLQuantizationType(TYPE_NUMBERS[data.dtype])
                 writer.add_tensor_info(name, data.shape, np.dtype(np.float32), data.nbytes, raw_dtype=kind)
             writer.write_header_to_file()
@@ -105,7 +105,7 @@ def write_gguf(path: str | Path, arch: str, keys: Mapping[str, Key], tensors: It
             assert writer.fout is not None
             (file,) = writer.fout
             writer.write_padding(file, file.tell())
-            for name, data in held:
+            for name, data in pairs:
                 n = sum(file.write(piece.reshape(-1).view(np.uint8).data) for piece in data.pieces())
                 if n != data.nbytes:
                     raise ValueError(f"tensor {name!r}: {data.nbytes} bytes announced, {n} given")

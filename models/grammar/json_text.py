@@ -153,10 +153,10 @@ class Pieces:
         flags[list(ids)] = True
         return np.packbits(flags, bitorder="little").view(np.uint32)
 
-    def _blocked(self, left: int, most: int, exponent: int) -> Bits | None:
+    def _blocked(self, n_digits: int, most: int, exponent: int) -> Bits | None:
         """All but tokens with more leading digits than `left`, more in a row than `most`, or too many of an exponent;
         None: there are no such tokens."""
-        bits = self.packed(np.flatnonzero((self._leading > left) | (self._longest > most)).tolist())
+        bits = self.packed(np.flatnonzero((self._leading > n_digits) | (self._longest > most)).tolist())
         bits = bits | self._exponents if exponent < 3 else bits
         return ~bits if bits.any() else None
 
@@ -170,7 +170,7 @@ class _State(NamedTuple):
     parts: tuple[int, ...] = ()  # commas of each array and object that is open
     empty: int = 0  # empty arrays and objects that follow each other
     last: int = 0  # the last character that is no blank
-    held: bytes = b""
+    pending: bytes = b""
 
 
 class JsonText:
@@ -195,29 +195,29 @@ class JsonText:
 
     def is_accepting(self) -> bool:
         """True if the text is complete."""
-        if not self._state.held:
+        if not self._state.pending:
             return bool(self._engine.is_accepting())
-        if not self._feed(self._state.held):
+        if not self._feed(self._state.pending):
             return False
         result = bool(self._engine.is_accepting())
-        self._engine.rollback(len(self._state.held))
+        self._engine.rollback(len(self._state.pending))
         return result
 
     def accept(self, text: bytes, id: int | None = None) -> bool:
         """Advance by a text, which is that of a token; False, and no change, if it is not allowed."""
         state = self._state
-        if id is not None and not state.held and b"\\" not in text:
+        if id is not None and not state.pending and b"\\" not in text:
             if self._engine.is_stopped() or self._engine.try_consume_tokens([id]) != 1:
                 return False
-            count, held = 1, b""
+            count, pending = 1, b""
         else:
-            result = self._escapes(state.held + text)
+            result = self._escapes(state.pending + text)
             if result is None:
                 return False
-            count, held = result
+            count, pending = result
         after = _advanced(state, text)
-        self._state = after if after.held == held else after._replace(held=held)
-        if held and not self._goes_on(held):
+        self._state = after if after.pending == pending else after._replace(pending=pending)
+        if pending and not self._goes_on(pending):
             if count:
                 self._engine.rollback(count)
             self._state = state
@@ -225,16 +225,18 @@ class JsonText:
         self._history.append((count, state))
         return True
 
-    def _goes_on(self, held: bytes) -> bool:
+    def _goes_on(self, pending: bytes) -> bool:
         """True if the beginning of an escape has an end that the engine takes."""
-        if self._probe(held):
+        if self._probe(pending):
             return True
         if not self._state.quoted:
             return False
         bits = np.zeros(-(-(self._pieces.first_byte + 256) // 32), np.uint32)
         self._compute(bits)
         self._read_bytes(bits)
-        return bool((held == b"\\" and self._bytes >> 0x2F & 1) or (self._limits.patterns and self._completes(held)))
+        return bool(
+            (pending == b"\\" and self._bytes >> 0x2F & 1) or (self._limits.patterns and self._completes(pending))
+        )
 
     def rollback(self, n: int) -> None:
         """Undo the last n texts."""
@@ -369,8 +371,8 @@ class JsonText:
 
     def mask(self, bits: Bits) -> None:
         """Set the bits of the tokens that may come next (the engine's buffer: a bit a token of its vocabulary)."""
-        held, pieces = self._state.held, self._pieces
-        if not held:
+        pending, pieces = self._state.pending, self._pieces
+        if not pending:
             self._compute(bits)
             self._read_bytes(bits)
             self._bound(bits)
@@ -380,14 +382,14 @@ class JsonText:
                         bits[id // 32] |= np.uint32(1 << (id % 32))
                 self._parts(bits, pieces.beginnings)
             return
-        if self._feed(held):
+        if self._feed(pending):
             self._compute(bits)
-            self._engine.rollback(len(held))
+            self._engine.rollback(len(pending))
         if self._state.quoted:
             before = np.zeros_like(bits)
             self._compute(before)
             self._read_bytes(before)
-            if held == b"\\":
+            if pending == b"\\":
                 n_words = len(pieces.sets["slash"])
                 bits[:n_words] |= before[:n_words] & pieces.sets["slash"]
             self._parts(bits, pieces.parts)
@@ -403,14 +405,14 @@ class JsonText:
 
     def _parts(self, bits: Bits, candidates: Sequence[tuple[int, bytes]]) -> None:
         """Add the tokens that begin or continue an escape of a character that the engine takes."""
-        held = self._state.held
-        if not self._limits.patterns or (not held and self._bytes.bit_count() == 1 and self._bytes < 1 << 128):
+        pending = self._state.pending
+        if not self._limits.patterns or (not pending and self._bytes.bit_count() == 1 and self._bytes < 1 << 128):
             return  # a name or an enumeration's rest, which needs no escape
         if self._probe(b"\\u0041\\u0041"):
             return  # the engine reads escapes itself
         known: dict[bytes, bool] = {}
         for id, piece in candidates:
-            part = held + piece
+            part = pending + piece
             if _is_part(part):
                 if part not in known:
                     known[part] = self._completes(part)
@@ -427,7 +429,7 @@ class JsonText:
             state = self._state = _State()  # a number: the quotes were of another text than JSON
         pieces, parts = self._pieces, state.parts
         words = bits[: len(pieces.sets["open"])]
-        within, left = words, limits.before
+        within, n_digits = words, limits.before
         at = "quote " if state.quoted else ""
         if len(parts) >= MAX_DEPTH and (state.quoted or takes & _OTHER_VALUES):
             within = within & ~pieces.sets[at + "open"]
@@ -435,15 +437,15 @@ class JsonText:
         if is_full and (state.quoted or takes & _ENDS):
             within = within & ~pieces.sets[at + "comma"]
         if not state.quoted and not takes & _LETTER:
-            left = _left(state.number, limits) if state.number else limits.before
+            n_digits = _digits_left(state.number, limits) if state.number else limits.before
             most = max(limits.before, limits.behind)
-            others = pieces.blocked(min(max(left, 0), 255), most, limits.exponent)
+            others = pieces.blocked(min(max(n_digits, 0), 255), most, limits.exponent)
             within = within if others is None else within & others
         if within is words:
             return
         if within.any() or self._engine.is_accepting():
             words[:] = within
-        elif left <= 0 and state.number:  # which cannot end yet: the digits that bring its end nearest
+        elif n_digits <= 0 and state.number:  # which cannot end yet: the digits that bring its end nearest
             nearest = next((near for n in range(3) if (near := [d for d in pieces.digits if self._ends(d, n)])), [])
             if nearest:
                 words[:] = pieces.packed([id for digit in nearest for id in pieces.digits[digit]])
@@ -460,7 +462,7 @@ class JsonText:
         return result
 
 
-def _left(number: bytes, limits: Limits) -> int:
+def _digits_left(number: bytes, limits: Limits) -> int:
     """Digits that may follow a number's beginning."""
     match = _NUMBER.fullmatch(number)
     if match is None:

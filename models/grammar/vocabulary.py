@@ -72,15 +72,15 @@ def prepare_ahead(tokenizer: Tokenizer) -> bool:
 def vocabulary_of(tokenizer: Tokenizer) -> tuple[LLTokenizer, Pieces]:
     """The trie of a tokenizer, and the tables for JSON; made by the first call."""
     with _lock:
-        made = _tries.get(tokenizer)
-        if made is None:
+        trie = _tries.get(tokenizer)
+        if trie is None:
             import llguidance
 
             wrapper: Any = _Wrapper(tokenizer)
             pieces = Pieces(wrapper.tokens[: tokenizer.n_vocab], tokenizer.n_vocab)
-            made = llguidance.LLTokenizer(wrapper, n_vocab=len(wrapper.tokens)), pieces
-            _tries[tokenizer] = made
-        return made
+            trie = llguidance.LLTokenizer(wrapper, n_vocab=len(wrapper.tokens)), pieces
+            _tries[tokenizer] = trie
+        return trie
 
 
 def byte_token(tokenizer: Tokenizer, byte: int) -> int:

@@ -307,13 +307,13 @@ def _mrope(keys: Keys, n_pairs: int, *, interleaved: bool) -> tuple[int, ...]:
 def _xielu(keys: Keys, n_layer: int) -> tuple[tuple[float, float, float], ...]:
     """xIELU's (below, above, beta) of each layer; one number in the file stands for all layers.
     Its keys have no architecture prefix."""
-    found = []
+    parameters = []
     for name in ("xielu.alpha_n", "xielu.alpha_p", "xielu.beta"):
         value = np.asarray(keys.metadata.get(name))
         if value.shape not in ((), (n_layer,)) or value.dtype.kind not in "fiu" or not np.isfinite(value).all():
             raise ModelFileError(keys.file, f"key '{name}' is not a number for each of {n_layer} layers")
-        found.append(np.broadcast_to(value, (n_layer,)))
-    alpha_n, alpha_p, beta = found
+        parameters.append(np.broadcast_to(value, (n_layer,)))
+    alpha_n, alpha_p, beta = parameters
     below, above = beta + np.logaddexp(0, alpha_n), np.logaddexp(0, alpha_p)
     return tuple((float(n), float(p), float(b)) for n, p, b in zip(below, above, beta, strict=True))
 

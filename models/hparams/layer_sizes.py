@@ -70,9 +70,9 @@ def read_layer_sizes(
 def _n_head_kv(keys: Keys, n_blocks: int, n_head: int) -> tuple[int, ...]:
     """KV heads of each layer; recurrent layers without any count as the others."""
     key = "attention.head_count_kv"
-    given = keys.get(key)
-    if ARCHITECTURES[keys.arch].states.kind and isinstance(given, np.ndarray) and given.shape == (n_blocks,):
-        some = set(given[given != 0].tolist())
+    value = keys.get(key)
+    if ARCHITECTURES[keys.arch].states.kind and isinstance(value, np.ndarray) and value.shape == (n_blocks,):
+        some = set(value[value != 0].tolist())
         if len(some) != 1 or not 0 < (n := int(some.pop())) < 1 << 31:
             raise keys.error(key, "is not one number for all layers that attend")
         return (n,) * n_blocks

@@ -35,13 +35,13 @@ class Overrides:
 
     def values(self, metadata: Mapping[str, Any]) -> dict[str, Value]:
         """Overrides by whole key. ValueError: the file's value has another type."""
-        found = dict(self.keys)
-        arch = found.get("general.architecture", metadata.get("general.architecture"))
-        found = {**{f"{arch}.{key}": value for key, value in self.own}, **found}
-        for key, value in found.items():
+        values = dict(self.keys)
+        arch = values.get("general.architecture", metadata.get("general.architecture"))
+        values = {**{f"{arch}.{key}": value for key, value in self.own}, **values}
+        for key, value in values.items():
             if key in metadata and _kind(metadata[key]) != _kind(value):
                 raise ValueError(f"key '{key}' is {_kind(metadata[key])}, and {_kind(value)} is to stand in for it")
-        return found
+        return values
 
 
 NONE = Overrides()

@@ -47,10 +47,10 @@ def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_mtp: int = 0) -> Rec
     """Recurrent sizes; None for a model without such layers. ModelFileError names the key at
     fault."""
     kind = ARCHITECTURES[keys.arch].states.kind
-    found = _read(keys, n_layer, n_embd, kind) if kind else None
-    if found is None:
+    sizes = _read(keys, n_layer, n_embd, kind) if kind else None
+    if sizes is None:
         return None
-    return replace(found, layers=found.layers + (False,) * n_mtp, attention=found.attention + (True,) * n_mtp)
+    return replace(sizes, layers=sizes.layers + (False,) * n_mtp, attention=sizes.attention + (True,) * n_mtp)
 
 
 def _read(keys: Keys, n_layer: int, n_embd: int, kind: StateKind) -> RecurrentParams | None:

@@ -29,10 +29,10 @@ def fitting_projector(
     why not the one that is there. `own_folder`: the folder is this model's, so any name will do
     where none belongs to the model's.
     """
-    found = [path for path in projectors_in(model.parent) if path != model] if h.causal else []
-    named = [path for path in found if _belongs(path, model)] or (found if own_folder else [])
-    if found and not named and warn:
-        log.warning("images are not read: %s is not named like %s; --mmproj takes it", found[0].name, model.name)
+    paths = [path for path in projectors_in(model.parent) if path != model] if h.causal else []
+    named = [path for path in paths if _belongs(path, model)] or (paths if own_folder else [])
+    if paths and not named and warn:
+        log.warning("images are not read: %s is not named like %s; --mmproj takes it", paths[0].name, model.name)
     chosen = min(named, key=lambda path: abs(n_bits(path.name) - n_bits(model.name)), default=None)
     return chosen if chosen is not None and is_usable(chosen, text, h, warn=warn) else None
 

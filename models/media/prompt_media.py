@@ -100,14 +100,14 @@ class PromptMedia:
 
     def last_seen(self, start: int, n: int) -> list[int]:
         """Last position that each of n tokens from `start` attends to."""
-        seen = list(range(start, start + n))
+        last = list(range(start, start + n))
         if not self.causal:
             for span in self.within(start, start + n):
                 if span.tile.is_audio:
                     continue
                 for p in range(max(start, span.start), min(start + n, span.end)):
-                    seen[p - start] = span.end - 1
-        return seen
+                    last[p - start] = span.end - 1
+        return last
 
     def positions(self, start: int, n: int) -> npt.NDArray[np.int32]:
         """M-RoPE positions (4, n) of n tokens from `start`, in time, height, width and images.

@@ -143,8 +143,8 @@ def _scales_of_groups(
 ) -> tuple[tuple[F32, F32], tuple[F32, F32]]:
     """Scales and minima of a block's n groups as d, rounded to 16 bits, times integers; groups count by weights."""
     sums = _groups(total(weights)[None], n)
-    found = (positive_scale(_groups(values[None], n), most, sums) for values in (scale, minimum))
-    first, second = ((_rounded_half(d), np.ascontiguousarray(q.T)) for d, q in found)
+    fits = (positive_scale(_groups(values[None], n), most, sums) for values in (scale, minimum))
+    first, second = ((_rounded_half(d), np.ascontiguousarray(q.T)) for d, q in fits)
     return first, second
 
 

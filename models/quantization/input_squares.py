@@ -101,7 +101,7 @@ def _products(
     rows = Sequences.feeds(1, n_ctx)
     hidden = model.hidden(rows, rows)
     names = {tensor: name for name, tensor in model.weights.tensors.items()}
-    found: dict[tuple[str, Tensor], _Product] = {}
+    products: dict[tuple[str, Tensor], _Product] = {}
     for node in toposort([model.head(hidden) if output else hidden]):
         part = parts.get(names.get(node.src[1], "")) if node.op in ("linear", "expert_linear") else None
         if part is None or part.transposed or not part.source.startswith(("blk.", "output.weight")):
@@ -113,5 +113,5 @@ def _products(
             product = _Product(part.source, x)
         else:
             product = _Product(part.source, x, node.attrs["n"], node.src[2])
-        found.setdefault((part.source, x), product)
-    return list(found.values())
+        products.setdefault((part.source, x), product)
+    return list(products.values())

@@ -56,8 +56,8 @@ class Quantization:
     def warnings(self) -> list[str]:
         """A line for each type that does not suit some rows, and one for matrices without importances."""
         lines = [
-            f"rows of {_listed(names)} are no multiple of {block_of(asked)[0]}: {dtype} in place of {asked}"
-            for (asked, dtype), names in self.fallbacks.items()
+            f"rows of {_listed(names)} are no multiple of {block_of(target)[0]}: {dtype} in place of {target}"
+            for (target, dtype), names in self.fallbacks.items()
         ]
         if self.without_importance:
             lines.append(f"the importance matrix has nothing about {_listed(self.without_importance)}")
@@ -150,10 +150,10 @@ def plan_quantization(
     """
     check_is_model(gguf)
     name = preset(name)
-    asked = tensor_types(gguf, name, options or TypeOptions(), weighted=imatrix is not None)
-    types = {t: storable_dtype(dtype, gguf.tensors[t].shape[-1]) for t, dtype in asked.items()}
+    targets = tensor_types(gguf, name, options or TypeOptions(), weighted=imatrix is not None)
+    types = {t: storable_dtype(dtype, gguf.tensors[t].shape[-1]) for t, dtype in targets.items()}
     plan = Quantization(gguf, name, types, imatrix)
-    for t, dtype in asked.items():
+    for t, dtype in targets.items():
         if types[t] != dtype:
             plan.fallbacks.setdefault((dtype, types[t]), []).append(t)
         before = gguf.tensors[t].dtype
@@ -177,12 +177,12 @@ def plan_export(gguf: GGUFFile, name: str, changed: Collection[str]) -> Quantiza
     matrices F32. Others keep theirs, but for floats, which a quantized preset quantizes, too. PresetError: as in
     `plan_quantization`."""
     name = preset(name)
-    asked = tensor_types(gguf, name, TypeOptions(), weighted=False)
+    targets = tensor_types(gguf, name, TypeOptions(), weighted=False)
     is_quantized = block_of(PRESETS[name])[0] > 1
     types = {}
     for t, info in gguf.tensors.items():
         if is_quantizable(t, info.shape) and (t in changed or (is_quantized and info.dtype in FLOATS)):
-            types[t] = storable_dtype(asked[t], info.shape[-1])
+            types[t] = storable_dtype(targets[t], info.shape[-1])
         else:
             types[t] = "f32" if t in changed else info.dtype
     return Quantization(gguf, name, types)

@@ -115,10 +115,10 @@ def scale_and_minimum(
         positive = new_minimum > 0
         new_scale = np.where(positive, sum_xq / sum_qq, new_scale)
         new_minimum = np.where(positive, _ZERO, new_minimum)
-        found = error(new_scale, new_minimum)
-        better = (determinant > 0) & (found < best)
+        error_here = error(new_scale, new_minimum)
+        better = (determinant > 0) & (error_here < best)
         chosen = np.where(better, inverse, chosen[0]), np.where(better, minimum, chosen[1])
-        best = np.where(better, found, best)
+        best = np.where(better, error_here, best)
         scale, minimum = np.where(better, new_scale, scale), np.where(better, new_minimum, minimum)
     final = -minimum
     inverse, minimum = chosen

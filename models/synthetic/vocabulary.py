@@ -37,11 +37,11 @@ def _words() -> Iterator[str]:
 
 def _pieces() -> Iterator[str]:
     """Pieces of two characters and more, each once, after its own prefixes."""
-    seen = set()
+    prefixes = set()
     for word in _words():
         for n in range(2, len(word) + 1):
-            if word[:n] not in seen:
-                seen.add(word[:n])
+            if word[:n] not in prefixes:
+                prefixes.add(word[:n])
                 yield word[:n]
 
 

@@ -139,8 +139,8 @@ class VisionEncoder:
         if self.has_class:
             patches = np.concatenate([patches, np.zeros_like(patches[:, :1])], 1)
             feeds["patch.kind"] = np.tile(np.r_[np.zeros(len(places)), 1].astype(np.int32), n)
-            kept = np.arange(n)[:, None] * length + np.arange(len(places))
-            feeds["patch.kept"] = kept.reshape(-1).astype(np.int32)
+            row_ids = np.arange(n)[:, None] * length + np.arange(len(places))
+            feeds["patch.kept"] = row_ids.reshape(-1).astype(np.int32)
         feeds["patches"] = patches.reshape(n * length, -1)
         if p.projector.positions in (Positions.RESIZED_TABLE, Positions.ENLARGED_TABLE):
             enlarged = p.projector.positions is Positions.ENLARGED_TABLE

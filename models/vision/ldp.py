@@ -58,11 +58,11 @@ def _taps(name: str, places: Array, out: Array, stride: int, n: int) -> dict[str
     side = 1 + places.max()
     index = np.full((side + 2, side + 2), -1)
     index[places[:, 0] + 1, places[:, 1] + 1] = np.arange(len(places))
-    found = []
+    parts = []
     for y, x in np.ndindex(3, 3):
         of_tile = index[out[:, 0] * stride + y, out[:, 1] * stride + x]
-        found.append(np.where(of_tile < 0, n * len(places), np.arange(n)[:, None] * len(places) + of_tile))
-    ids = np.stack(found).reshape(-1).astype(np.int32)
+        parts.append(np.where(of_tile < 0, n * len(places), np.arange(n)[:, None] * len(places) + of_tile))
+    ids = np.stack(parts).reshape(-1).astype(np.int32)
     return {f"{name}.ids": ids, f"{name}.taps": np.repeat(np.arange(TAPS, dtype=np.int32), n * len(out))}
 
 

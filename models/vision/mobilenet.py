@@ -72,10 +72,10 @@ def mobilenet_feeds(p: VisionParams, tiles: Sequence[Array]) -> dict[str, Array]
                 feeds[_name("taps", size, stride, side)] = _taps(n, side, size, stride)
                 feeds[f"taps.{size}"] = np.arange(size**2, dtype=np.int32)
         if block.kind is Kind.ATTENTION:
-            seen = _seen(block, side)
-            feeds[f"map.seen.{side}.{seen}"] = np.full(n, seen, np.int32)
-            spread = np.minimum(np.arange(side**2), seen - 1) + np.arange(n)[:, None] * seen
-            feeds[f"map.spread.{side}.{seen}"] = spread.reshape(-1).astype(np.int32)
+            n_visible = _n_visible(block, side)
+            feeds[f"map.seen.{side}.{n_visible}"] = np.full(n, n_visible, np.int32)
+            spread = np.minimum(np.arange(side**2), n_visible - 1) + np.arange(n)[:, None] * n_visible
+            feeds[f"map.spread.{side}.{n_visible}"] = spread.reshape(-1).astype(np.int32)
         side = -(-side // block.stride)
         if block.stage == N_STAGES - 2:
             large = side
@@ -95,7 +95,7 @@ def _name(kind: str, size: int, stride: int, side: int) -> str:
     return f"{kind}.{size}.{stride}.{side}"
 
 
-def _seen(block: Block, side: int) -> int:
+def _n_visible(block: Block, side: int) -> int:
     """Number of keys of an attention block over a map of side²."""
     return int((-(-side // 2) if block.key else side) ** 2)
 
@@ -172,8 +172,8 @@ def _attention(w: Weights, block: Block, m: Map) -> Map:
     """Multi-query attention: the heads' queries of all rows, one head of keys and values."""
     b, x = block.name, _normed(w, f"{block.name}norm", m.x)
     q = w.linear(f"{b}attn.query.proj", x)
-    seen = _seen(block, m.side)
-    spread = m.input(f"map.spread.{m.side}.{seen}", x.shape[:1])  # fills a tile's keys up to its queries
+    n_visible = _n_visible(block, m.side)
+    spread = m.input(f"map.spread.{m.side}.{n_visible}", x.shape[:1])  # fills a tile's keys up to its queries
     kv = []
     for name, size in (("key", block.key), ("value", block.value)):
         y = x
@@ -183,7 +183,7 @@ def _attention(w: Weights, block: Block, m: Map) -> Map:
         y = get_rows(w.linear(f"{b}attn.{name}.proj", y), spread)
         kv.append(reshape(y, shape=(y.shape[0], 1, y.shape[1])))
     d = kv[0].shape[2]
-    q, count = reshape(q, shape=(q.shape[0], -1, d)), m.input(f"map.seen.{m.side}.{seen}", (m.n,))
+    q, count = reshape(q, shape=(q.shape[0], -1, d)), m.input(f"map.seen.{m.side}.{n_visible}", (m.n,))
     y = full_attention(q, *kv, count, length=m.side**2, scale=d**-0.5)
     y = w.linear(f"{b}attn.output.proj", reshape(y, shape=(y.shape[0], -1)))
     return m._replace(x=add(m.x, _scaled(w, b, y)))

@@ -39,7 +39,7 @@ class Block:
 
 def read_blocks(gguf: GGUFFile) -> tuple[Block, ...]:
     """The blocks of a file, in order."""
-    found = []
+    blocks = []
     for stage in range(N_STAGES):
         for i in range(MAX_BLOCKS):
             b = f"v.blk.{stage}.{i}."
@@ -53,8 +53,8 @@ def read_blocks(gguf: GGUFFile) -> tuple[Block, ...]:
                 block = Block(stage, b, Kind.INVERTED, 1 + (i == 0 and middle > 0), start, middle)
             else:
                 break
-            found.append(block)
-    return tuple(found)
+            blocks.append(block)
+    return tuple(blocks)
 
 
 def _side(gguf: GGUFFile, name: str) -> int:

@@ -135,7 +135,7 @@ def read_params(
     causal = causal or projector.causal
     if n_ubatch and not causal:
         limits = min(limits[0], n_ubatch), min(limits[1], n_ubatch)
-    least, most = (given or usual for given, usual in zip(tokens, limits, strict=True))
+    least, most = (limit or usual for limit, usual in zip(tokens, limits, strict=True))
     params = VisionParams(
         kind=kind,
         n_embd=n_embd,

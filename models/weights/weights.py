@@ -154,10 +154,10 @@ def check_weights(gguf: GGUFFile, h: Hparams, *, mtp: bool = False) -> dict[str,
         if (part.as_f32 or len(part.shape) == 1) and info.dtype not in ("f32", "f16", "bf16"):
             kind = "small matrix" if part.as_f32 else "vector"
             raise ModelFileError(gguf.path, f"tensor '{info.name}' is a {kind} of type {info.dtype}")
-    found = {name: part for name, part in declared.items() if part.source in gguf.tensors}
-    absent = declared.keys() - found.keys()
-    found = {name: part for name, part in found.items() if _weight_of(name) not in absent}
-    claimed = {part.source for part in found.values()}
+    parts = {name: part for name, part in declared.items() if part.source in gguf.tensors}
+    absent = declared.keys() - parts.keys()
+    parts = {name: part for name, part in parts.items() if _weight_of(name) not in absent}
+    claimed = {part.source for part in parts.values()}
     for name in gguf.tensors:
         if name not in claimed and not is_unused(h, name, mtp=mtp):
             raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in {h.arch} with {h.n_layer} blocks")
@@ -167,7 +167,7 @@ def check_weights(gguf: GGUFFile, h: Hparams, *, mtp: bool = False) -> dict[str,
             raise ModelFileError(
                 gguf.path, f"tensor {shown(of_block[0])} is of a plain block, where {h.arch} has an MTP block"
             )
-    return found
+    return parts
 
 
 def _weight_of(name: str) -> str:
@@ -177,8 +177,8 @@ def _weight_of(name: str) -> str:
 
 def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, mtp: bool = False) -> Weights:
     """Define every weight as a constant. `mtp`, ModelFileError: as in `check_weights`."""
-    found = check_weights(gguf, h, mtp=mtp)
-    for dtype in sorted({gguf.tensors[part.source].dtype for part in found.values()} & REQUANTIZED.keys()):
+    parts = check_weights(gguf, h, mtp=mtp)
+    for dtype in sorted({gguf.tensors[part.source].dtype for part in parts.values()} & REQUANTIZED.keys()):
         _, _, before, after, _ = REQUANTIZED[dtype]
         log.warning(
             "weights of type %s are requantized to %s, in %.1f times the memory",
@@ -186,7 +186,7 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, mtp: bool = Fa
             requantized_type(dtype),
             after / before,
         )
-    weights = {name: define_weight(session, gguf, name, part) for name, part in found.items()}
+    weights = {name: define_weight(session, gguf, name, part) for name, part in parts.items()}
     if h.architecture.norm.layer_norm:  # some have no biases
         zeros = np.zeros(h.n_embd, np.float32).view(np.uint8)
         norms = [name for name in weights if name.endswith("norm.weight") and not name.endswith(_OF_HEADS)]

@@ -124,10 +124,10 @@ class FakeSequence:
     has_new_line: bool = False
     drafts: None = None
     reasoning: None = None
-    held: bool = False
+    is_held: bool = False
 
-    def hold(self, *, held: bool) -> None:
-        self.held = held and self.n_generated > 0
+    def hold(self, *, is_held: bool) -> None:
+        self.is_held = is_held and self.n_generated > 0
 
     @property
     def n_prompt(self) -> int:
@@ -236,8 +236,8 @@ class FakeScheduler:
             where = text.find(stop)
             if where >= 0:
                 return [*events, Token(id, "", self._prob(request, id)), self._finish(s, "word", stop, text[:where])]
-        held = max((n for stop in request.stop for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
-        fresh, s.n_sent = text[s.n_sent : len(text) - held], len(text) - held
+        is_held = max((n for stop in request.stop for n in range(len(stop)) if text.endswith(stop[:n])), default=0)
+        fresh, s.n_sent = text[s.n_sent : len(text) - is_held], len(text) - is_held
         timings = Timings(0, n_prompt, 2.0, s.n_generated, 1.0)
         events.append(Token(id, fresh, self._prob(request, id), timings, s.slot.id, self._of_prompt(s)))
         if s.n_generated == request.n_predict or n_prompt + s.n_generated >= self.n_ctx:

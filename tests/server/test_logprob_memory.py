@@ -146,7 +146,7 @@ async def test_a_python_caller_has_no_bound(monkeypatch: pytest.MonkeyPatch):
     service = await started(FakeScheduler())
     async with await service.submit([REQUEST]) as reading:
         assert sum(isinstance(event, Token) for _, event in [item async for item in reading]) == 40
-        assert not reading.held
+        assert not reading.is_held
     await service.stop()
 
 
@@ -161,7 +161,7 @@ async def test_a_stream_that_is_not_read_waits_and_goes_on(monkeypatch: pytest.M
         async with await service.submit([REQUEST], delivery=Delivery(most_logprobs=most)) as reading:
             if most is not None:
                 async with asyncio.timeout(5):
-                    while not reading.held:
+                    while not reading.is_held:
                         await asyncio.sleep(0)
                 await service.ask(lambda _: None)
                 assert scheduler.running[0].n_generated < 10
@@ -200,13 +200,13 @@ def test_a_sequence_that_waits_delays_no_other_and_goes_on_with_the_same_tokens(
     waiting = bench.submit(prompt(5, 1), n_predict=12)
     while not waiting.n_generated:
         bench.step()
-    waiting.held = True
+    waiting.is_held = True
     other = bench.submit(prompt(5, 2), n_predict=12)
     n_before = waiting.n_generated
     while not other.done:
         bench.step()
     assert waiting.n_generated == n_before
-    waiting.held = False
+    waiting.is_held = False
     bench.drain()
     assert bench.answers[waiting].ids == alone
 
@@ -263,7 +263,7 @@ async def test_a_newcomer_takes_the_only_slot_of_a_stream_that_is_not_read(
         expected = await ids(alone)
     async with await service.submit([request], delivery=Delivery(most_logprobs=MOST_WHOLE)) as slow:
         async with asyncio.timeout(5):
-            while not slow.held:
+            while not slow.is_held:
                 await asyncio.sleep(0)
             async with await service.submit([replace(request, prompt=(98,))]) as newcomer:
                 assert len(await ids(newcomer)) == 40

@@ -141,13 +141,13 @@ def _members(
     `sealed`: all branches count; `without`: but these alternatives, of this schema.
     """
     names: dict[str, None] = {}
-    work, seen = [(path, False)], set[str]()
+    work, visited = [(path, False)], set[str]()
     while work:
         at, is_part = work.pop(0)
         _, schema = resolve(root, f"#{at}") or ("", None)
-        if at in seen or schema is True:
+        if at in visited or schema is True:
             continue
-        seen.add(at)
+        visited.add(at)
         if not isinstance(schema, dict) or schema.get("type", "object") != "object":
             return None
         if any(key in schema and not (key == "unevaluatedProperties" and is_sealed(schema)) for key in _OPENING):

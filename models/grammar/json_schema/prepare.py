@@ -146,7 +146,7 @@ def fault(schema: Any, *, strict: bool = False) -> tuple[str, str] | None:
     if not isinstance(root, dict):
         return ("", reason(problem)) if (problem := compile_error(root, strict=strict)) else None
     within = {"$defs": {"root": edited(root, rerooted)}}
-    seen: set[str] = set()
+    visited: set[str] = set()
 
     def problem_of(path: str) -> str:
         part = resolve(within, "#/$defs/root" + path)
@@ -155,16 +155,16 @@ def fault(schema: Any, *, strict: bool = False) -> tuple[str, str] | None:
         return compile_error({**own, "$defs": {**own.get("$defs", {}), **within["$defs"]}}, strict=strict)
 
     def innermost(path: str, problem: str) -> tuple[str, str]:
-        seen.add(path)
+        visited.add(path)
         _, schema = resolve(root, f"#{path}") or ("", None)
         inner: list[tuple[bool, str]] = []
         if isinstance(schema, dict):
             inner = [("$ref" in part, path + pointer(step)) for step, part in parts(schema) if isinstance(part, dict)]
         target = resolve(root, schema.get("$ref")) if isinstance(schema, dict) else None
         for part in [*(part for _, part in sorted(inner, key=itemgetter(0))), *([target[0]] if target else [])]:
-            if part not in seen and len(seen) < _MAX_LOOKED_AT and (text := problem_of(part)):
+            if part not in visited and len(visited) < _MAX_LOOKED_AT and (text := problem_of(part)):
                 return innermost(part, text)
-            seen.add(part)
+            visited.add(part)
         return place(path), reason(problem)
 
     problem = compile_error(root, strict=strict)

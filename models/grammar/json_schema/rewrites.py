@@ -78,23 +78,23 @@ class Types:
     """
 
     def __init__(self, root: Schema) -> None:
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
         for path, schema in subschemas(root):
             if not isinstance(schema, dict):
                 continue
-            settled = path in self._said or _is_settled(schema)
+            settled = path in self._reported or _is_settled(schema)
             branches = [(step, part) for step, part in parts(schema) if step[0] in (*BRANCHES, "not")]
             by_branches = any(step[0] != "not" and _says_type(root, part, set()) for step, part in branches)
             if by_branches:
-                self._said.add(path)
+                self._reported.add(path)
             for step, _ in branches:
                 alternative = step[0] in ("anyOf", "oneOf") or (step[0] == "allOf" and not by_branches)
                 if settled or not alternative or (_kinds(schema) and not by_branches):
-                    self._said.add(path + pointer(step))
+                    self._reported.add(path + pointer(step))
 
     def __call__(self, schema: Schema, path: str) -> Schema:
         kinds = _kinds(schema)
-        if kinds and path not in self._said and not _is_settled(schema):
+        if kinds and path not in self._reported and not _is_settled(schema):
             schema["type"] = kinds[0] if len(kinds) == 1 else kinds
         return schema
 

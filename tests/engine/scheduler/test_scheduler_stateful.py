@@ -173,15 +173,15 @@ class Life(RuleBasedStateMachine):
             (seq, seq.n_generated)
             for seq in scheduler.running
             if seq.started
-            and not seq.held
+            and not seq.is_held
             and seq.n_uncomputed == 1
             and seq.n_computed < len(seq.kv.blocks) * BLOCK_SIZE
             if len(seq.tokens) < self.n_ctx  # a full one may have to wait for room to shift
         ]
         n_preempted, n_failed = scheduler.stats.preemptions, scheduler.stats.n_failed_steps
-        oldest = next((seq for seq in scheduler.running if not seq.held), None)
+        oldest = next((seq for seq in scheduler.running if not seq.is_held), None)
         waiting = (*scheduler.queue, *scheduler._running.parked)
-        if oldest is not None and any(seq.rank < oldest.rank for seq in waiting if not seq.held):
+        if oldest is not None and any(seq.rank < oldest.rank for seq in waiting if not seq.is_held):
             oldest = None  # an older one may get the slot that it waits for, and run first
         before = progress(oldest) if oldest else (0, 0)
         interleaver = scheduler.interleaved
@@ -212,9 +212,9 @@ class Life(RuleBasedStateMachine):
         assert not seq.kv.blocks
 
     @precondition(lambda self: self.bench.answers)
-    @rule(data=st.data(), held=st.booleans())
-    def hold(self, data: st.DataObject, held: bool) -> None:
-        data.draw(st.sampled_from(list(self.bench.answers)[-6:])).hold(held=held)
+    @rule(data=st.data(), is_held=st.booleans())
+    def hold(self, data: st.DataObject, is_held: bool) -> None:
+        data.draw(st.sampled_from(list(self.bench.answers)[-6:])).hold(is_held=is_held)
 
     @rule(n=st.integers(0, 9))
     def prepare_ahead(self, n: int) -> None:
@@ -270,13 +270,13 @@ class Life(RuleBasedStateMachine):
         if not hasattr(self, "bench"):
             return
         n_most = 20_000
-        for held in (True, False):  # whose client does not read delays no other
-            while not all(seq.done or (held and seq.held) for seq in self.bench.answers):
+        for is_held in (True, False):  # whose client does not read delays no other
+            while not all(seq.done or (is_held and seq.is_held) for seq in self.bench.answers):
                 self.one_step()
                 n_most -= 1
                 assert n_most, "does not end"
             for seq in self.bench.answers:
-                seq.hold(held=False)
+                seq.hold(is_held=False)
         assert self.bench.scheduler.idle
         for seq, answer in self.bench.answers.items():
             if seq in self.cancelled:

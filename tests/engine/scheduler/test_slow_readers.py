@@ -31,14 +31,14 @@ def begun(bench: Bench, n: int, **fields: Any) -> list[Sequence]:
     while not all(seq.n_generated > 3 for seq in seqs):
         bench.step()
     for seq in seqs:
-        seq.hold(held=True)
+        seq.hold(is_held=True)
     return seqs
 
 
-def drained(bench: Bench, held: list[Sequence]) -> None:
+def drained(bench: Bench, paused: list[Sequence]) -> None:
     """Let the clients read; every answer is the one alone."""
-    for seq in held:
-        seq.hold(held=False)
+    for seq in paused:
+        seq.hold(is_held=False)
     bench.drain()
     for seq, answer in bench.answers.items():
         assert answer.outcome() == oracle(seq.request, bench.scheduler.slots[0].n_ctx)
@@ -47,35 +47,35 @@ def drained(bench: Bench, held: list[Sequence]) -> None:
 @pytest.mark.parametrize("options", [{}, {"n_states": 20}, {"window": (17, 1)}, {"cache_ram": None}])
 def test_slots_of_slow_readers_serve_others_at_once(options: dict[str, Any]) -> None:
     bench = Bench(n_slots=2, **options)
-    held = begun(bench, 2)
+    paused = begun(bench, 2)
     others = [bench.submit(prompt(9, salt), n_predict=5, ignore_eos=True) for salt in range(5, 8)]
     bench.step(20)
     assert all(seq.done for seq in others)
-    assert sum(seq.slot is None for seq in held) == 2
+    assert sum(seq.slot is None for seq in paused) == 2
     assert not bench.scheduler.idle
-    drained(bench, held)
+    drained(bench, paused)
 
 
 def test_only_as_many_slots_are_given_up_as_are_missing() -> None:
     bench = Bench(n_slots=4)
-    held = begun(bench, 3)
+    paused = begun(bench, 3)
     bench.submit(prompt(9, 5), n_predict=5)
     bench.step()
-    assert all(seq.slot for seq in held)  # one slot was free
+    assert all(seq.slot for seq in paused)  # one slot was free
     bench.submit(prompt(9, 6), n_predict=5)
     bench.step()
-    assert [seq.slot is None for seq in held] == [False, False, True]  # the latest
-    drained(bench, held)
+    assert [seq.slot is None for seq in paused] == [False, False, True]  # the latest
+    drained(bench, paused)
 
 
 def test_a_request_that_names_the_slot_of_a_slow_reader_gets_it() -> None:
     bench = Bench(n_slots=2)
-    held = begun(bench, 1)
-    assert held[0].slot is not None
-    other = bench.submit(prompt(9, 5), n_predict=5, ignore_eos=True, id_slot=held[0].slot.id)
+    paused = begun(bench, 1)
+    assert paused[0].slot is not None
+    other = bench.submit(prompt(9, 5), n_predict=5, ignore_eos=True, id_slot=paused[0].slot.id)
     bench.step(10)
     assert other.done
-    drained(bench, held)
+    drained(bench, paused)
 
 
 def test_a_sequence_whose_client_reads_keeps_its_slot() -> None:
@@ -91,36 +91,36 @@ def test_a_sequence_whose_client_reads_keeps_its_slot() -> None:
 
 def test_kv_blocks_of_slow_readers_serve_others_at_once() -> None:
     bench = Bench(n_slots=4, n_ctx=96)
-    held = begun(bench, 2)
-    n_used = sum(len(seq.kv.blocks) for seq in held)
+    paused = begun(bench, 2)
+    n_used = sum(len(seq.kv.blocks) for seq in paused)
     other = bench.submit(prompt(80, 5), n_predict=8, ignore_eos=True)
     assert n_used + 6 > bench.scheduler.cache.pool.n_blocks
     bench.step(30)
     assert other.done
-    assert all(seq.slot for seq in held)
-    drained(bench, held)
+    assert all(seq.slot for seq in paused)
+    drained(bench, paused)
 
 
 def test_a_running_sequence_grows_into_the_blocks_of_an_older_slow_reader() -> None:
     bench = Bench(n_slots=2, n_ctx=96)
-    held = begun(bench, 1)
+    paused = begun(bench, 1)
     other = bench.submit(prompt(20, 5), n_predict=70, ignore_eos=True)
     bench.step(80)
     assert other.done
-    drained(bench, held)
+    drained(bench, paused)
 
 
 @pytest.mark.parametrize("parked", [False, True])
 def test_a_slow_reader_that_leaves_frees_everything(parked: bool) -> None:
     bench = Bench(n_slots=1)
-    held = begun(bench, 1)
+    paused = begun(bench, 1)
     if parked:
         bench.submit(prompt(9, 5), n_predict=5)
         bench.step()
-    bench.scheduler.cancel(held[0])
+    bench.scheduler.cancel(paused[0])
     bench.drain()
     assert bench.scheduler.idle
-    assert not held[0].kv.blocks
+    assert not paused[0].kv.blocks
 
 
 def test_slots_of_slow_readers_count_as_free() -> None:
@@ -133,24 +133,24 @@ def test_slots_of_slow_readers_count_as_free() -> None:
 
 def test_a_lost_device_ends_slow_readers_wherever_they_are() -> None:
     bench = Bench(n_slots=1)
-    held = begun(bench, 1)
+    paused = begun(bench, 1)
     bench.submit(prompt(9, 5), n_predict=50, ignore_eos=True)
     bench.step()
-    assert held[0].slot is None
+    assert paused[0].slot is None
     bench.engine.lost = True
     bench.step()
-    assert held[0].done
+    assert paused[0].done
     assert all(isinstance(answer.events[-1], Failed) for answer in bench.answers.values())
     assert bench.scheduler.idle
 
 
 def test_without_continuous_batching_slow_readers_hold_up_nobody() -> None:
     bench = Bench(n_slots=2, continuous=False)
-    held = begun(bench, 1)
+    paused = begun(bench, 1)
     other = bench.submit(prompt(9, 5), n_predict=5, ignore_eos=True)
     bench.step(6)
     assert other.done
-    drained(bench, held)
+    drained(bench, paused)
 
 
 @pytest.fixture(scope="module")
@@ -183,13 +183,13 @@ def test_a_sampler_that_loses_two_slots_between_two_tokens_goes_on_with_the_same
 
     def interrupt(seq: Sequence, n: int) -> None:
         if n == 5:
-            seq.hold(held=True)
+            seq.hold(is_held=True)
             for first in (60, 90):
                 other = CompletionRequest(tuple(range(first, first + 20)), params, n_predict=6, ignore_eos=True)
                 # it reads for one step, in which it can only return to the queue
-                generate(scheduler, other, lambda _, k: seq.hold(held=k != 2))
+                generate(scheduler, other, lambda _, k: seq.hold(is_held=k != 2))
             assert seq.slot is None
-            seq.hold(held=False)
+            seq.hold(is_held=False)
 
     alone = generate(scheduler, request, lambda *_: None)
     assert generate(scheduler, request, interrupt) == alone
@@ -202,11 +202,11 @@ def test_samplers_go_on_with_the_same_bits_in_another_turn(scheduler: Scheduler,
 
     def interrupt(seq: Sequence, n: int) -> None:
         if n % 7 == 5:
-            seq.hold(held=True)
+            seq.hold(is_held=True)
             other = CompletionRequest(tuple(range(30 + n, 50 + n)), params, n_predict=6, ignore_eos=True)
             assert len(generate(scheduler, other, lambda *_: None)) == 6
             assert seq.slot is None
-            seq.hold(held=False)
+            seq.hold(is_held=False)
 
     alone = generate(scheduler, request, lambda *_: None)
     assert len(alone) == 24
