@@ -202,5 +202,5 @@ def joined(work: Iterable[Dispatch], shape: Shape) -> list[Dispatch]:
 
 
 def _result(d: Dispatch) -> Tensor | None:
-    """What a launch writes first."""
+    """First tensor that a launch writes."""
     return next(t for a, (t, _) in zip(KERNELS[d.kernel].args, d.buffers, strict=True) if a.access == "w")
