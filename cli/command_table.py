@@ -53,6 +53,14 @@ COMMANDS = (
         words=("--model", "--output", "--type", "--threads"),
     ),
     Command(
+        "convert",
+        "FOLDER -o FILE.gguf [--type TYPE]",
+        "Write a Hugging Face folder (config.json, safetensors) as a GGUF file.",
+        _QUANTIZATION,
+        "quantization.convert",
+        words=("--model",),
+    ),
+    Command(
         "imatrix",
         "-m FILE -f TEXT -o FILE [flags]",
         "Measure how much each input of a model's matrices counts, for `quantize --imatrix`.",

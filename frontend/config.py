@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.speculation.settings import SpeculationParams
+from logitless.models.huggingface.config import repository_name
 
 BUILD_INFO = "b1-logitless"  # llama-server's clients expect "b", then a build number
 
@@ -70,7 +72,9 @@ class FrontendConfig:
 
 @lru_cache(1024)  # asked for by each request
 def model_name(path: str | Path) -> str:
-    """A model's name by its file: without folder, ending and number of the part."""
+    """A model's name by its file, without folder, ending and number of the part; or by its folder."""
+    if os.path.isdir(path):
+        return repository_name(Path(path))
     return re.sub(r"-\d{5}-of-\d{5}$", "", Path(path).stem)
 
 

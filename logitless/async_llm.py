@@ -59,8 +59,8 @@ Rows = Iterable[Mapping[str, Any] | str]
 class AsyncLLM:
     """A model that answers many requests at once, from the tasks of one event loop.
 
-    `model` is a GGUF file; without one the demo model runs. Options are the flags of
-    `logitless serve` by name: `ctx_size`, `parallel`, `device`, `lora`, … The header is read and
+    `model` is a GGUF file or a Hugging Face folder; without one the demo model runs. Options are
+    the flags of `logitless serve` by name: `ctx_size`, `parallel`, `device`, `lora`, … The header is read and
     every option checked here; the weights are loaded by `start`, by `async with`, or by the first
     request. Closing a generator (`aclosing`), or cancelling its task, cancels its request.
 

@@ -35,8 +35,8 @@ F32 = npt.NDArray[np.float32]
 class LLM:
     """A model that generates, chats, embeds, ranks, scores and learns, from any thread.
 
-    `model` is a GGUF file; without one the demo model runs. Options are the flags of
-    `logitless serve` by name: `ctx_size`, `parallel`, `device`, `lora`, …
+    `model` is a GGUF file or a Hugging Face folder; without one the demo model runs. Options are
+    the flags of `logitless serve` by name: `ctx_size`, `parallel`, `device`, `lora`, …
 
     >>> from logitless import LLM, SamplingParams
     >>> llm = LLM()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from logitless.models.huggingface.config import is_folder
 from logitless.models.media.projector_names import is_projector_name
 from logitless.router.fleet import CACHE, FOLDER, PRESET, Entry
 from logitless.router.ollama.manifest import created_models, has_manifest
@@ -34,8 +35,8 @@ class Preset:
 
 
 def models_of_folder(folder: Path) -> dict[str, Path]:
-    """Models by name: `name.gguf`, or a folder with one model (in parts or not, with an mmproj file or not). Created
-    models, and names that begin with a dot, are not among them."""
+    """Models by name: `name.gguf`, a folder with one model (in parts or not, with an mmproj file or not), or one of
+    Hugging Face. Created models, and names that begin with a dot, are not among them."""
     models: dict[str, Path] = {}
     try:
         for path in sorted(folder.iterdir()):
@@ -57,7 +58,7 @@ def _model_in(path: Path) -> Path | None:
         models = sorted(file for file in path.iterdir() if _is_model(file))
     except OSError:
         return None
-    return models[0] if models else None
+    return models[0] if models else path if is_folder(path) else None
 
 
 def _is_model(path: Path) -> bool:

@@ -305,12 +305,22 @@ def file(path: str) -> str:
     return re.sub(r"\[([^\]]+)\]\((?:LICENSE|scripts/[^)]*|[a-z]+/)\)", r"\1", text)
 
 
+def huggingface() -> str:
+    """A row for each architecture that a Hugging Face folder may have."""
+    from logitless.models.huggingface.families import FAMILIES
+
+    archs = sorted({family.arch for family in FAMILIES.values()})
+    names = {arch: [f"`{name}`" for name, family in FAMILIES.items() if family.arch == arch] for arch in archs}
+    return table(("`architectures`", "in GGUF"), [(", ".join(names[arch]), f"`{arch}`") for arch in archs])
+
+
 GENERATORS: dict[str, Callable[..., str]] = {
     "cli": cli,
     "http": http,
     "hyperparameters": hyperparameters,
     "errors": errors,
     "models": models,
+    "huggingface": huggingface,
     "modules": modules,
     "snippets": snippets,
     "file": file,

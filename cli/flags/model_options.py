@@ -64,7 +64,14 @@ def url(value: str) -> str:
     return value
 
 
-MODEL = Flag("-m --model", "the GGUF file", file_name, metavar="FILE", env="LLAMA_ARG_MODEL", common=True)
+MODEL = Flag(
+    "-m --model",
+    "the GGUF file, or a Hugging Face folder",
+    file_name,
+    metavar="FILE",
+    env="LLAMA_ARG_MODEL",
+    common=True,
+)
 DOWNLOADS = (
     Flag(
         "-hf -hfr --hf-repo",
@@ -139,7 +146,8 @@ ROUTER = Group(
     (
         Flag(
             "--models-dir",
-            "serve the GGUF files of a folder, each by its name; a model is loaded when a request names it",
+            "serve the GGUF files and Hugging Face folders of a folder, each by its name; a model is loaded when a "
+            "request names it",
             folder_name,
             metavar="FOLDER",
             env="LLAMA_ARG_MODELS_DIR",

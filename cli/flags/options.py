@@ -534,7 +534,8 @@ SERVE = (
         (
             Flag(
                 "-m --model",
-                "the GGUF file; without a model the server is a router over the downloaded ones (in huggingface-hub's "
+                "the GGUF file, or a Hugging Face folder; without a model the server is a router over the downloaded "
+                "ones (in huggingface-hub's "
                 "cache and LLAMA_CACHE), or serves the demo where there are none",
                 file_name,
                 metavar="FILE",

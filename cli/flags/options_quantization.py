@@ -11,7 +11,14 @@ QUANTIZE = (
     Group(
         "Quantize",
         (
-            Flag("-m --model", "the model to quantize: the first word, IN", file_name, None, "FILE", common=True),
+            Flag(
+                "-m --model",
+                "the model to quantize, a file or a Hugging Face folder: the first word, IN",
+                file_name,
+                None,
+                "FILE",
+                common=True,
+            ),
             Flag("-o --output", "the model to write: the second word, OUT", file_name, None, "FILE", common=True),
             Flag("--type", "type of the file: the third word; --list shows them", text, None, "TYPE", common=True),
             Flag("--imatrix", "weigh errors by this importance matrix", file_name, None, "FILE", common=True),
@@ -31,6 +38,18 @@ QUANTIZE = (
             Flag("--dry-run", "show the sizes, and write nothing"),
             Flag("--list", "show the types and leave"),
             Flag("-t --threads", kind=text, metavar="N", status=IGNORED),
+            *GENERAL,
+        ),
+    ),
+)
+
+CONVERT = (
+    Group(
+        "Convert",
+        (
+            Flag("-m --model", "the folder: the first word, FOLDER", file_name, None, "FOLDER", common=True),
+            Flag("-o --output", "the GGUF file to write", file_name, None, "FILE", common=True),
+            Flag("--type", "type of the file, as of quantize (default: the folder's)", text, None, "TYPE", common=True),
             *GENERAL,
         ),
     ),

@@ -7,6 +7,7 @@ mapped: the system then kills the reader."""
 from __future__ import annotations
 
 import mmap
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,12 +32,13 @@ _COUNTS = ("block_count", "nextn_predict_layers")
 
 
 class GGUFFile:
-    """An open GGUF model. Use `GGUFFile.open`; close it, or use it as a context manager."""
+    """An open GGUF model, or a Hugging Face folder read as one. Use `GGUFFile.open`; close it, or use it as a context
+    manager."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[Part], path: Path) -> None:
         first = parts[0]
         self._parts = tuple(parts)
-        self.path: Path = first.path
+        self.path = path
         self.version: int = first.version
         self.alignment: int = first.alignment
         self.metadata: Metadata = first.metadata
@@ -56,11 +58,11 @@ class GGUFFile:
         that has no block itself. Raises ModelFileError for any fault of the files, and
         for overrides that do not suit them."""
         path = Path(path)
-        parts = [read_part(path)]
+        parts = _read_folder(path) if os.path.isdir(path) else [read_part(path)]
         try:
             for other in _other_parts(parts[0]):
                 parts.append(_read_other_part(other, len(parts), parts[0]))
-            file = cls(parts)
+            file = cls(parts, path)
             claim, n_tensors = file.metadata.get("split.tensors.count"), len(file.tensors)
             if len(parts) > 1 and claim is not None and claim != n_tensors:
                 raise ModelFileError(
@@ -69,7 +71,7 @@ class GGUFFile:
             if block:
                 part, metadata = read_block(Path(block), len(parts), file._parts[0])
                 parts.append(part)
-                file = cls(parts)
+                file = cls(parts, path)
                 file.metadata = metadata
             if overrides:
                 try:
@@ -89,18 +91,25 @@ class GGUFFile:
 
     def bytes_of(self, name: str) -> NDArray[np.uint8]:
         """The tensor's bytes: a read-only view of the mapping, which stays mapped while any view of
-        it lives, or a copy of rows that are not in this order in the file."""
+        it lives, or a copy where the file has them in another form."""
         info = self.tensors.get(name)
         if info is None:
             raise ModelFileError(self.path, f"has no tensor {name!r}")
+        return self._bytes(info) if info.source is None else info.source.read(info, self._open_parts(info))
+
+    def stored_bytes(self, name: str) -> NDArray[np.uint8]:
+        """Bytes that tell the tensor from others: a view of a file, where `bytes_of` may have to read a lot."""
+        info = self.tensors[name]
+        return self._bytes(info) if info.source is None else info.source.stored(info, self._open_parts(info))
+
+    def _bytes(self, info: TensorInfo) -> NDArray[np.uint8]:
+        return np.frombuffer(self._open_parts(info)[info.part].buffer, np.uint8, info.nbytes, info.offset)
+
+    def _open_parts(self, info: TensorInfo) -> Sequence[Part]:
         part = self._parts[info.part]
         if part.buffer.closed:
-            raise ModelFileError(part.path, f"tensor {name!r}: the file has been closed")
-        if info.groups is None:
-            return np.frombuffer(part.buffer, np.uint8, info.nbytes, info.offset)
-        nbytes = info.nbytes // info.shape[0] * info.groups.n_rows
-        rows: NDArray[np.uint8] = info.groups.of(np.frombuffer(part.buffer, np.uint8, nbytes, info.offset))
-        return rows
+            raise ModelFileError(part.path, f"tensor {info.name!r}: the file has been closed")
+        return self._parts
 
     def release(self) -> None:
         """Take the files' pages out of this process's memory.
@@ -138,6 +147,12 @@ class GGUFFile:
 
     def __repr__(self) -> str:
         return f"GGUFFile({str(self.path)!r}, {len(self.tensors)} tensors, {self.size} bytes)"
+
+
+def _read_folder(path: Path) -> list[Part]:
+    from logitless.models.huggingface.folder import read_folder  # here: files do not need it
+
+    return read_folder(path)
 
 
 def _version(path: Path) -> tuple[int, ...]:

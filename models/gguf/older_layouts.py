@@ -40,6 +40,6 @@ def in_new_layout(tensors: dict[str, TensorInfo], metadata: Mapping[str, Any]) -
                 name=new,
                 shape=(rows, *info.shape[1:]),
                 nbytes=info.nbytes // info.shape[0] * rows,
-                groups=RowGroups(n_groups * n_rows, n_groups, own),
+                source=RowGroups(n_groups * n_rows, n_groups, own),
             )
     return renamed

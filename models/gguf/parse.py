@@ -9,11 +9,12 @@ from __future__ import annotations
 import mmap
 import stat
 import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,16 @@ _STRUCTS: dict[int, struct.Struct] = {  # value type → how a scalar of it is s
 }
 
 
+class Source(Protocol):
+    """The origin of a tensor that is not in this form in a file."""
+
+    def read(self, info: TensorInfo, parts: Sequence[Part]) -> NDArray[np.uint8]:
+        """The tensor's bytes."""
+
+    def stored(self, info: TensorInfo, parts: Sequence[Part]) -> NDArray[np.uint8]:
+        """Bytes of a file that tell this tensor from others, without reading all."""
+
+
 @dataclass(frozen=True)
 class RowGroups:
     """Rows of a tensor of the file, one range of all groups after the other."""
@@ -51,10 +62,15 @@ class RowGroups:
     n_groups: int  # into which they are divided
     ranges: tuple[tuple[int, int], ...]  # first row of each group, and the row after the last
 
-    def of(self, whole: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def read(self, info: TensorInfo, parts: Sequence[Part]) -> NDArray[np.uint8]:
         """The bytes of the rows, from those of the file's tensor."""
-        groups = whole.reshape(self.n_groups, self.n_rows // self.n_groups, -1)
+        groups = self.stored(info, parts).reshape(self.n_groups, self.n_rows // self.n_groups, -1)
         return np.concatenate([groups[:, start:stop].reshape(-1) for start, stop in self.ranges])
+
+    def stored(self, info: TensorInfo, parts: Sequence[Part]) -> NDArray[np.uint8]:
+        """The bytes of the file's tensor."""
+        nbytes = info.nbytes // info.shape[0] * self.n_rows
+        return np.frombuffer(parts[info.part].buffer, np.uint8, nbytes, info.offset)
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,7 @@ class TensorInfo:
     offset: int  # bytes from the beginning of its file
     nbytes: int
     part: int = 0  # file of a split model that holds it
-    groups: RowGroups | None = None  # it is these rows of the file's tensor; None: it is the whole
+    source: Source | None = None  # None: its bytes are in the file
 
 
 @dataclass(frozen=True)
@@ -84,7 +100,7 @@ class Part:
 
 def read_part(path: Path, index: int = 0) -> Part:
     """Map the file and read its header. Raises ModelFileError for any fault of it."""
-    buffer = _map(path)
+    buffer = map_file(path)
     try:
         return _Parser(path, buffer).parse(index)
     except BaseException:
@@ -98,7 +114,8 @@ def close_buffer(buffer: mmap.mmap) -> None:
         buffer.close()
 
 
-def _map(path: Path) -> mmap.mmap:
+def map_file(path: Path) -> mmap.mmap:
+    """Map a file to read it. ModelFileError: there is none, or it is empty or no file."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -175,6 +192,8 @@ class _Parser:
         if magic != b"GGUF":
             lfs = self.buffer[:24] == b"version https://git-lfs."
             hint = "a Git LFS pointer, not the model itself" if lfs else f"it begins with {magic!r}"
+            if self.path.suffix == ".safetensors" or self.path.name == "config.json":
+                hint = f"it is a part of a Hugging Face model: give its folder, {self.path.parent}"
             raise ModelFileError(self.path, f"is not a GGUF file ({hint})")
         self.pos = 4
         raw = self._take(4)

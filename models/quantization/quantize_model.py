@@ -38,7 +38,7 @@ class Quantization:
     """Types of the tensors of a quantized file, and where they are not as asked."""
 
     gguf: GGUFFile
-    preset: str
+    preset: str  # "": those of the model
     types: dict[str, str]
     imatrix: Imatrix | None = None
     fallbacks: dict[tuple[str, str], list[str]] = field(default_factory=dict)  # (type asked for, type) → tensors
@@ -86,7 +86,8 @@ class Quantization:
         """Keys of the file: the model's, and those of its types."""
         keys = copied_keys(self.gguf.metadata)
         keys["general.quantization_version"] = u32(2)
-        keys["general.file_type"] = u32(file_type(self.preset))
+        if self.preset:
+            keys["general.file_type"] = u32(file_type(self.preset))
         if self.imatrix is not None:
             keys["quantize.imatrix.file"] = text(str(self.imatrix.path))
             keys["quantize.imatrix.dataset"] = text(self.imatrix.datasets[0] if self.imatrix.datasets else "")
@@ -170,6 +171,12 @@ def plan_quantization(
         if imatrix is not None and not weighted and t.startswith("blk.") and block_of(dtype)[0] > 1:
             plan.without_importance.append(t)
     return plan
+
+
+def plan_copy(gguf: GGUFFile) -> Quantization:
+    """The types that the model has, of a folder for example."""
+    check_is_model(gguf)
+    return Quantization(gguf, "", {name: info.dtype for name, info in gguf.tensors.items()})
 
 
 def plan_export(gguf: GGUFFile, name: str, changed: Collection[str]) -> Quantization:

@@ -19,7 +19,7 @@ def fingerprint(gguf: GGUFFile, h: Hparams, n_ctx: int) -> str:
     frequency, magnitude = frequencies(h, rope_factors(gguf, h, n_ctx))
     digest.update(frequency.tobytes() + repr(magnitude).encode())
     for name, info in sorted(gguf.tensors.items()):
-        raw = gguf.bytes_of(name)
+        raw = gguf.stored_bytes(name)
         start = max(0, (len(raw) - SAMPLE) // 2)
         digest.update(f"{name} {info.dtype} {info.shape}".encode() + raw[start : start + SAMPLE].tobytes())
     return digest.hexdigest()

@@ -38,7 +38,7 @@ def run(o: SimpleNamespace) -> int:
             for warning in plan.warnings():
                 print(f"logitless: warning: {warning}", file=sys.stderr)
             if not o.dry_run:
-                _write(plan, o.output)
+                write(plan, o.output)
             before = sum(info.nbytes for info in gguf.tensors.values())
     except PresetError as error:
         raise UsageError(f"quantize: {error}") from None
@@ -66,7 +66,7 @@ def _type_options(o: SimpleNamespace) -> TypeOptions:
     )
 
 
-def _write(plan: Quantization, path: str) -> None:
+def write(plan: Quantization, path: str) -> None:
     """Write the file, with its progress on a terminal."""
     line = StatusLine()
 

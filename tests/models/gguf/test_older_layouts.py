@@ -89,4 +89,4 @@ def test_other_architectures_keep_their_ssm_in(tmp_path: Path) -> None:
     write(tmp_path / "m.gguf", PLAIN["granitehybrid"])
     with GGUFFile.open(tmp_path / "m.gguf") as gguf:
         assert any(name.endswith("ssm_in.weight") for name in gguf.tensors)
-        assert all(info.groups is None for info in gguf.tensors.values())
+        assert all(info.source is None for info in gguf.tensors.values())

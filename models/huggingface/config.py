@@ -1,0 +1,127 @@
+"""config.json and its neighbours: settings by name, checked where they are read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from logitless.models.errors import ModelFileError, shown
+
+_MOST_BYTES = 1 << 28  # of one JSON file
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} where there is no file. ModelFileError: it is none."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ModelFileError(path, f"is larger than {_MOST_BYTES} bytes")
+        value = msgspec.json.decode(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise ModelFileError(path, f"cannot be read: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelFileError(path, f"is no JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelFileError(path, "is no JSON object")
+    return value
+
+
+def repository_name(folder: Path) -> str:
+    """The folder's name; of a snapshot in the hub's cache that of the repository."""
+    folder = folder.absolute()
+    return folder.parent.parent.name.rpartition("--")[2] if folder.parent.name == "snapshots" else folder.name
+
+
+def is_folder(path: Path) -> bool:
+    """True for a folder with a model's configuration and weights."""
+    return (path / "config.json").is_file() and next(path.glob("*.safetensors"), None) is not None
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of a model's text part. Other names of one setting may follow the first."""
+
+    path: Path  # of config.json
+    values: Mapping[str, Any]
+    rope: Mapping[str, Any] = field(default_factory=dict)  # of full attention: rope_type, rope_theta, factor …
+    rope_local: Mapping[str, Any] = field(default_factory=dict)  # of sliding-window layers, where it differs
+
+    @classmethod
+    def read(cls, folder: Path) -> Config:
+        path = folder / "config.json"
+        whole = read_json(path)
+        inner = whole.get("text_config")
+        values = {**whole, **inner} if isinstance(inner, dict) else whole
+        values["architectures"] = whole.get("architectures")
+        return cls(path, values, *_rope(path, values))
+
+    def error(self, name: str, problem: str) -> ModelFileError:
+        return ModelFileError(self.path, f"{name!r} {problem}")
+
+    def __contains__(self, name: str) -> bool:
+        return self.values.get(name) is not None
+
+    def get(self, *names: str, default: Any = None) -> Any:
+        """The first of these settings that is not null."""
+        return next((value for name in names if (value := self.values.get(name)) is not None), default)
+
+    def count(self, *names: str, default: int | None = None) -> int:
+        """A whole number of at least 0."""
+        value = self.get(*names, default=default)
+        if value is None:
+            raise self.error(names[0], "is missing")
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 31:
+            raise self.error(names[0], f"is {shown(str(value))}, not a count")
+        return value
+
+    def number(self, *names: str, default: float | None = None, of: Mapping[str, Any] | None = None) -> float:
+        value = self.get(*names, default=default) if of is None else of.get(names[0], default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            problem = "is missing" if value is None else f"is {shown(str(value))}, not a number"
+            raise self.error(names[0], problem)
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.get(name, default=default)
+        if not isinstance(value, bool):
+            raise self.error(name, "is neither true nor false")
+        return value
+
+    def items(self, name: str) -> list[Any]:
+        """A list; [] where there is none."""
+        value = self.get(name, default=[])
+        if not isinstance(value, list):
+            raise self.error(name, "is no list")
+        return value
+
+    @property
+    def head_dim(self) -> int:
+        n_head = self.count("num_attention_heads")
+        return self.count("head_dim", default=self.count("hidden_size") // max(1, n_head)) if n_head else 0
+
+
+def _rope(path: Path, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """RoPE settings in the form of transformers 5, of full and of local attention. Version 4 has `rope_theta` and
+    `rope_scaling` beside each other."""
+    rope = values.get("rope_parameters")
+    if rope is None:
+        scaling = values.get("rope_scaling") or {}
+        rope = {"rope_theta": values.get("rope_theta", 10000.0)}
+        rope |= scaling if isinstance(scaling, dict) else {}
+        local = {"rope_theta": values["rope_local_base_freq"]} if values.get("rope_local_base_freq") else {}
+    elif isinstance(rope, dict) and isinstance(rope.get("full_attention"), dict):
+        local = rope.get("sliding_attention") or {}
+        rope = rope["full_attention"]
+    else:
+        local = {}
+    if not isinstance(rope, dict) or not isinstance(local, dict):
+        raise ModelFileError(path, "'rope_parameters' is no object")
+    rope = {"rope_theta": 10000.0, **{key: value for key, value in rope.items() if value is not None}}
+    rope["rope_type"] = rope.get("rope_type", rope.get("type", "default"))
+    return rope, local

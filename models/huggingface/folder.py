@@ -1,0 +1,233 @@
+"""A Hugging Face folder as the parts of a GGUF file: metadata by GGUF's keys, tensors by GGUF's names.
+
+Numbers are read, and moved where the formats differ, when a tensor's bytes are asked for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.models.errors import ModelFileError, shown, unsupported
+from logitless.models.gguf.metadata import Metadata
+from logitless.models.gguf.parse import Part, TensorInfo
+from logitless.models.gguf.types import FILE_TYPES, TENSOR_TYPES, ValueType
+from logitless.models.gguf.write import Key, text, u32
+from logitless.models.huggingface.checkpoint import Checkpoint, Weight, as_f32, open_checkpoint
+from logitless.models.huggingface.config import Config, repository_name
+from logitless.models.huggingface.families import FAMILIES, Family, common_keys
+from logitless.models.huggingface.moves import Move
+from logitless.models.huggingface.quantized import weights_of
+from logitless.models.huggingface.vocabulary import vocabulary_keys
+
+_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
+_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
+_OTHER_PARTS = re.compile(
+    r"(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|embed_vision|audio_tower|embed_audio|mtp)\."
+    r"|rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$"
+)
+_SMALL = re.compile(r"_norm\.|ffn_gate_inp\.|conv1d\.|shortconv\.conv\.|ssm_[ad]$|token_types\.|position_embd\.|rope_")
+_FILE_TYPES = {name.lower(): number for number, name in FILE_TYPES.items()}
+_BLOCKS = {kind.name.lower(): kind for kind in TENSOR_TYPES.values()}
+
+
+def read_folder(folder: Path) -> list[Part]:
+    """The folder's files; the first has all metadata and tensors. ModelFileError: one is missing, damaged or of a
+    model that is not supported."""
+    if not (folder / "config.json").exists():
+        names = sorted(path.name for path in folder.glob("*.gguf"))
+        hint = f"; name its file {names[0]}" if names else ""
+        raise ModelFileError(folder, f"is a directory without config.json, so no Hugging Face model{hint}")
+    config = Config.read(folder)
+    family = _family(config)
+    checkpoint = open_checkpoint(folder)
+    try:
+        tensors = dict(sorted(_tensors(config, family, checkpoint), key=lambda item: _place(item[0])))
+        keys = _keys(config, family, tensors)
+    except BaseException:
+        checkpoint.close()
+        raise
+    values = {n: float(np.float32(k.value)) if k.type is ValueType.FLOAT32 else k.value for n, k in keys.items()}
+    types = {name: (key.type, key.item) for name, key in keys.items()}
+    first = checkpoint.parts[0]
+    metadata = Metadata(config.path, first.buffer, values, types)
+    return [replace(first, metadata=metadata, tensors=tensors), *checkpoint.parts[1:]]
+
+
+def _family(config: Config) -> Family:
+    names = config.items("architectures")
+    for name in names:
+        if name in FAMILIES:
+            return FAMILIES[name]
+    if not names:
+        raise config.error("architectures", "is missing, so the model's architecture is unknown")
+    raise ModelFileError(config.path, unsupported("Hugging Face architecture", names[0], FAMILIES))
+
+
+def _place(name: str) -> tuple[int, str]:
+    layer = re.match(r"blk\.(\d+)\.", name)
+    return (int(layer[1]) + 1 if layer else 0), name
+
+
+def _keys(config: Config, family: Family, tensors: dict[str, TensorInfo]) -> dict[str, Key]:
+    embedding = tensors.get("token_embd.weight")
+    if embedding is None:
+        raise ModelFileError(config.path.parent, "no safetensors file has the token embedding")
+    matrices = [info for info in tensors.values() if len(info.shape) > 1]
+    most = max({info.dtype for info in matrices}, key=lambda t: sum(i.nbytes for i in matrices if i.dtype == t))
+    keys = {
+        "general.architecture": text(family.arch),
+        "general.type": text("model"),
+        "general.name": text(repository_name(config.path.parent)),
+        "general.file_type": u32(_FILE_TYPES.get(most, 1)),
+    }
+    own = {**dict(common_keys(config)), **dict(family.keys(config))}
+    keys |= {f"{family.arch}.{name}": key for name, key in own.items()}
+    return keys | vocabulary_keys(config, embedding.shape[0])
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A GGUF tensor that is made of weights: several are stacked (experts), then moved."""
+
+    weights: tuple[Weight, ...]
+    config: Config
+    move: Move | None = None
+
+    def read(self, info: TensorInfo, parts: Sequence[Part]) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes."""
+        arrays = [_in_type(weight, weight.read(parts), info.dtype) for weight in self.weights]
+        array = arrays[0] if len(arrays) == 1 else np.stack(arrays)
+        if self.move is not None:
+            array = self.move.of(array, self.config)
+        return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+    def stored(self, info: TensorInfo, parts: Sequence[Part]) -> npt.NDArray[np.uint8]:
+        """The bytes of the first weight's numbers in their file."""
+        return self.weights[0].sources[0].raw(parts)
+
+
+def _in_type(weight: Weight, array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
+    return as_f32(array, weight.dtype) if dtype == "f32" and weight.dtype != "f32" else array
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A tensor that follows from the configuration."""
+
+    values: npt.NDArray[np.float32]
+
+    def read(self, info: TensorInfo, parts: Sequence[Part]) -> npt.NDArray[np.uint8]:
+        """The tensor's bytes."""
+        return self.values.view(np.uint8)
+
+    def stored(self, info: TensorInfo, parts: Sequence[Part]) -> npt.NDArray[np.uint8]:
+        """All bytes."""
+        return self.values.view(np.uint8)
+
+
+def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator[tuple[str, TensorInfo]]:
+    names = _Names(config, family.arch)
+    weights = weights_of(checkpoint, config)
+    tied = config.get("tie_word_embeddings") is True
+    for name, group in _stacks(checkpoint, weights).items():
+        if _OTHER_PARTS.search(name) or (name.endswith("lm_head.weight") and (tied or not names.has_output)):
+            continue
+        target = names.of(name)
+        if target is None:
+            raise checkpoint.error(name, f"is unknown in {family.arch}, of {config.count('num_hidden_layers')} layers")
+        move = next((move for end, move in family.moves if target.endswith(end)), None)
+        if len({(weight.dtype, weight.shape) for weight in group}) > 1:
+            raise checkpoint.error(name, "has experts of different types or shapes")
+        shape = group[0].shape if len(group) == 1 else (len(group), *group[0].shape)
+        dtype = group[0].dtype
+        if len(shape) < 2 or _SMALL.search(target):
+            dtype = "f32"
+        shape = shape if move is None else move.shape(shape, config)
+        yield target, _info(target, shape, dtype, Converted(tuple(group), config, move))
+    yield from rope_factors(config)
+
+
+def _stacks(checkpoint: Checkpoint, weights: dict[str, Weight]) -> dict[str, list[Weight]]:
+    """Weights by name; those of experts together, in order."""
+    stacks: dict[str, list[Weight]] = {}
+    experts: dict[str, dict[int, Weight]] = {}
+    for name, weight in weights.items():
+        match = _EXPERT.fullmatch(name)
+        if match is None:
+            stacks[name] = [weight]
+        else:
+            experts.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = weight
+    for name, by_number in experts.items():
+        missing = next((i for i in range(len(by_number)) if i not in by_number), None)
+        if missing is not None:
+            raise ModelFileError(checkpoint.folder, f"tensor {shown(name)} has no expert {missing}")
+        stacks[name] = [by_number[i] for i in range(len(by_number))]
+    return stacks
+
+
+def _info(name: str, shape: tuple[int, ...], dtype: str, source: Converted | Constant) -> TensorInfo:
+    kind = _BLOCKS[dtype]
+    return TensorInfo(name, shape, dtype, 0, math.prod(shape) // kind.block * kind.nbytes, source=source)
+
+
+class _Names:
+    """Names of tensors in GGUF, by the gguf package's map."""
+
+    def __init__(self, config: Config, arch: str) -> None:
+        from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
+        from gguf.tensor_mapping import get_tensor_name_map
+
+        kinds = {name: kind for kind, name in MODEL_ARCH_NAMES.items()}
+        if arch not in kinds:
+            raise ModelFileError(config.path, f"the installed package gguf does not know {arch}: update it")
+        assert isinstance(kinds[arch], MODEL_ARCH)
+        self._map = get_tensor_name_map(kinds[arch], 1)  # of one layer, which stands for all
+        self._n_layers = config.count("num_hidden_layers")
+        self.has_output = self._map.get_name("lm_head") is not None
+
+    def of(self, name: str) -> str | None:
+        """The GGUF name; None: it has none."""
+        for prefix in _PREFIXES:
+            if name.startswith(prefix):
+                name = "model." + name.removeprefix(prefix).removeprefix("model.")
+                break
+        name = name.removeprefix("model.") if name.startswith("model.lm_head") else name
+        layer = _LAYER.search(f".{name}")
+        if layer is None:
+            return self._map.get_name(name, (".weight", ".bias"))
+        if int(layer[1]) >= self._n_layers:
+            return None
+        start, stop = layer.span(1)
+        found = self._map.get_name(f"{name[: start - 1]}0{name[stop - 1 :]}", (".weight", ".bias"))
+        return None if found is None else found.replace("blk.0.", f"blk.{layer[1]}.", 1)
+
+
+def rope_factors(config: Config) -> Iterator[tuple[str, TensorInfo]]:
+    """Llama 3's and LongRoPE's factors of each frequency."""
+    rope, kind, size = config.rope, config.rope["rope_type"], config.head_dim
+    if kind == "llama3":
+        factor, low, high, before = (
+            config.number(name, of=rope)
+            for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+        )
+        waves = 2 * np.pi * config.number("rope_theta", of=rope) ** (np.arange(0, size, 2) / size)
+        smooth = np.clip((before / waves - low) / (high - low), 0, 1)
+        yield _factors("rope_freqs.weight", 1 / ((1 - smooth) / factor + smooth))
+    elif kind in ("longrope", "su"):
+        for which in ("long", "short"):
+            values = rope.get(f"{which}_factor")
+            if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
+                raise config.error(f"{which}_factor", "is no list of numbers")
+            yield _factors(f"rope_factors_{which}.weight", np.array(values))
+
+
+def _factors(name: str, values: npt.NDArray[Any]) -> tuple[str, TensorInfo]:
+    return name, _info(name, values.shape, "f32", Constant(values.astype(np.float32)))

@@ -1,0 +1,328 @@
+"""Vocabulary, special ids and chat templates of a folder, as the tokenizer keys of GGUF.
+
+Tokens are those of tokenizer.json, else of tokenizer.model."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from logitless.models.errors import ModelFileError, shown
+from logitless.models.gguf.types import ValueType
+from logitless.models.gguf.write import Key, flag, text, u32
+from logitless.models.huggingface.config import Config, read_json
+from logitless.models.huggingface.pretokenizer import pre_tokenizer_name
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # GGUF's token types
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+_SPECIAL = {  # name in tokenizer_config.json and config.json → GGUF's
+    "bos_token": "bos_token_id",
+    "eos_token": "eos_token_id",
+    "unk_token": "unknown_token_id",
+    "sep_token": "seperator_token_id",
+    "pad_token": "padding_token_id",
+    "mask_token": "mask_token_id",
+    "cls_token": "cls_token_id",
+}
+_MORE_ENDS = ("eot_token_id", "eom_token_id")
+_PREFIX = "tokenizer.ggml."
+
+
+class Vocabulary:
+    """Tokens by id, with what GGUF says about each."""
+
+    def __init__(self, model: str, tokens: Mapping[int, str], path: Path) -> None:
+        size = max(tokens, default=-1) + 1
+        if not 0 < size < 1 << 24 or min(tokens) < 0:
+            raise ModelFileError(path, "has no tokens, or impossible ids")
+        self.model, self.path = model, path
+        self.tokens = [tokens.get(i, f"[PAD{i}]") for i in range(size)]
+        self.types = [_NORMAL if i in tokens else _UNUSED for i in range(size)]
+        self.scores: list[float] = []
+        self.keys: dict[str, Key] = {}  # further ones, without the prefix
+        self.ids = {token: i for i, token in enumerate(self.tokens)}
+
+    def set_type(self, token: str, kind: int) -> None:
+        if token in self.ids:
+            self.types[self.ids[token]] = kind
+
+    def resized(self, n: int) -> None:
+        """Cut it, or fill it up, to the rows of the embedding."""
+        for i in range(len(self.tokens), n):
+            self.tokens.append(f"[PAD{i}]")
+            self.types.append(_UNUSED)
+        self.scores += [-1000.0] * (n - len(self.scores)) if self.scores else []
+        del self.tokens[n:], self.types[n:], self.scores[n:]
+
+    def as_keys(self) -> dict[str, Key]:
+        keys = {
+            "model": text(self.model),
+            "tokens": Key([token.encode() for token in self.tokens], ValueType.ARRAY, ValueType.STRING),
+            "token_type": Key(np.array(self.types, np.int32), ValueType.ARRAY, ValueType.INT32),
+        }
+        if self.scores:
+            keys["scores"] = Key(np.array(self.scores, np.float32), ValueType.ARRAY, ValueType.FLOAT32)
+        return keys | self.keys
+
+
+def vocabulary_keys(config: Config, n_rows: int) -> dict[str, Key]:
+    """All keys of the tokenizer. ModelFileError: there is none, or of an unknown kind."""
+    folder = config.path.parent
+    vocabulary = _read(folder, _version(folder / "tokenizer.json"), _version(folder / "tokenizer.model"))
+    settings = read_json(folder / "tokenizer_config.json")
+    vocabulary.resized(n_rows)
+    keys = vocabulary.as_keys()
+    ids = {token: i for i, token in enumerate(vocabulary.tokens)}
+    ends = _ends(config)
+    for name, key in _SPECIAL.items():
+        token = settings.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        id = ids.get(token) if isinstance(token, str) else None
+        if id is None and name in ("bos_token", "eos_token", "pad_token"):
+            fallback = ends[0] if name == "eos_token" and ends else config.get(f"{name}_id")
+            id = fallback if isinstance(fallback, int) else None
+        if id is not None and 0 <= id < n_rows:
+            keys[key] = u32(id)
+            keys["token_type"].value[id] = _UNKNOWN if name == "unk_token" else _CONTROL
+    eos = keys["eos_token_id"].value if "eos_token_id" in keys else None
+    more = (id for id in ends if id != eos and 0 <= id < n_rows)
+    keys |= {key: u32(id) for key, id in zip(_MORE_ENDS, more, strict=False)}
+    for which in ("bos", "eos"):
+        name = f"add_{which}_token"
+        if name not in keys and isinstance(settings.get(name), bool):
+            keys[name] = flag(settings[name])
+        if f"{which}_token_id" not in keys:
+            keys.pop(name, None)
+    found = {_PREFIX + name: key for name, key in keys.items()}
+    return found | dict(_templates(folder, settings))
+
+
+def _ends(config: Config) -> list[int]:
+    """Ids that end a generation, by generation_config.json and config.json."""
+    found: list[int] = []
+    for source in (read_json(config.path.with_name("generation_config.json")), config.values):
+        ids = source.get("eos_token_id")
+        ids = ids if isinstance(ids, list) else [ids]
+        found += [id for id in ids if isinstance(id, int) and id not in found]
+    return found
+
+
+def _templates(folder: Path, settings: Mapping[str, Any]) -> Iterator[tuple[str, Key]]:
+    """Chat templates: a file of its own, else those of a JSON file."""
+    source: object = None
+    for name in ("chat_template.jinja", "chat_template.json"):
+        path = folder / name
+        if path.exists():
+            try:
+                source = path.read_text("utf-8") if name.endswith("jinja") else read_json(path).get("chat_template")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ModelFileError(path, f"cannot be read: {error}") from None
+            break
+    source = settings.get("chat_template") if source is None else source
+    if isinstance(source, str):
+        yield "tokenizer.chat_template", text(source)
+    for item in source if isinstance(source, list) else ():
+        if isinstance(item, dict) and isinstance(item.get("name"), str) and isinstance(item.get("template"), str):
+            end = "" if item["name"] == "default" else f".{item['name']}"
+            yield f"tokenizer.chat_template{end}", text(item["template"])
+
+
+def _version(path: Path) -> tuple[int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return 0, 0
+    return stat.st_mtime_ns, stat.st_size
+
+
+def _read(folder: Path, json: tuple[int, int], model: tuple[int, int]) -> Vocabulary:
+    """A copy of the folder's vocabulary, for whoever opens a model reads it several times."""
+    read = _parsed(folder, json, model)
+    copy = Vocabulary.__new__(Vocabulary)
+    copy.__dict__.update(read.__dict__)
+    copy.tokens, copy.types, copy.scores = list(read.tokens), list(read.types), list(read.scores)
+    copy.keys = dict(read.keys)
+    return copy
+
+
+@lru_cache(maxsize=1)
+def _parsed(folder: Path, json: tuple[int, int], model: tuple[int, int]) -> Vocabulary:
+    path = folder / "tokenizer.json"
+    if path.exists():
+        return _of_json(path)
+    if (folder / "tokenizer.model").exists():
+        return _of_sentencepiece(folder / "tokenizer.model")
+    others = [name for name in ("vocab.json", "tiktoken.model", "vocab.txt", "tekken.json") if (folder / name).exists()]
+    hint = f", and {others[0]} is not read" if others else ""
+    cure = "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes it"
+    raise ModelFileError(folder, f"has neither tokenizer.json nor tokenizer.model{hint}: {cure}")
+
+
+def _of_json(path: Path) -> Vocabulary:
+    whole = read_json(path)
+    model = whole.get("model")
+    model = model if isinstance(model, dict) else {}
+    kind = model.get("type", "BPE" if "merges" in model else None)
+    try:
+        if kind == "BPE":
+            found = _bpe(path, whole, model)
+        elif kind == "Unigram":
+            found = _unigram(path, whole, model)
+        elif kind == "WordPiece":
+            found = _wordpiece(path, whole, model)
+        else:
+            raise ModelFileError(
+                path, f"'model' is of the kind {shown(str(kind))}; supported are BPE, Unigram, WordPiece"
+            )
+        for token in whole.get("added_tokens") or ():
+            if found.model == "llama" and _BYTE_TOKEN.fullmatch(token["content"]):
+                continue
+            found.set_type(token["content"], _CONTROL if token["special"] else _USER_DEFINED)
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
+        if isinstance(error, ModelFileError):
+            raise
+        raise ModelFileError(path, f"is damaged: {type(error).__name__} {error}") from None
+    first, last = _template(whole.get("post_processor"))
+    if first or last or whole.get("post_processor") is not None:
+        found.keys |= {"add_bos_token": flag(first), "add_eos_token": flag(last)}
+    return found
+
+
+def _template(processor: Any) -> tuple[bool, bool]:
+    """(before a text, behind it): true where a special token is put."""
+    if not isinstance(processor, dict):
+        return False, False
+    if processor.get("type") == "Sequence":
+        ends = [_template(inner) for inner in processor.get("processors") or ()]
+        return any(first for first, _ in ends), any(last for _, last in ends)
+    single: list[Any] = processor.get("single") or []
+    return bool(single) and "SpecialToken" in single[0], len(single) > 1 and "SpecialToken" in single[-1]
+
+
+def _tokens(whole: Mapping[str, Any], vocab: Mapping[str, int]) -> dict[int, str]:
+    tokens = {i: token for token, i in vocab.items()}
+    return tokens | {token["id"]: token["content"] for token in whole.get("added_tokens") or ()}
+
+
+def _bpe(path: Path, whole: Mapping[str, Any], model: Mapping[str, Any]) -> Vocabulary:
+    tokens = _tokens(whole, model["vocab"])
+    merges = [tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
+    if not model.get("byte_fallback"):
+        found = Vocabulary("gpt2", tokens, path)
+        pairs = [f"{a} {b}".encode() for a, b in merges]
+        found.keys["merges"] = Key(pairs, ValueType.ARRAY, ValueType.STRING)
+        found.keys["pre"] = text(pre_tokenizer_name(path, whole))
+        return found
+    found = Vocabulary("llama", tokens, path)
+    ranks: dict[str, int] = {}
+    for rank, (a, b) in enumerate(merges):
+        ranks.setdefault(a + b, rank)
+    # SentencePiece merges by the scores of unions: the earlier a merge, the higher
+    found.scores = [-float(ranks.get(token, len(ranks) + i)) for i, token in enumerate(found.tokens)]
+    _set_pieces(found, model.get("unk_token"))
+    found.keys["add_space_prefix"] = flag(_prepends(whole))
+    return found
+
+
+def _set_pieces(found: Vocabulary, unknown: object) -> None:
+    for i, token in enumerate(found.tokens):
+        if _BYTE_TOKEN.fullmatch(token):
+            found.types[i] = _BYTE
+    if isinstance(unknown, str):
+        found.set_type(unknown, _UNKNOWN)
+
+
+def _steps(step: Any, inner: str) -> Iterator[Mapping[str, Any]]:
+    """A normalizer or pre-tokenizer, or the steps of a sequence."""
+    if isinstance(step, dict):
+        yield from (part for item in step[inner] for part in _steps(item, inner)) if inner in step else (step,)
+
+
+def _prepends(whole: Mapping[str, Any]) -> bool:
+    """True if a text gets a space before it."""
+    for step in _steps(whole.get("normalizer"), "normalizers"):
+        if step.get("type") == "Prepend":
+            return True
+    for step in _steps(whole.get("pre_tokenizer"), "pretokenizers"):
+        if step.get("type") == "Metaspace":
+            default = "always" if step.get("add_prefix_space", True) else "never"
+            return bool(step.get("prepend_scheme", default) != "never")
+    return False
+
+
+def _unigram(path: Path, whole: Mapping[str, Any], model: Mapping[str, Any]) -> Vocabulary:
+    vocab = model["vocab"]
+    found = Vocabulary("t5", _tokens(whole, {piece: i for i, (piece, _) in enumerate(vocab)}), path)
+    found.scores = [float(score) for _, score in vocab] + [-1000.0] * (len(found.tokens) - len(vocab))
+    unknown = model.get("unk_id")
+    _set_pieces(found, found.tokens[unknown] if isinstance(unknown, int) else None)
+    found.keys["add_space_prefix"] = flag(_prepends(whole))
+    strips = False
+    for step in _steps(whole.get("normalizer"), "normalizers"):
+        if step.get("type") == "Precompiled" and step.get("precompiled_charsmap"):
+            charsmap = np.frombuffer(base64.b64decode(step["precompiled_charsmap"]), np.uint8)
+            found.keys["precompiled_charsmap"] = Key(charsmap, ValueType.ARRAY, ValueType.UINT8)
+        strips |= step.get("type") in ("Strip", "Replace")
+    found.keys["remove_extra_whitespaces"] = flag(strips)
+    return found
+
+
+def _wordpiece(path: Path, whole: Mapping[str, Any], model: Mapping[str, Any]) -> Vocabulary:
+    prefix = model.get("continuing_subword_prefix", "##")
+    tokens = _tokens(whole, model["vocab"])
+    special = {token["content"] for token in whole.get("added_tokens") or ()}
+
+    def piece(token: str) -> str:  # GGUF marks beginnings of words, not their continuations
+        if token in special:
+            return token
+        return token.removeprefix(prefix) if token.startswith(prefix) else "▁" + token
+
+    found = Vocabulary("bert", {i: piece(token) for i, token in tokens.items()}, path)
+    for step in _steps(whole.get("normalizer"), "normalizers"):
+        if step.get("type") == "BertNormalizer":
+            lower = step.get("lowercase") is not False
+            found.keys["normalizer.lowercase"] = flag(lower)
+            found.keys["normalizer.strip_accents"] = flag(
+                bool(step.get("strip_accents", None) or (lower and step.get("strip_accents") is None))
+            )
+    return found
+
+
+def _of_sentencepiece(path: Path) -> Vocabulary:
+    from sentencepiece import SentencePieceProcessor  # here: folders with tokenizer.json do not need it
+
+    try:
+        pieces = SentencePieceProcessor(model_file=str(path))
+    except (OSError, RuntimeError):
+        raise ModelFileError(path, "is no SentencePiece model") from None
+    n = pieces.vocab_size()
+    scores = [pieces.get_score(i) for i in range(n)]
+    if any(score != int(score) for score in scores):
+        raise ModelFileError(path, "is a unigram model, which needs its tokenizer.json")
+    added = read_json(path.with_name("added_tokens.json"))
+    settings = read_json(path.with_name("tokenizer_config.json")).get("added_tokens_decoder") or {}
+    more = {i: token for token, i in added.items() if isinstance(i, int) and i >= n}
+    more |= {int(i): token["content"] for i, token in settings.items() if i.isdecimal() and int(i) >= n}
+    found = Vocabulary("llama", {i: pieces.id_to_piece(i) for i in range(n)} | more, path)
+    found.scores = scores + [-1000.0] * (len(found.tokens) - n)
+    for i in range(n):
+        if pieces.is_byte(i):
+            found.types[i] = _BYTE
+        elif pieces.is_unknown(i):
+            found.types[i] = _UNKNOWN
+        elif pieces.is_control(i):
+            found.types[i] = _CONTROL
+        elif pieces.is_unused(i):
+            found.types[i] = _UNUSED
+    special = {token["content"] for token in settings.values() if token.get("special")}
+    for token in more.values():
+        found.set_type(token, _CONTROL if token in special else _USER_DEFINED)
+    begins = pieces.encode("a", out_type=str)
+    found.keys["add_space_prefix"] = flag(bool(begins) and begins[0].startswith("▁"))
+    return found

@@ -1,0 +1,65 @@
+"""Tiny Hugging Face folders for tests: checkpoints whose log-probabilities transformers told, and their tokenizer."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from logitless.models.huggingface.safetensors import write_safetensors
+from logitless.models.tokenizer.bpe import _BYTE_OF_CHAR
+from tests.helpers.huggingface_weights import weight
+from tests.helpers.paths import ROOT
+
+DATA = ROOT / "tests" / "data" / "huggingface"
+FAMILIES = sorted(path.stem for path in DATA.glob("*.json"))
+_MERGES = ["h e", "l l", "o r", "Ġ w", "he ll", "Ġw or", "l d", "hell o", "t h", "Ġ th", "i n", "e r", "a n", "Ġ a"]
+
+
+@cache
+def recorded(family: str) -> dict[str, Any]:
+    """The file of scripts/huggingface_oracle.py."""
+    value: dict[str, Any] = json.loads((DATA / f"{family}.json").read_text())
+    return value
+
+
+def write_folder(folder: Path, family: str, dtype: str = "F32") -> Path:
+    """The checkpoint as `save_pretrained` would write it, with a vocabulary of bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told = recorded(family)
+    (folder / "config.json").write_text(json.dumps(told["config"]))
+    tensors = {name: weight(name, shape) for name, shape in told["tensors"].items()}
+    write_tensors(folder / "model.safetensors", tensors, dtype)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    return folder
+
+
+def write_tensors(path: Path, tensors: dict[str, np.ndarray[Any, Any]], dtype: str = "F32") -> None:
+    """Numbers as F32, F16 or BF16 (cut)."""
+
+    def stored(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if dtype == "BF16":
+            return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return values.astype({"F32": np.float32, "F16": np.float16}[dtype])
+
+    write_safetensors(path, {name: (dtype, values.shape, [stored(values)]) for name, values in tensors.items()})
+
+
+def tokenizer_json() -> dict[str, Any]:
+    """A tokenizer.json of GPT-2's kind: the bytes, 256 `<s>`, 257 `</s>`, and 14 merges."""
+    vocab = dict(_BYTE_OF_CHAR)
+    vocab |= {pair.replace(" ", ""): 258 + i for i, pair in enumerate(_MERGES)}
+    special = [{"id": 256 + i, "content": token, "special": True} for i, token in enumerate(("<s>", "</s>"))]
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {
+        "version": "1.0",
+        "added_tokens": [{**token, **flags} for token in special],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "post_processor": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {"type": "BPE", "vocab": vocab, "merges": _MERGES},
+    }

@@ -1,0 +1,80 @@
+"""Families of Hugging Face folders: log-probabilities of transformers, and of llama.cpp on the converted files."""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from logitless.engine.batch import UBatch
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.quantization.quantize_model import plan_copy
+from tests.helpers.huggingface_folders import FAMILIES, recorded, write_folder
+from tests.helpers.huggingface_weights import IDS, STEP
+from tests.models.architectures.test_llama_cpp import LLAMA_CPP, answers
+
+Array = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+
+
+def logprobs(path: Path) -> Array:
+    """Log-probabilities of all tokens after each prefix of the prompt, with a cache of f32."""
+    engine = ModelRunner(path, RunnerOptions(n_ctx=256, n_slots=1, n_ubatch=64, type_k="f32", type_v="f32"))
+    n, n_vocab = len(IDS), engine.hparams.n_vocab
+    rows = list(range(n))
+    batch = UBatch(IDS, rows, [0] * n, rows, rows, [None] * n, [0] * n, n_top=1 + n_vocab)
+    batch.tables[0] = [0]
+    batch.begin, batch.end = [0] + [-1] * (n - 1), [-1] * n
+    result = engine.step(batch)
+    engine.close()
+    assert result.top_ids is not None
+    assert result.logprobs is not None
+    values = np.full((n, n_vocab), -np.inf)
+    for row, ids, of_ids in zip(values, result.top_ids, result.logprobs[:, 1:], strict=True):
+        row[ids[ids >= 0]] = of_ids[ids >= 0]
+    return values
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The GGUF file of each family."""
+    folder, files = tmp_path_factory.mktemp("families"), {}
+    for family in FAMILIES:
+        files[family] = folder / f"{family}.gguf"
+        with GGUFFile.open(write_folder(folder / family, family)) as gguf:
+            plan_copy(gguf).write(files[family])
+    return files
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_folder_has_the_log_probabilities_of_transformers(family: str, converted: dict[str, Path]) -> None:
+    expected = np.array(recorded(family)["logprobs"])
+    ours = logprobs(converted[family].with_suffix(""))
+    assert np.abs(ours[:, ::STEP] - expected).max() < 5e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_converted_file_has_the_tensors_and_keys_of_its_folder(family: str, converted: dict[str, Path]) -> None:
+    with GGUFFile.open(converted[family]) as file, GGUFFile.open(converted[family].with_suffix("")) as folder:
+        assert file.tensors.keys() == folder.tensors.keys()
+        for name, info in file.tensors.items():
+            assert (info.shape, info.dtype) == (folder.tensors[name].shape, folder.tensors[name].dtype)
+            assert (file.bytes_of(name) == folder.bytes_of(name)).all(), name
+        for key, value in folder.metadata.items():
+            assert np.array_equal(file.metadata[key], value), key
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
+def test_llama_cpp_has_the_same_log_probabilities_of_converted_files(converted: dict[str, Path]) -> None:
+    prefixes = [IDS[: n + 1] for n in range(len(IDS))]  # no answer where the likeliest token is no text
+    cases = [(str(path), [], [[]], prefixes) for path in converted.values()]
+    lines = [json.loads(line) for line in answers(LLAMA_CPP, json.dumps(cases))]
+    for (family, path), likeliest in zip(converted.items(), lines, strict=True):
+        ours = logprobs(path)
+        compared = [abs(row[id] - value) for row, of_row in zip(ours, likeliest, strict=True) for id, value in of_row]
+        print(family, len(compared), max(compared, default=0))
+        assert len(compared) >= 8, family
+        assert max(compared) < 0.05, family

@@ -1,0 +1,177 @@
+"""Damaged and incomplete Hugging Face folders, refused in one line that names the file or tensor; whole folders."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from logitless.frontend.config import model_name
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
+from logitless.router.catalog import models_of_folder
+from tests.helpers.huggingface_folders import recorded, write_folder, write_tensors
+from tests.helpers.huggingface_weights import weight
+
+FAMILY = "qwen2"
+WEIGHTS = "model.safetensors"
+
+
+def config(**changes: Any) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        values = {**json.loads((folder / "config.json").read_text()), **changes}
+        (folder / "config.json").write_text(json.dumps({k: v for k, v in values.items() if v is not ...}))
+
+    return change
+
+
+def header(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    """A changed header before the same data."""
+
+    def rewrite(folder: Path) -> None:
+        raw = (folder / WEIGHTS).read_bytes()
+        n = int.from_bytes(raw[:8], "little")
+        values = json.loads(raw[8 : 8 + n])
+        change(values)
+        text = json.dumps(values).encode()
+        (folder / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + n :])
+
+    return rewrite
+
+
+def raw(change: Callable[[bytes], bytes], name: str = WEIGHTS) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(change((folder / name).read_bytes()))
+
+
+def index(weight_map: object) -> Callable[[Path], object]:
+    return lambda folder: (folder / f"{WEIGHTS}.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def renamed(new: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / WEIGHTS).rename(folder / new)
+
+
+def tensors(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    def rewrite(folder: Path) -> None:
+        values = {name: weight(name, shape) for name, shape in recorded(FAMILY)["tensors"].items()}
+        change(values)
+        write_tensors(folder / WEIGHTS, values)
+
+    return rewrite
+
+
+EMBEDDING, NORM, Q = "model.embed_tokens.weight", "model.norm.weight", "model.layers.0.self_attn.q_proj.weight"
+BAD: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut off": (raw(lambda data: data[:-9]), "needs bytes up to .* the file has .* cut off"),
+    "header of 2^60 bytes": (raw(lambda data: (1 << 60).to_bytes(8, "little") + data[8:]), "its header claims 1152"),
+    "five bytes": (raw(lambda data: data[:5]), "no safetensors file, or cut off"),
+    "empty": (raw(lambda _: b""), "is empty"),
+    "LFS pointer": (raw(lambda _: b"version https://git-lfs.github.com/spec/v1\n"), "Git LFS pointer"),
+    "header of no JSON": (raw(lambda data: data[:8] + b"x" * (len(data) - 8)), "no JSON object"),
+    "overlap": (
+        header(lambda h: h[NORM].update(data_offsets=[o - 4 for o in h[NORM]["data_offsets"]])),
+        "overlap at byte",
+    ),
+    "offsets and shape differ": (header(lambda h: h[NORM].update(shape=[65])), "has 260 bytes by its shape and 256"),
+    "negative offset": (header(lambda h: h[NORM].update(data_offsets=[-256, 0])), "bytes by its shape"),
+    "impossible shape": (header(lambda h: h[NORM].update(shape=[1 << 40, 1 << 40])), "the impossible shape"),
+    "unknown type": (header(lambda h: h[NORM].update(dtype="F7")), "'model.norm.weight' has the unknown type 'F7'"),
+    "integers": (header(lambda h: h[NORM].update(dtype="I32")), "has the type I32, which is not supported"),
+    "no offsets": (header(lambda h: h[NORM].pop("data_offsets")), "'model.norm.weight' has no dtype, shape"),
+    "pickles": (renamed("pytorch_model.bin"), "has pytorch_model.bin, a pickle, .* needs .*safetensors"),
+    "no weights": (renamed("model.txt"), "has no weights"),
+    "shard without others": (renamed("model-00001-of-00003.safetensors"), "has 1 of 3 safetensors files"),
+    "missing shard": (
+        index({Q: "model-00002-of-00002.safetensors"}),
+        "model-00002-of-00002.safetensors: is missing, and .*index.json names it",
+    ),
+    "index with an absent tensor": (index({"model.x": WEIGHTS}), f"{WEIGHTS}: has no tensor 'model.x'"),
+    "index out of the folder": (index({Q: f"../{WEIGHTS}"}), "is no safetensors file of the folder"),
+    "index of no names": (index([1]), "'weight_map' does not name a file"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "is a directory without config.json"),
+    "config of no JSON": (raw(lambda _: b"{", "config.json"), "config.json: is no JSON"),
+    "config of a list": (raw(lambda _: b"[]", "config.json"), "config.json: is no JSON object"),
+    "no architecture": (config(architectures=...), "'architectures' is missing"),
+    "unknown architecture": (config(architectures=["FooForCausalLM"]), "Hugging Face architecture 'FooForCausalLM'"),
+    "no width": (config(hidden_size=...), "config.json: 'hidden_size' is missing"),
+    "width of a word": (config(hidden_size="64"), "'hidden_size' is '64', not a count"),
+    "unknown RoPE": (config(rope_parameters={"rope_type": "ntk"}), "'rope_type' is 'ntk', which is not supported"),
+    "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "neither tokenizer.json nor tokenizer.model"),
+    "tokenizer of no kind": (raw(lambda _: b'{"model": {}}', "tokenizer.json"), "'model' is of the kind 'None'"),
+    "tokenizer without merges": (
+        raw(lambda _: b'{"model": {"type": "BPE", "vocab": {"a": 0}}}', "tokenizer.json"),
+        "tokenizer.json: is damaged",
+    ),
+    "unknown tensor": (tensors(lambda t: t.update({"model.foo": t[NORM]})), "tensor 'model.foo' is unknown in qwen2"),
+    "layer too many": (
+        tensors(lambda t: t.update({Q.replace(".0.", ".2."): t[Q]})),
+        "is unknown in qwen2, of 2 layers",
+    ),
+    "missing tensor": (tensors(lambda t: t.pop(Q)), "tensor 'blk.0.attn_q.weight' is missing"),
+    "wrong shape": (tensors(lambda t: t.update({Q: t[Q][:32]})), r"'blk.0.attn_q.weight' has shape \(32, 64\)"),
+    "no embedding": (tensors(lambda t: t.pop(EMBEDDING)), "no safetensors file has the token embedding"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_damaged_folder_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    change, problem = BAD[name]
+    change(write_folder(tmp_path / "model", FAMILY))
+    with pytest.raises(ModelFileError, match=problem) as error, GGUFFile.open(tmp_path / "model") as gguf:
+        hparams_of(gguf)
+    assert "\n" not in str(error.value)
+
+
+def test_folder_of_gguf_files_names_one(tmp_path: Path) -> None:
+    (tmp_path / "m.gguf").touch()
+    with pytest.raises(ModelFileError, match=re.escape("name its file m.gguf")):
+        GGUFFile.open(tmp_path)
+
+
+@pytest.mark.parametrize("name", [WEIGHTS, "config.json"])
+def test_file_of_a_folder_names_the_folder(name: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", FAMILY)
+    with pytest.raises(ModelFileError, match=f"give its folder, {re.escape(str(folder))}"):
+        GGUFFile.open(folder / name)
+
+
+@pytest.mark.parametrize("dtype", ["F16", "BF16"])
+def test_half_precision_matrices_are_as_in_the_file_and_vectors_f32(dtype: str, tmp_path: Path) -> None:
+    with GGUFFile.open(write_folder(tmp_path / "model", "gemma", dtype)) as gguf:
+        down = gguf.tensors["blk.1.ffn_down.weight"]
+        values = weight(name := "model.layers.1.mlp.down_proj.weight", recorded("gemma")["tensors"][name])
+        bits = values.astype(np.float16) if dtype == "F16" else (values.view(np.uint32) >> 16).astype(np.uint16)
+        assert down.dtype == dtype.lower()
+        assert gguf.bytes_of(down.name).tobytes() == bits.tobytes()
+        norm = gguf.bytes_of("output_norm.weight").view(np.float32)
+        assert gguf.tensors["output_norm.weight"].dtype == "f32"
+        assert np.abs(norm - 1 - weight("model.norm.weight", [64])).max() < 0.01
+
+
+def test_shards_are_one_model(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", FAMILY)
+    with GGUFFile.open(folder) as whole:
+        expected = {name: whole.bytes_of(name).tobytes() for name in whole.tensors}
+    (folder / WEIGHTS).unlink()
+    files = {}
+    for i, part in enumerate((slice(0, 10), slice(10, None)), 1):
+        names = list(recorded(FAMILY)["tensors"])[part]
+        file = f"model-{i:05d}-of-00002.safetensors"
+        write_tensors(folder / file, {name: weight(name, recorded(FAMILY)["tensors"][name]) for name in names})
+        files |= dict.fromkeys(names, file)
+    index(files)(folder)
+    with GGUFFile.open(folder) as sharded:
+        assert {name: sharded.bytes_of(name).tobytes() for name in sharded.tensors} == expected
+
+
+def test_folder_is_served_by_its_name(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "models" / "Qwen2.5-0.5B", FAMILY)
+    snapshot = write_folder(tmp_path / "models--me--My.Model-1.5B" / "snapshots" / "abc", FAMILY)
+    assert models_of_folder(tmp_path / "models") == {"Qwen2.5-0.5B": folder}
+    assert (model_name(folder), model_name(snapshot)) == ("Qwen2.5-0.5B", "My.Model-1.5B")
