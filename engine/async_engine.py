@@ -21,7 +21,7 @@ from logitless.engine.errors import InvalidRequest, RequestError, ServerFault, T
 from logitless.engine.requests import CompletionRequest, Event, Failed, Finished, Lora, Token
 from logitless.engine.sleep import Sleep, trim_memory
 from logitless.engine.stats import Latencies
-from logitless.engine.stream import MOST_STREAMED, MOST_TOGETHER, STREAMED, UNREAD, Delivery, Stream, event_weight
+from logitless.engine.stream import MOST_STREAMED, MOST_TOGETHER, STREAMED, UNREAD, Delivery, Stream
 from logitless.engine.time_sharing import Background, TimeSlicer
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.media.prompt_media import PromptMedia
@@ -485,7 +485,7 @@ class AsyncEngine:
                 if self._stopping:
                     break
                 # cancelled sequences need no steps
-                waiting = served.scheduler.idle or not self._states or self._all_held()
+                waiting = served.scheduler.idle or not self._states or (self._held_streams and self._all_held())
                 began = time.perf_counter()
                 if background is not None and background.ready and (left := ALONE if waiting else slicer.left) > 0:
                     if self._ready_for_training():
@@ -600,7 +600,7 @@ class AsyncEngine:
 
     def _all_held(self) -> bool:
         """True if every sequence waits for its reader."""
-        return bool(self._held_streams) and all(state.sequence.is_held for state in self._states.values())
+        return all(state.sequence.is_held for state in self._states.values())
 
     def _bound(self, streams: set[Stream]) -> None:
         """Keep the log-probabilities of these streams within their bounds."""
@@ -647,8 +647,8 @@ class AsyncEngine:
             if state is not None:
                 is_first = not state.last_token
                 self._observe(state, event, now)
-                if weight := event_weight(event):
-                    state.stream.weight += weight
+                if isinstance(event, Token) and event.prob is not None:
+                    state.stream.weight += event.prob.weight
                     if state.stream.most is not None:
                         heavy.add(state.stream)
                 if state.stream.whole and isinstance(event, Token) and not is_first:

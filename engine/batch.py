@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from logitless.engine.sampling.sampler import Row
 from logitless.graph.ops.attention.paged_attention import PAGE
@@ -19,8 +19,7 @@ APART = (64, 16)
 I32 = npt.NDArray[np.int32]
 
 
-@dataclass(slots=True)
-class UBatch:
+class UBatch(Struct):
     """Tokens of one device run: `tokens[i]` at position `pos[i]` of the sequence in `slot[i]`.
 
     Its key and value go to token slot `slot_mapping[i]`. `out` are the sampled positions (indices
@@ -65,8 +64,7 @@ class UBatch:
     rope_positions: list[npt.NDArray[np.int32]] = field(default_factory=list)  # (4, n) of each sequence, M-RoPE
 
 
-@dataclass(frozen=True, slots=True)
-class StepResult:
+class StepResult(Struct, frozen=True):
     """Result of one device run.
 
     `ids[j]`: packed token id and flags of row j (RowSampler.accept unpacks it). `logprobs[j]`:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, overload
 
+from msgspec import Struct
+
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.reasoning_budget import ReasoningLimit
 from logitless.engine.speculation.settings import SpeculationParams
@@ -114,8 +116,7 @@ class Ranking(Sequence[tuple[int, float]]):
         return f"Ranking({list(self)})"
 
 
-@dataclass(frozen=True, slots=True)
-class TokenProb:
+class TokenProb(Struct, frozen=True):
     """Token with its log-probability before sampling, or with its probability after the filters.
 
     The latter is for `post_sampling_probs`.
@@ -131,8 +132,7 @@ class TokenProb:
         return WEIGHT + len(self.top)
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Timings(Struct, frozen=True, gc=False):
     """Milliseconds and counts of one generation (llama-server's `timings`)."""
 
     cache_n: int = 0
@@ -144,8 +144,7 @@ class Timings:
     draft_n_accepted: int = 0  # draft tokens that were accepted
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True, gc=False):
     """Progress of the prefill (`return_progress`), in tokens."""
 
     total: int
@@ -155,8 +154,7 @@ class Progress:
     id_slot: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
+class Token(Struct, frozen=True):
     """One sampled token.
 
     `text`: the text to show now; "" while a character or a stop string is incomplete.
@@ -171,8 +169,7 @@ class Token:
     prompt_probs: tuple[TokenProb | None, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Struct, frozen=True):
     """The last event of a generation."""
 
     stop_type: StopType
@@ -186,7 +183,7 @@ class Finished:
     n_in_cache: int = 0  # tokens of this sequence in the KV cache (llama-server's tokens_cached)
     id_slot: int = -1
     seed: int = 0  # effective seed
-    timings: Timings = field(default_factory=Timings)
+    timings: Timings = Timings()
     rng_used: tuple[int, int] = (0, 0)  # see SamplingParams
     prediction: tuple[int, int] = (0, 0)  # tokens of the client's draft: accepted, rejected
     # one per prompt token if asked for; the first is None
@@ -194,8 +191,7 @@ class Finished:
     stop_token: int | None = None  # of the request's stop_token_ids
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Struct, frozen=True, gc=False):
     """Error that ended the request; `code` and `type` as in logitless.engine.errors."""
 
     code: int

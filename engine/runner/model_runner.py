@@ -7,11 +7,11 @@ a time may call `step`.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -426,9 +426,12 @@ class ModelRunner:
         from logitless.backends import self_test
 
         test, before = self._self_tests[0], set(self._self_tests[0].failures)
-        with self._failures():
-            if test.run(0.0):
-                self._self_tests.pop(0)
+        try:
+            ended = test.run(0.0)
+        except (MemoryError, OSError) as error:
+            raise self._failure(error) from error
+        if ended:
+            self._self_tests.pop(0)
         new_failures = {op: reason for op, reason in test.failures.items() if op not in before}
         if not new_failures:
             return
@@ -473,7 +476,7 @@ class ModelRunner:
             line = f"{error}".lower()  # begins with the device's name, or with its kind
             names = [n for n in self.devices if line.startswith((f"{n}:", f"{n.partition(':')[0]}: "))] or self.devices
             lost = names[0]
-            with contextlib.suppress(Exception):
+            with suppress(Exception):
                 self.session.close()
             self.devices = tuple(name for name in self.devices if name != lost) or ("cpu",)
             log.warning("%s: the device was lost (%s); from now on: %s", lost, error, ", ".join(self.devices))
@@ -644,28 +647,26 @@ class ModelRunner:
             self.devices = self._target.devices
             self.wake()
             raise DeviceFailed("the devices have been replaced")
-        with self._failures():
+        try:
             self.before_step(batch)
             return self._run(shape, batch)
-
-    @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
-        """Raise errors of devices as StepFailed or DeviceFailed; a lost device is replaced."""
-        try:
-            yield
-        except DeviceLost as error:
-            if self._target is not None:  # the other model runner replaces the devices
-                raise StepFailed(str(error)) from error
-            self._fall_back(error)
-            raise DeviceFailed(str(error)) from error
         except (MemoryError, OSError) as error:
-            raise StepFailed(str(error) or type(error).__name__) from error
+            raise self._failure(error) from error
+
+    def _failure(self, error: Exception) -> StepFailed:
+        """The error of a step that a device's error ends; a lost device is replaced."""
+        if isinstance(error, DeviceLost) and self._target is None:  # else the other model runner replaces the devices
+            self._fall_back(error)
+            return DeviceFailed(str(error))
+        return StepFailed(str(error) or type(error).__name__)
 
     def encode_media(self, tiles: Sequence[Tile]) -> Iterator[float]:
         """Encode tiles of one size (see MediaEncoder.encode). Errors: as of `step`."""
         assert self.media is not None
-        with self._failures():
+        try:
             yield from self.media.encode(tiles)
+        except (MemoryError, OSError) as error:
+            raise self._failure(error) from error
 
     @property
     def part_sizes(self) -> Mapping[int, float]:
@@ -674,8 +675,10 @@ class ModelRunner:
 
     def run_in_parts(self, batch: UBatch) -> Iterator[float]:
         """Run a prefill batch that decode steps may preempt (see PreemptiblePrefill.run). Errors: as of `step`."""
-        with self._failures():
+        try:
             yield from self.preemptible.run(batch)
+        except (MemoryError, OSError) as error:
+            raise self._failure(error) from error
 
     def before_step(self, batch: UBatch) -> None:
         """Write changed block tables and do pending block copies, before the batch's plan runs."""

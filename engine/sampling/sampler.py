@@ -6,10 +6,10 @@ import math
 import secrets
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from logitless.engine.sampling.grammar_mask import TokenBitmask, TokenBitmasks
 from logitless.engine.sampling.infill_sampler import N_CANDIDATES, candidates, infill
@@ -79,8 +79,7 @@ def params_vector(p: SamplingParams) -> F32:
     return q
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """Sampling inputs of one row of the logits."""
 
     params: F32  # (N_PARAMS,)

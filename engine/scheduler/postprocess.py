@@ -8,6 +8,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from logitless.engine.batch import BLOCK_SIZE, StepResult
 from logitless.engine.kv_cache.manager import KVCacheManager
@@ -32,8 +33,7 @@ class Stop:
     truncated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
+class _Run(Struct, frozen=True):
     """Result of a batch, its time in seconds, and the list that receives the events."""
 
     result: StepResult

@@ -8,8 +8,10 @@ at any temperature.
 from __future__ import annotations
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from logitless.engine.batch import StepResult, UBatch
 from logitless.engine.sampling.sampler import Row

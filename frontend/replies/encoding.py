@@ -92,7 +92,7 @@ def json_pieces(data: object) -> Iterator[bytes]:
         for item in items:
             piece += between
             between = b","
-            for part in json_pieces(item):
+            for part in (memoryview(item),) if isinstance(item, Raw) else json_pieces(item):
                 piece += part
                 if len(piece) >= PIECE:
                     yield bytes(piece)

@@ -16,6 +16,7 @@ from logitless.frontend.replies.encoding import encode_json, lazy
 from logitless.models.tokenizer import Tokenizer
 
 _LOWEST = -3.4028234663852886e38  # JSON has no infinity; llama-server writes this
+_LOWEST_JSON = b"-3.4028234663852886e38"
 
 
 def finite(value: float) -> float:
@@ -44,7 +45,7 @@ def by_id(prob: TokenProb, top: int, tokenizer: Tokenizer) -> dict[str, RankedLo
 def with_chosen(prob: TokenProb, top: int) -> list[tuple[int, float]]:
     """The `top` likeliest tokens; the chosen one stands in the place of the last if it is not among them."""
     likeliest = list(prob.top[:top])
-    if top > 0 and all(id != prob.id for id, _ in likeliest):
+    if top > 0 and prob.id not in dict(likeliest):
         likeliest[top - 1 :] = [(prob.id, prob.value)]
     return likeliest
 
@@ -73,10 +74,11 @@ def entries(
             return heads[id]
 
         for p in probs:
-            pairs = [(p.id, p.value), *(with_chosen(p, top) if chosen else p.top[:top])]
-            values = encode_json([finite(value) for _, value in pairs])[1:-1].split(b",")
-            first, *rest = [(heads.get(id) or head(id)) + v for (id, _), v in zip(pairs, values, strict=True)]
-            yield Raw(b'%b,"%b":[%b]}' % (first, names[1], b",".join([one + b"}" for one in rest])))
+            likeliest = with_chosen(p, top) if chosen else p.top[:top]
+            ids, values = zip((p.id, p.value), *likeliest, strict=True)
+            numbers = encode_json(values)[1:-1].replace(b"null", _LOWEST_JSON).split(b",")
+            first, *rest = [(heads.get(id) or head(id)) + n for id, n in zip(ids, numbers, strict=True)]
+            yield Raw(b'%b,"%b":[%b%b]}' % (first, names[1], b"},".join(rest), b"}" if rest else b""))
 
     return cast("list[TokenLogprob]", lazy(items))
 

@@ -493,10 +493,9 @@ class Session:
         At `max_plans` the least recently used one is dropped. ValueError for a key without a hash.
         """
         try:
-            hash(key)
+            plan = self._plans.pop(key, None)
         except TypeError:
             raise ValueError(f"the key of a plan must be hashable, not {type(key).__name__}") from None
-        plan = self._plans.pop(key, None)
         if plan is None:
             if len(self._plans) >= self._max_plans:
                 del self._plans[next(iter(self._plans))]

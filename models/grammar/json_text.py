@@ -374,8 +374,9 @@ class JsonText:
         pending, pieces = self._state.pending, self._pieces
         if not pending:
             self._compute(bits)
-            self._read_bytes(bits)
-            self._bound(bits)
+            if not self._in_plain_string():
+                self._read_bytes(bits)
+                self._bound(bits)
             if self._state.quoted:
                 for id, plain in pieces.slashes:
                     if bits[plain // 32] >> np.uint32(plain % 32) & 1:
@@ -393,6 +394,14 @@ class JsonText:
                 n_words = len(pieces.sets["slash"])
                 bits[:n_words] |= before[:n_words] & pieces.sets["slash"]
             self._parts(bits, pieces.parts)
+
+    def _in_plain_string(self) -> bool:
+        """True within a string where nothing is bounded and the engine reads all escapes."""
+        limits, state = self._limits, self._state
+        if not state.quoted or limits.mixed or limits.patterns:
+            return False
+        parts = state.parts
+        return len(parts) < MAX_DEPTH and state.empty < MAX_EMPTY and (not parts or parts[-1] + 1 < limits.parts)
 
     def _compute(self, bits: Bits) -> None:
         if not self._engine.is_stopped():

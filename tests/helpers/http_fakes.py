@@ -19,6 +19,7 @@ from string import ascii_lowercase
 from typing import Any, ClassVar, TypeVar
 
 import aiohttp
+from msgspec import structs
 from openai import AsyncOpenAI
 
 from logitless.engine.async_engine import AsyncEngine, LoadedModel, ModelInfo
@@ -272,7 +273,7 @@ class FakeScheduler:
             return None
         prob = self._top(id, request.sampling.n_probs)
         if request.sampling.post_sampling_probs:
-            return replace(prob, value=0.5, top=tuple((i, 0.5) for i, _ in prob.top))
+            return structs.replace(prob, value=0.5, top=tuple((i, 0.5) for i, _ in prob.top))
         return prob
 
     def _top(self, id: int, n: int) -> TokenProb:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from logitless.engine import async_engine, stream
 from logitless.engine.async_engine import AsyncEngine
@@ -226,7 +227,7 @@ async def test_tokens_without_a_text_are_told_before_the_end(monkeypatch: pytest
         n_shown = await sizes(server)
         advance = server.scheduler._advance
         server.scheduler._advance = lambda s: [
-            replace(event, text="") if isinstance(event, Token) else event for event in advance(s)
+            structs.replace(event, text="") if isinstance(event, Token) else event for event in advance(s)
         ]
         n_hidden = await sizes(server)
     assert len(n_shown) == 40
