@@ -101,11 +101,15 @@ def end(value: str, gated: str, group: str) -> str:
     }}"""
 
 
-def rounded(rows: str, columns: str, first_row: str, first_column: str, values: str) -> str:
-    """Code that rounds results of a pair, `values` of a group's memory, in rows of whole blocks."""
+def rounded(rows: str, columns: str, first_row: str, first_column: str, values: str, stride: str = "") -> str:
+    """Code that rounds results of a pair in rows of whole blocks: `values` of a group's memory, of which a
+    row has `stride`.
+    """
+    place = f"from / {columns} * {stride or columns} + from % {columns}"
     return f"""
     for (uint i = LID; i < {rows} * {columns} / 4u; i += WG) {{
       uint from = i / 8u * 32u, row = {first_row} + from / {columns}, at = {first_column} + from % {columns};
+      from = {place};
       if (row < n_m && at < n_n) {{
         at = (row * n_n + at) / 32u * {quantize.WORDS}u;
         {quantize.round_block(f"{values}[from + {{}}]", "i % 8u", "Q")}

@@ -5,11 +5,11 @@ else is as in linear_int_dot.py, in its order: the scales, the sum over the bloc
 sum of the chunks. So a row has the same bits there, and a device may take either kernel for any
 number of rows.
 
-A group of WG threads computes 64 outputs of TM rows. It stages each block of 32 k in local memory,
-the quants as rows of bytes; then each subgroup multiplies its tiles of CM × CN results, CK k at a
-time. Scales are matrices too, loaded with a stride of 0: all rows alike, or all columns. The device
-decides which results of a tile a thread holds, but alike for matrices of one type, so they are
-combined element by element.
+A group of WG threads computes 64 outputs (of a pair 32 of each weight) of TM rows. It stages each
+block of 32 k in local memory, the quants as rows of bytes; then each subgroup multiplies its tiles
+of CM × CN results, CK k at a time. Scales are matrices too, loaded with a stride of 0: all rows
+alike, or all columns. The device decides which results of a tile a thread holds, but alike for
+matrices of one type, so they are combined element by element.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from logitless.backends.gpu.matmul.split_k import CHUNKS
 from logitless.backends.gpu.quantize import ROUNDS, WORDS, rounding
 from logitless.graph.tensor import Tensor
 
-WG, TM, TN = 128, 64, 64
+WG, TM, TN = 256, 128, 64
 # words of 32 bytes in local memory: a multiple of 16 bytes, and no two of 8 rows in one bank
 STRIDE = 12
-LEAST_ROWS = 33  # for fewer than a half of TM `linear_dot` wastes less
+LEAST_ROWS = 33  # for fewer `linear_dot` wastes less; each device measures where matrices begin to win
 SHARED_BYTES = 32768  # that the largest variant may need
 # properties of a device: rows, columns, depth, and threads a subgroup
 MATRICES = {"CM": 16, "CN": 16, "CK": 32, "SG": 32}
@@ -39,7 +39,9 @@ FUNCTIONS = f"""
 #define FLOATS OF(float, gl_MatrixUseAccumulator, CM, CN)
 #define EACH_TILE UNROLL for (uint j = 0u; j < TC; j++) UNROLL for (uint i = 0u; i < TR; i++)
 const uint ROW_TILES = TM / CM, TILES = TM * TN / (CM * CN) / (WG / SG); /* of the group, of a subgroup */
-const uint TR = ROW_TILES < TILES ? ROW_TILES : TILES, TC = TILES / TR, STEPS = (32u / HALVES + CK - 1u) / CK;
+/* a subgroup has half of the rows or fewer, so that one without rows computes nothing */
+const uint TR = ROW_TILES / 2u < TILES ? ROW_TILES / 2u : TILES, TC = TILES / TR;
+const uint STEPS = (32u / HALVES + CK - 1u) / CK;
 """
 
 
@@ -71,15 +73,19 @@ def _stage(dtype: str) -> str:
 def _body(dtype: str) -> str:
     return f"""
   uint n_blocks = n_k / 32u, column = LID % TN;
-  {launch.begin(dtype, "GY * (TN / 16u) + LID % TN / 16u")}
-  uint group = unit, g = min(group, groups - 1u);
-  uint row_0 = gl_SubgroupID * TILES % ROW_TILES, column_0 = gl_SubgroupID * TILES / ROW_TILES;
-  FLOATS tot[TILES], acc[TILES];
-#if PAIR
-  FLOATS kept[TILES];
-  for (uint p = 0u; p < 2u; p++) {{
-  if (p == 1u) CHOOSE(1u)
+#if PAIR /* half of the columns are the first weight's, the others the same of the second */
+  const uint p = 1u, width = TN / 2u;
+#else
+  const uint width = TN;
 #endif
+  {launch.begin(dtype, "GY * (width / 16u) + LID % width / 16u")}
+#if PAIR
+  if (column >= width) CHOOSE(1u)
+#endif
+  uint group = unit, g = min(group, groups - 1u);
+  uint row_0 = gl_SubgroupID * TR % ROW_TILES, column_0 = gl_SubgroupID * TR / ROW_TILES * TC;
+  bool busy = GX * TM + row_0 * CM < n_m;
+  FLOATS tot[TILES], acc[TILES];
   UNROLL for (uint t = 0u; t < TILES; t++) tot[t] = FLOATS(0.0f);
   for (uint c = 0u; c < CHUNKS; c++) {{
     UNROLL for (uint t = 0u; t < TILES; t++) acc[t] = FLOATS(0.0f);
@@ -87,7 +93,7 @@ def _body(dtype: str) -> str:
       BARRIER();
       {_stage(dtype)}
       BARRIER();
-      UNROLL for (uint j = 0u; j < TC; j++) UNROLL for (uint h = 0u; h < HALVES; h++) {{
+      if (busy) UNROLL for (uint j = 0u; j < TC; j++) UNROLL for (uint h = 0u; h < HALVES; h++) {{
         uint n = h * TN + (column_0 + j) * CN, k = h * 16u / CK;
         OF(int8_t, gl_MatrixUseB, CK, CN) w[STEPS];
         UNROLL for (uint s = 0u; s < STEPS; s++)
@@ -127,34 +133,26 @@ def _body(dtype: str) -> str:
         tot[t][e] = value;
       }}
   }}
-#if PAIR
-  if (p == 0u) {{ UNROLL for (uint t = 0u; t < TILES; t++) kept[t] = tot[t]; }}
-  else
-#endif
   for (uint tile = 0u; tile < ROW_TILES; tile++) {{
     BARRIER();
-    EACH_TILE if (row_0 + i == tile) {{
-      uint at = (column_0 + j) * CN;
-      coopMatStore(tot[j * TR + i], results, at, TN, gl_CooperativeMatrixLayoutRowMajor);
-#if PAIR
-      coopMatStore(kept[j * TR + i], firsts, at, TN, gl_CooperativeMatrixLayoutRowMajor);
-#endif
-    }}
+    EACH_TILE if (row_0 + i == tile)
+      coopMatStore(tot[j * TR + i], results, (column_0 + j) * CN, TN, gl_CooperativeMatrixLayoutRowMajor);
     BARRIER();
-    for (uint r = LID / TN; r < CM; r += WG / TN) {{
-      uint m = tile * CM + r, at = r * TN + column;
-      {launch.end("results[at]", "firsts[at]", "group")}
+    for (uint r = LID / width; r < CM; r += WG / width) {{
+      uint m = tile * CM + r, at = r * TN + LID % width;
+#if PAIR
+      {launch.end("results[at + width]", "results[at]", "group")}
+#else
+      {launch.end("results[at]", "", "group")}
+#endif
     }}
 #if PAIR
     if (extra >= 2u) {{
       BARRIER();
-      {launch.rounded("CM", "TN", "GX * TM + tile * CM", "GY * TN", "firsts")}
+      {launch.rounded("CM", "width", "GX * TM + tile * CM", "GY * width", "results", "TN")}
     }}
 #endif
   }}
-#if PAIR
-  }}
-#endif
 """
 
 
@@ -176,7 +174,6 @@ for _dtype in unpack.BLOCKS:
             ("float", "xd", f"{TM}"),
             ("float", "xt", f"{_halves * TM}"),
             ("float", "results", f"CM * {TN}"),
-            ("float", "firsts", f"CM * {TN}"),
         ],
         functions=launch.MACROS
         + f"#define HALVES {_halves}u\n#define MINIMUM {int(unpack.has_minimum(_dtype))}\n"
@@ -188,5 +185,7 @@ for _dtype in unpack.BLOCKS:
 
 def coop_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]:
     """Launches: quantisation of t's activations, and the product."""
-    product = launch.launch(t, parts, shape, f"linear_coop_{parts[0].dtype}", launch.Tile(TM, 1, TN // 16))
+    product = launch.launch(
+        t, parts, shape, f"linear_coop_{parts[0].dtype}", launch.Tile(TM, 1, TN // (32 if t.op == "linear_glu" else 16))
+    )
     return of_rounded(product, rounding(t.src[0], shape))
