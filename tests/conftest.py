@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -33,6 +34,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # longer than the kernels that they optimise run here.
 os.environ.setdefault("POCL_EXTRA_BUILD_FLAGS", "-cl-opt-disable")
 os.environ.setdefault("GALLIVM_PERF", "nopt")
+gc.disable()  # while modules are imported and tests collected, of which nothing is garbage
 
 LONG = (  # files with the longest tests, which must not begin last
     "test_llama_cpp.py",
@@ -50,11 +52,18 @@ LONG = (  # files with the longest tests, which must not begin last
     "test_router.py",
     "test_neon.py",
 )
+BY_HAND = ("--fuzz", "--image-table", "--long", "--lowest", "--peft", "--ray", "--real-models", "--trl")  # unbounded
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start long files first, so that no worker is left alone with one."""
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+def pytest_collection_finish() -> None:
+    """Exclude modules and tests from every later garbage collection."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")
@@ -86,6 +95,8 @@ def real_models(request: pytest.FixtureRequest) -> Path:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if any(map(config.getoption, BY_HAND)):
+        config.option.timeout = 0
     if n := config.getoption("--fuzz"):
         os.environ[VARIABLE] = str(n)
         settings.load_profile("exploring")
