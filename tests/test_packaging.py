@@ -190,7 +190,7 @@ def test_the_wheel_has_one_name_and_nothing_unneeded(wheel: Path) -> None:
     expected = {f"logitless/{p.relative_to(ROOT)}" for name in PACKAGES for p in (ROOT / name).rglob("*.py")}
     assert modules == expected | {str(path.relative_to(ROOT)) for path in (ROOT / "logitless").glob("*.py")}
     assert "logitless/server/ui/web/app.js" in names
-    assert not [n for n in names if n.startswith("logitless/server/ui/src/")]  # TypeScript: built files are shipped
+    assert not [n for n in names if n.startswith("logitless/server/ui/src/")]
     shaders = [n for n in names if n.endswith(".spv")]
     assert shaders
     assert not [n for n in shaders if "/soft/" in n]  # for Vulkan on a CPU, a device for tests

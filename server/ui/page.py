@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
@@ -32,6 +33,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
 }
 _INDEX = "index.html"
+_JSDOC = re.compile(rb"/\*\*.*?\*/ ?", re.DOTALL)  # types of our modules, which browsers do not need
 _AGAIN = "no-cache"  # a newer server has a newer page
 _IMMUTABLE = "public, max-age=31536000, immutable"
 
@@ -45,7 +47,8 @@ def assets() -> dict[str, bytes]:
             if entry.is_dir():
                 yield from walk(entry, f"{within}{entry.name}/")
             elif Path(entry.name).suffix in _TYPES:
-                yield within + entry.name, entry.read_bytes()
+                body = entry.read_bytes()
+                yield within + entry.name, body if within else _JSDOC.sub(b"", body)
 
     return dict(walk(files("logitless.server.ui").joinpath("web"), ""))
 

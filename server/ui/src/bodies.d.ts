@@ -1,4 +1,4 @@
-// Answers of the server. Generated from its types by scripts/build-page.
+// Answers of the server. Generated from its types by scripts/page-types.
 
 /** A LoRA adapter, and the scale that it has where a request names none. */
 export interface Adapter {
