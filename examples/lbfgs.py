@@ -30,7 +30,7 @@ class Minimum:
     pairs: Pairs = ()  # curvature pairs: with x, the whole state of the search
 
 
-def minimize(
+def minimize(  # noqa: PLR0913  (the algorithm's parameters, by their names)
     evaluate: Evaluate,
     x: F64,
     *,

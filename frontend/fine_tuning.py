@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from msgspec import Struct, defstruct
 from msgspec.structs import asdict as asdict_struct
@@ -133,20 +133,26 @@ class JobBody(Struct, frozen=True, kw_only=True):
     metadata: Annotated[Mapping[str, Any], Param("any object; the job shows it")] = {}
 
 
+class JobModel(NamedTuple):
+    """The served model that jobs start from. `weights`: those of which adapters have some; None: not known."""
+
+    base: str
+    names: Set[str]
+    n_ctx_train: int
+    weights: Collection[str] | None = None
+
+
 def new_job(
     body: Mapping[str, Any],
     store: Store,
-    base: str,
-    names: Set[str],
-    n_ctx_train: int,
+    served: JobModel,
     may_see: Callable[[Row], bool] = lambda _: True,
     around: Surroundings | None = None,
-    weights: Collection[str] | None = None,
     trackers: Collection[str] = (),
 ) -> Row:
     """The row of a job. InvalidRequest names the field that is wrong. `may_see`: the files and jobs that count;
-    `around`: the means of graders; `weights`: the model's, of which adapters have some;
-    `trackers`: those of the network that are allowed."""
+    `around`: the means of graders; `trackers`: those of the network that are allowed."""
+    base, names, n_ctx_train, weights = served
     params = read(JobBody, body)
     model, suffix = params.model, params.suffix
     start = None if model in names else find(store, model)

@@ -390,7 +390,7 @@ class AsyncLLM:
         `[{"type": "wandb", "wandb": {"project": "…"}}]`, mlflow, tensorboard. Requests use the result
         by `SamplingParams(model=job.model)`.
         """
-        from logitless.frontend.fine_tuning import new_job
+        from logitless.frontend.fine_tuning import JobModel, new_job
         from logitless.training.reporting.trackers import KINDS
 
         served = await self._ready()
@@ -415,11 +415,8 @@ class AsyncLLM:
             row = new_job(
                 body,
                 tuning.store,
-                tuning.base,
-                {tuning.base},
-                n_ctx,
+                JobModel(tuning.base, {tuning.base}, n_ctx, weights),
                 around=around,
-                weights=weights,
                 trackers=KINDS,
             )
         tuning.store.put("jobs", row)

@@ -14,7 +14,7 @@ from logitless.models.quantization.presets import TypeOptions, check_type
 from logitless.models.quantization.quantize_model import plan_quantization
 
 
-def quantize(
+def quantize(  # noqa: PLR0913  (llama-quantize's flags)
     model: str | Path,
     output: str | Path,
     file_type: str,

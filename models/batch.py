@@ -227,7 +227,7 @@ class PagedMemory:
     recurrent: Mapping[int, Tensor]  # (N, H, D, E)
 
     @classmethod
-    def define(
+    def define(  # noqa: PLR0913  (sizes of one pool)
         cls,
         session: Session,
         h: Hparams,

@@ -205,8 +205,7 @@ def plan_run(config: TrainingConfig, data: Data | None, reader: Reader, n_ctx_tr
         name,
         reader,
         data_options(config, n_ctx),
-        n_batch=config.batch_size,
-        grad_acc=config.grad_acc,
+        batch=(config.batch_size, config.grad_acc),
         validation=config.val_split,
         seed=config.seed,
         shuffle=config.shuffle,
@@ -332,7 +331,7 @@ class FineTuning:
     `trainer` is the run itself (logitless.training.trainer.Trainer): its state, its counters, its
     steps. The session is the caller's, to close after the run; it holds this model alone."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (keywords of the Python API)
         self,
         session: Session,
         model: str | Path,

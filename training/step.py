@@ -114,7 +114,7 @@ class Footprint:
 class Steps:
     """Plans and optimizer state of one run. `prefix` separates the runs of one session."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (parts of a run, most of which few runs have)
         self,
         trainable: Trainable,
         optimizer: OptimizerSettings,

@@ -254,7 +254,7 @@ class Trainer:
       Without it nothing is copied: gradients stay on the device.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (parts of a run, most of which few runs have)
         self,
         trainable: Trainable,
         settings: Settings,

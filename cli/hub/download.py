@@ -53,7 +53,7 @@ class ProgressBar(Protocol):
 ProgressOf = Callable[[str], ProgressBar]  # of the file's name
 
 
-def fetch(
+def fetch(  # noqa: PLR0913  (facts of one file)
     url: str,
     path: Path,
     *,

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import socket
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -41,7 +40,9 @@ def import_http() -> Any:
     whole = ssl.create_default_context
     ssl.create_default_context = lambda *_, **__: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # an empty trust store
     try:
-        return import_module("logitless.server.app")
+        from logitless.server import app
+
+        return app
     finally:
         ssl.create_default_context = whole
 

@@ -82,7 +82,7 @@ class FineTuningWorker:
     `run` and `close` are for the engine thread, the other public methods for any thread.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (the parts of a server that it works with)
         self,
         store: Store,
         engine: ModelRunner,

@@ -117,39 +117,72 @@ def _trained(gguf: GGUFFile) -> Scaling | None:
     return Scaling(alpha, rslora)
 
 
-def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, TensorSlice], h: Hparams) -> dict[str, Pair]:
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
+class _AdapterFile:
+    """The matrices of an adapter's file, checked against those of the model."""
 
-    def values(name: str) -> F32:
-        info = gguf.tensors[name]
-        rows = info.shape[0] if len(info.shape) == 2 else info.shape[0] * info.shape[1]
-        raw = gguf.bytes_of(name).reshape(rows, -1)
-        if info.dtype == "f32":
-            array = raw.view(np.float32)
-        else:
-            try:
-                array = dequantize(raw, GGMLQuantizationType[info.dtype.upper()])
-            except (KeyError, NotImplementedError):
-                raise ModelFileError(
-                    gguf.path, f"tensor {shown(name)} has type {info.dtype}, which is not supported"
-                ) from None
+    def __init__(self, gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, TensorSlice]) -> None:
+        self._gguf, self._base, self._declared = gguf, base, declared
+
+    def _error(self, text: str) -> ModelFileError:
+        return ModelFileError(self._gguf.path, text)
+
+    def _finite(self, name: str, array: F32) -> F32:
         if not np.isfinite(array).all():
-            raise ModelFileError(gguf.path, f"tensor {shown(name)} holds a number that is not finite")
+            raise self._error(f"tensor {shown(name)} holds a number that is not finite")
         return np.array(array, np.float32)
 
-    def delta(weight: str, n_out: int) -> F32 | None:
-        info = gguf.tensors.get(name := f"{weight}.lora_delta")
+    def values(self, name: str) -> F32:
+        """A tensor's values, (rows, row)."""
+        from gguf import GGMLQuantizationType
+        from gguf.quants import dequantize
+
+        info = self._gguf.tensors[name]
+        rows = info.shape[0] if len(info.shape) == 2 else info.shape[0] * info.shape[1]
+        raw = self._gguf.bytes_of(name).reshape(rows, -1)
+        if info.dtype == "f32":
+            return self._finite(name, raw.view(np.float32))
+        try:
+            return self._finite(name, dequantize(raw, GGMLQuantizationType[info.dtype.upper()]))
+        except (KeyError, NotImplementedError):
+            raise self._error(f"tensor {shown(name)} has type {info.dtype}, which is not supported") from None
+
+    def delta(self, weight: str, n_out: int) -> F32 | None:
+        """The added vector of a weight, (n_out,)."""
+        info = self._gguf.tensors.get(name := f"{weight}.lora_delta")
         if info is None:
             return None
         if info.shape != (n_out,) or info.dtype != "f32" or weight == EMBEDDING or NORMS.fullmatch(weight):
-            raise ModelFileError(gguf.path, f"tensor {shown(name)} has shape {info.shape}, expected f32 {(n_out,)}")
-        result = np.array(gguf.bytes_of(name).view(np.float32))
-        if not np.isfinite(result).all():
-            raise ModelFileError(gguf.path, f"tensor {shown(name)} holds a number that is not finite")
-        return result
+            raise self._error(f"tensor {shown(name)} has shape {info.shape}, expected f32 {(n_out,)}")
+        return self._finite(name, self._gguf.bytes_of(name).view(np.float32))
 
-    pairs = {}
+    def pair(self, weight: str) -> Pair:
+        """A and B of a weight."""
+        name, other = f"{weight}.lora_a", f"{weight}.lora_b"
+        target = self._base.tensors.get(weight)
+        parts = [(n, part) for n, part in self._declared.items() if part.source == weight and n.endswith(".weight")]
+        names = [n for n, part in parts if not (part.n_experts or part.in_file or part.as_f32)]
+        of_experts = len(parts) == 1 and bool(EXPERTS.fullmatch(weight))
+        is_vector = any(map(NORMS.fullmatch, names))
+        if target is None or not (of_experts or is_vector or (names and len(target.shape) == 2)):
+            raise self._error(f"tensor {shown(name)}: the model has no matrix {shown(weight)}")
+        a, b = self._gguf.tensors[name].shape, self._gguf.tensors[other].shape
+        for half, shape in ((name, a), (other, b)):
+            if len(shape) != (3 if of_experts else 2) or (of_experts and shape[0] != target.shape[0]):
+                kind = f"{target.shape[0]} matrices" if of_experts else "a matrix"
+                raise self._error(f"tensor {shown(half)} has shape {shape}, expected {kind}")
+        a, b = a[-2:], b[-2:]
+        n_out, n_in = matrix_shape(target.shape)
+        fits = (a[0], b[0]) == (n_out, n_in) if weight == EMBEDDING else (b[0], a[1]) == (n_out, n_in)
+        rank = a[1] if weight == EMBEDDING else a[0]
+        if not fits or b[1] != rank:
+            raise self._error(f"tensors {shown(name)} {a} and lora_b {b} do not fit {(n_out, n_in)}")
+        if not 0 < rank <= MAX_RANK:
+            raise self._error(f"tensor {shown(name)}: a rank of {rank} is not supported")
+        return Pair(self.values(name), self.values(other), self.delta(weight, n_out))
+
+
+def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, TensorSlice], h: Hparams) -> dict[str, Pair]:
+    file, pairs = _AdapterFile(gguf, base, declared), {}
     for name in gguf.tensors:
         # a norm as a whole
         if name.endswith("_norm.weight") or is_unused(h, name.rpartition(".lora_")[0]):
@@ -163,29 +196,8 @@ def _file_pairs(gguf: GGUFFile, base: GGUFFile, declared: Mapping[str, TensorSli
         other = f"{weight}.lora_{'b' if half == 'a' else 'a'}"
         if other not in gguf.tensors:
             raise ModelFileError(gguf.path, f"tensor {shown(other)} is missing")
-        if half == "b":
-            continue
-        target = base.tensors.get(weight)
-        parts = [(n, part) for n, part in declared.items() if part.source == weight and n.endswith(".weight")]
-        names = [n for n, part in parts if not (part.n_experts or part.in_file or part.as_f32)]
-        of_experts = len(parts) == 1 and bool(EXPERTS.fullmatch(weight))
-        is_vector = any(map(NORMS.fullmatch, names))
-        if target is None or not (of_experts or is_vector or (names and len(target.shape) == 2)):
-            raise ModelFileError(gguf.path, f"tensor {shown(name)}: the model has no matrix {shown(weight)}")
-        a, b = gguf.tensors[name].shape, gguf.tensors[other].shape
-        for half, shape in ((name, a), (other, b)):
-            if len(shape) != (3 if of_experts else 2) or (of_experts and shape[0] != target.shape[0]):
-                kind = f"{target.shape[0]} matrices" if of_experts else "a matrix"
-                raise ModelFileError(gguf.path, f"tensor {shown(half)} has shape {shape}, expected {kind}")
-        a, b = a[-2:], b[-2:]
-        n_out, n_in = matrix_shape(target.shape)
-        fits = (a[0], b[0]) == (n_out, n_in) if weight == EMBEDDING else (b[0], a[1]) == (n_out, n_in)
-        rank = a[1] if weight == EMBEDDING else a[0]
-        if not fits or b[1] != rank:
-            raise ModelFileError(gguf.path, f"tensors {shown(name)} {a} and lora_b {b} do not fit {(n_out, n_in)}")
-        if not 0 < rank <= MAX_RANK:
-            raise ModelFileError(gguf.path, f"tensor {shown(name)}: a rank of {rank} is not supported")
-        pairs[weight] = Pair(values(name), values(other), delta(weight, n_out))
+        if half == "a":
+            pairs[weight] = file.pair(weight)
     if not pairs:
         raise ModelFileError(gguf.path, "has no tensors")
     return pairs

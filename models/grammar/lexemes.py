@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from logitless.models.grammar.ast import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Token
 
@@ -18,6 +19,7 @@ _MAX_POSITIONS = 400  # of a lexeme's automaton
 _MAX_NODES = 4000  # of a grammar; larger ones are lexed by characters
 _MAX_ROUNDS = 30
 _ANYTHING = -1  # every character, as a set of bits
+K = TypeVar("K")
 
 
 @dataclass(slots=True)
@@ -211,13 +213,9 @@ class Lexemes:
             """Propagate `rest`, the characters that may follow the node."""
             nonlocal changed
             if self.is_lexeme(node):
-                if follow.get(node, 0) | rest != follow.get(node):
-                    follow[node] = follow.get(node, 0) | rest
-                    changed = True
+                changed |= _add(follow, node, rest)
             elif isinstance(node, Ref):
-                if after[node.name] | rest != after[node.name]:
-                    after[node.name] |= rest
-                    changed = True
+                changed |= _add(after, node.name, rest)
             elif isinstance(node, Repeat):
                 visit(node.part, rest | (0 if node.most == 1 else head(node.part)[1]))
             elif isinstance(node, Alt):
@@ -238,6 +236,13 @@ class Lexemes:
                     changed = True
                 visit(self._rules[name], after[name])
         return follow
+
+
+def _add(table: dict[K, int], key: K, characters: int) -> bool:
+    """Add characters to a key's set; True: it has more of them now."""
+    before = table.get(key)
+    table[key] = (before or 0) | characters
+    return table[key] != before
 
 
 def _walk(node: Node) -> Iterator[Node]:

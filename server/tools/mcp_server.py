@@ -8,7 +8,6 @@ import logging
 import re
 from collections.abc import Mapping
 from functools import partial
-from importlib import import_module
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,10 @@ MAX_TOOLS, MAX_PAGES = 128, 16  # of a server
 MAX_RESULT = 64 << 10  # characters
 LONGEST_PAUSE = 60.0  # seconds from a failure to the next start
 MAX_HANGS = 2  # calls in a row that had no answer in time, until the server is started anew
+
+
+def _import_link() -> None:
+    """Import the module of connections, which takes a while, beside the event loop."""
 
 
 class McpServer:
@@ -69,8 +72,10 @@ class McpServer:
                 await self._give_up(self._link, "it ended")
             if (wait := self._not_before - monotonic()) > 0:
                 raise self._down(f"; it is started again in {wait:.0f} s")
-            module = await to_thread(lambda: import_module("logitless.server.tools.mcp_link"))
-            link = module.McpLink(self.settings, START_SECONDS, self._forget)
+            await to_thread(_import_link)
+            from logitless.server.tools.mcp_link import McpLink
+
+            link = McpLink(self.settings, START_SECONDS, self._forget)
             self._tools, self._hangs = None, 0
             try:
                 await link.client()

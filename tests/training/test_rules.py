@@ -116,14 +116,14 @@ def test_progress_fits_eighty_columns() -> None:
     assert [clock(x) for x in (0, 59.6, 3723, math.nan)] == ["0:00", "1:00", "1:02:03", "-:--"]
     r = Result(10**9, 5 * 10**8, [123.456, 99.1], [1e9, 1e9])
     for done in (1, 10**6, 10**9):
-        line = status("train", done, 10**9, r, 1e6, 1e6, 1e6)
+        line = status("train", (done, 10**9), r, 1e6, 1e6, 1e6)
         assert len(line) <= 80
         assert f"data={done}/1000000000" in line
     assert "loss=111.28 acc=50.0%" in line
-    small = status("train", 355, 365, Result(94080, 20000, [3.5, 3.6], [1, 1]), 137.0, 61.0, 689.4)
+    small = status("train", (355, 365), Result(94080, 20000, [3.5, 3.6], [1, 1]), 137.0, 61.0, 689.4)
     assert small == "train: |███████▊| data=355/365 loss=3.550±0.050 acc=21.3±0.1% ETA=1:01 689 tok/s"
     for columns in (60, 50, 40):
-        narrow = status("train", 355, 365, Result(94080, 20000, [3.5, 3.6], [1, 1]), 1e6, 1e6, 1e6, 12.34, columns)
+        narrow = status("train", (355, 365), Result(94080, 20000, [3.5, 3.6], [1, 1]), 1e6, 1e6, 1e6, 12.34, columns)
         assert len(narrow) <= columns
         assert "data=355/365 loss=3.55" in narrow
         assert "norm=12.3" in narrow

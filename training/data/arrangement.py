@@ -52,15 +52,17 @@ def arranged(
     reader: Reader,
     o: DataOptions,
     *,
-    n_batch: int = 8,
-    grad_acc: int = 1,
+    batch: tuple[int, int] = (8, 1),
     validation: float = 0.0,
     seed: int = 0,
     shuffle: bool = True,
 ) -> Arrangement:
-    """A run's data. Of supervised learning a step takes n_batch · grad_acc samples of `o.n_ctx`
+    """A run's data. `batch`: n_batch and grad_acc.
+
+    Of supervised learning a step takes n_batch · grad_acc samples of `o.n_ctx`
     tokens, of another method so many examples, in windows as long as they need. TrainingError names
     the line at fault; `name` stands for the data in messages."""
+    n_batch, grad_acc = batch
     of_file = isinstance(data, str | Path)
     short = Path(str(data)).name if of_file else name
     if reader.objective is None:

@@ -59,8 +59,7 @@ _FORMS: tuple[tuple[int, bool, frozenset[str]], ...] = (
 
 def status(
     name: str,
-    done: int,
-    total: int,
+    count: tuple[int, int],
     result: Result,
     elapsed: float,
     eta: float,
@@ -68,13 +67,15 @@ def status(
     norm: float | None = None,
     columns: int = COLUMNS,
 ) -> str:
-    """One line of at most so many columns. If it is too long, digits of the loss go first, then the
-    elapsed time, and so on; the loss and the gradient's `norm` stay."""
+    """One line of at most so many columns. `count`: samples done, and all.
+
+    If it is too long, digits of the loss go first, then the elapsed time, and so on; the loss and the gradient's `norm`
+    stay."""
     unknown = math.nan
     for digits, spread, without in _FORMS:
         loss = uncertain(result.loss, result.loss_uncertainty if spread else unknown, digits)
         acc = uncertain(100 * result.accuracy, 100 * result.accuracy_uncertainty if spread else unknown, 1)
-        parts = {"bar": bar(done, total), "data": f"data={done}/{total}"}
+        parts = {"bar": bar(*count), "data": f"data={count[0]}/{count[1]}"}
         if "mean_reward" in result.metrics:
             parts["loss"] = f"mean_reward={result.metrics['mean_reward']:.4f}"
         else:
@@ -147,7 +148,7 @@ class Reporter:
             self._n_validated = event.n_samples
             if self.terminal:
                 eta = spent / event.sample * (event.n_samples - event.sample)
-                line = partial(status, "val", event.sample, event.n_samples, event.result, spent, eta, 0.0, None)
+                line = partial(status, "val", (event.sample, event.n_samples), event.result, spent, eta, 0.0, None)
                 self._show(line, final=False)
         elif isinstance(event, Validated):
             spent = self._now() - self._validation_began
@@ -156,7 +157,7 @@ class Reporter:
             self.validations.append((event.iteration, event.result.loss))
             self._plot("validation ", event.iteration, event.result.metrics)
             n = self._n_validated
-            self._show(partial(status, "val", n, n, event.result, spent, 0.0, 0.0, None))
+            self._show(partial(status, "val", (n, n), event.result, spent, 0.0, 0.0, None))
 
     def _show(self, line: Callable[[int], str], *, final: bool = True) -> None:
         """Write `line(columns)`; in a file it may be as wide as on most terminals."""
@@ -182,7 +183,7 @@ class Reporter:
             )  # within this step, the rest of which is the next's
             done = e.n_samples if ended else e.sample
             elapsed, speed = now - self._began, e.n_tokens / spent
-            line = partial(status, "train", done, e.n_samples, e.result, elapsed, eta, speed, e.norm)
+            line = partial(status, "train", (done, e.n_samples), e.result, elapsed, eta, speed, e.norm)
             self._show(line, final=ended)
             self._sample = 0 if e.sample >= e.n_samples else e.sample
         else:

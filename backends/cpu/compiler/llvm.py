@@ -40,8 +40,9 @@ def compile_kernel(name: str, module: str, symbol: str) -> bytes:
     """Code of a kernel of `module` with entry `symbol`: a linked image, or an object file."""
     family, *params = name.split(":")
     importlib.import_module(f"logitless.backends.cpu.kernels.{module}")
-    registry = importlib.import_module("logitless.backends.cpu.kernels.ir.registry")
-    source, entry = ir_of(registry.KERNELS[family](*params))
+    from logitless.backends.cpu.kernels.ir.registry import KERNELS
+
+    source, entry = ir_of(KERNELS[family](*params))
     code = object_code(source, entry, symbol)
     try:
         return linker.link(code, symbol)

@@ -84,7 +84,7 @@ class Kernel:
     `special`: specialisation constants, which the Vulkan device sets, with valid values.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  (a kernel is a row of these)
         self,
         name: str,
         args: Sequence[Arg],

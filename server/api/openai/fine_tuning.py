@@ -14,7 +14,7 @@ from logitless.engine.finetuning.status import ENDED, RUNNING
 from logitless.engine.finetuning.tuned_models import find
 from logitless.engine.records.store import Row
 from logitless.frontend.answers.fine_tuning import Checkpoint, Deleted, Job, JobEvent
-from logitless.frontend.fine_tuning import new_job
+from logitless.frontend.fine_tuning import JobModel, new_job
 from logitless.frontend.graders import surroundings
 from logitless.frontend.replies.encoding import sse
 from logitless.frontend.workers import to_thread
@@ -38,12 +38,9 @@ async def create(request: web.Request) -> web.Response:
         row = new_job(
             body,
             tuning.store,
-            tuning.base,
-            names,
-            n_ctx,
+            JobModel(tuning.base, names, n_ctx, tuning.weights),
             client.may_see,
             around=surroundings(context.service, config),
-            weights=tuning.weights,
             trackers=config.allow_integrations,
         )
         return row | {"owner": client.owner}

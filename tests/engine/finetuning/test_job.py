@@ -14,7 +14,7 @@ from logitless.engine.errors import InvalidRequest
 from logitless.engine.finetuning.hyperparameters import resolved, resolved_rewards
 from logitless.engine.finetuning.job import prepare
 from logitless.engine.records.store import Row, Store
-from logitless.frontend.fine_tuning import new_job
+from logitless.frontend.fine_tuning import JobModel, new_job
 from logitless.models import tokenizer
 from logitless.models.chat.template import from_metadata
 from logitless.models.tokenizer import Tokenizer
@@ -35,7 +35,7 @@ def vocabulary() -> Tokenizer:
 def job_of(store: Store, rows: list[dict[str, str]], **hyperparameters: Any) -> Row:
     file = store.add_file("\n".join(map(json.dumps, rows)).encode(), "rows.jsonl", "fine-tune")
     body = {"model": "m", "training_file": file["id"], "hyperparameters": hyperparameters}
-    return new_job(body, store, "m", {"m"}, N_CTX_TRAIN)
+    return new_job(body, store, JobModel("m", {"m"}, N_CTX_TRAIN))
 
 
 def prepared(folder: Path, vocabulary: Tokenizer, rows: list[dict[str, str]], **hyperparameters: Any) -> RunPlan:
@@ -146,7 +146,7 @@ def test_a_split_of_one_example_and_stopping_without_validation_are_refused(
     file = store.add_file(b'{"text": "a"}', "rows.jsonl", "fine-tune")["id"]
     body = {"model": "m", "training_file": file, "validation_file": file}
     with pytest.raises(InvalidRequest, match="validation_split': there is a validation_file"):
-        new_job({**body, "hyperparameters": {"validation_split": 0.5}}, store, "m", {"m"}, N_CTX_TRAIN)
+        new_job({**body, "hyperparameters": {"validation_split": 0.5}}, store, JobModel("m", {"m"}, N_CTX_TRAIN))
     store.close()
 
 
@@ -199,10 +199,10 @@ def test_an_adapter_that_cannot_be_is_refused_by_its_field(tmp_path: Path, asked
     file = store.add_file(b'{"text": "a"}', "rows.jsonl", "fine-tune")
     body = {"model": "m", "training_file": file["id"], "hyperparameters": asked}
     with pytest.raises(InvalidRequest, match=problem):
-        new_job(body, store, "m", {"m"}, N_CTX_TRAIN, weights=["blk.0.attn_q.weight"])
+        new_job(body, store, JobModel("m", {"m"}, N_CTX_TRAIN, ["blk.0.attn_q.weight"]))
     noisy = {"type": "dpo", "dpo": {"hyperparameters": {"neftune_noise_alpha": 5}}}
     with pytest.raises(InvalidRequest, match="neftune_noise_alpha': is of supervised learning, and the method is dpo"):
-        new_job({"model": "m", "training_file": file["id"], "method": noisy}, store, "m", {"m"}, N_CTX_TRAIN)
+        new_job({"model": "m", "training_file": file["id"], "method": noisy}, store, JobModel("m", {"m"}, N_CTX_TRAIN))
     store.close()
 
 
@@ -243,7 +243,11 @@ def test_an_optimizer_or_template_that_cannot_be_is_refused_by_its_field(
     store = Store(tmp_path)
     file = store.add_file(b'{"text": "a"}', "rows.jsonl", "fine-tune")
     with pytest.raises(InvalidRequest, match=problem):
-        new_job({"model": "m", "training_file": file["id"], "hyperparameters": asked}, store, "m", {"m"}, N_CTX_TRAIN)
+        new_job(
+            {"model": "m", "training_file": file["id"], "hyperparameters": asked},
+            store,
+            JobModel("m", {"m"}, N_CTX_TRAIN),
+        )
     store.close()
 
 
@@ -269,13 +273,15 @@ def test_a_job_shows_its_integrations(tmp_path: Path) -> None:
         {"type": "mlflow", "mlflow": {"experiment": "e"}},
         {"type": "tensorboard"},
     ]
-    row = new_job({**body, "integrations": asked}, store, "m", {"m"}, N_CTX_TRAIN, trackers=("wandb", "mlflow"))
+    row = new_job(
+        {**body, "integrations": asked}, store, JobModel("m", {"m"}, N_CTX_TRAIN), trackers=("wandb", "mlflow")
+    )
     assert row["integrations"] == [
         {"type": "wandb", "wandb": _WANDB},
         {"type": "mlflow", "mlflow": {"experiment": "e", "name": None, "tags": None}},
         {"type": "tensorboard", "tensorboard": {}},
     ]
-    assert new_job({**body, "integrations": None}, store, "m", {"m"}, N_CTX_TRAIN)["integrations"] == []
+    assert new_job({**body, "integrations": None}, store, JobModel("m", {"m"}, N_CTX_TRAIN))["integrations"] == []
     store.close()
 
 
@@ -301,7 +307,7 @@ def test_an_integration_that_cannot_be_is_refused_by_its_field(tmp_path: Path, i
     file = store.add_file(b'{"text": "a"}', "rows.jsonl", "fine-tune")
     body = {"model": "m", "training_file": file["id"], "integrations": [{"type": "tensorboard"}, integration]}
     with pytest.raises(InvalidRequest, match=problem):
-        new_job(body, store, "m", {"m"}, N_CTX_TRAIN, trackers=("mlflow",))
+        new_job(body, store, JobModel("m", {"m"}, N_CTX_TRAIN), trackers=("mlflow",))
     store.close()
 
 

@@ -35,7 +35,7 @@ from logitless.engine.finetuning.tuned_models import find, tuned_models
 from logitless.engine.finetuning.worker import FineTuningWorker
 from logitless.engine.records.store import Store
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
-from logitless.frontend.fine_tuning import new_job
+from logitless.frontend.fine_tuning import JobModel, new_job
 from logitless.graph.execution.session import Session
 from logitless.models import tokenizer
 from logitless.models.errors import ModelFileError
@@ -74,8 +74,8 @@ class Job:
         self.tuning.wake = self.ready.set
         file = self.store.add_file(ROWS, "rows.jsonl", "fine-tune")
         body = {"model": "m", "training_file": file["id"], "hyperparameters": {**HYPERPARAMETERS, "full": full}}
-        self.id = new_job(body, self.store, "m", {"m"}, 512)["id"]
-        self.store.put("jobs", {**new_job(body, self.store, "m", {"m"}, 512), "id": self.id})
+        self.id = new_job(body, self.store, JobModel("m", {"m"}, 512))["id"]
+        self.store.put("jobs", {**new_job(body, self.store, JobModel("m", {"m"}, 512)), "id": self.id})
         self.tuning.created()
 
     @property
@@ -387,7 +387,7 @@ def finished(job: Job, **fields: Any) -> str:
     """Another job of the same server, run to its end; its id."""
     training_file = job.store.get("jobs", job.id)["training_file"]  # type: ignore[index]
     body = {"model": "m", "training_file": training_file, **fields}
-    row = new_job(body, job.store, "m", {"m"}, 512)
+    row = new_job(body, job.store, JobModel("m", {"m"}, 512))
     job.store.put("jobs", row)
     job.id = row["id"]
     job.tuning.created()
@@ -404,7 +404,7 @@ def test_a_job_leaves_no_variable_of_its_adapter(engine: ModelRunner, tmp_path: 
     job.leave()
     before = {*engine.session._variables}
     body = {"model": "m", "training_file": job.row["training_file"], "hyperparameters": {**HYPERPARAMETERS, **lora}}
-    row = new_job(body, job.store, "m", {"m"}, 512)
+    row = new_job(body, job.store, JobModel("m", {"m"}, 512))
     job.store.put("jobs", row)
     job.id = row["id"]
     job.tuning.created()
@@ -591,7 +591,9 @@ def test_a_job_that_diverges_keeps_and_names_its_last_good_checkpoint(
     job.leave()
     body = {"model": "m", "training_file": job.row["training_file"]}
     row = new_job(
-        {**body, "hyperparameters": {**HYPERPARAMETERS, "n_epochs": 2, "full": full}}, job.store, "m", {"m"}, 512
+        {**body, "hyperparameters": {**HYPERPARAMETERS, "n_epochs": 2, "full": full}},
+        job.store,
+        JobModel("m", {"m"}, 512),
     )
     job.store.put("jobs", row)
     job.id = row["id"]
