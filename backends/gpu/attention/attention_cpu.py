@@ -175,7 +175,7 @@ def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     # q fills the place of a buffer that the kernel does not read
     rest = (tables, slot, pos, turned or q, sinks or q)
     if shape.name == "simt":
-        return spans(t, shape, words, rest)
+        return spans(t, shape, words, rest, turned_back=t.attrs.get("sign", 1.0) < 0)
     bufs: Buffers = (q, k, v, *scales_of(k, v), *rest, t)
     room, arguments = next(n for n in SIZES if n >= size), tuple(words[word.split()[1]] for word in WORDS)
     return [dispatch(f"attention_{k.dtype}_{v.dtype}", shape, bufs, arguments, (heads, tokens), MAX_SIZE=room)]

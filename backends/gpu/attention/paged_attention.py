@@ -1,20 +1,24 @@
 """Paged attention on GPUs: attention scores in spans of 256 cells, in turn or parallel (Flash-Decoding).
 
-A group of WG threads has the query heads (up to HEADS) of a token that share a key head. It takes
-256 cells at a time, a *span* that begins at a multiple of 256: a thread computes the attention
-scores of two cells, then all threads sum values, a thread two elements (four in heads of 512) of
-every SLICES-th page. The results of spans (greatest score, sum of weights, weighted sum of values)
-are joined in order, as in an online softmax (Milakov and Gimelshein, 2018).
+A group of WG threads has ROWS query heads that share a key head: those of one token, or of a tile
+of tokens of a prompt (`attention_tiles`, FlashAttention's blocks of queries), which read their
+keys and values once. It takes 256 cells at a time, a *span* that begins at a multiple of 256: a
+thread computes the attention scores of CELLS cells, then all threads sum values, a thread OWN
+elements of every SLICES-th page. In a tile, a thread has half of the rows, and twice as many cells
+and elements: so local memory is read half as often. The results of spans (greatest score, sum
+of weights, weighted sum of values) are joined in order, as in an online softmax (Milakov and
+Gimelshein, 2018).
 
 With few rows, a group has one span and leaves its result in the scratch, and a second launch joins
-them (Dao et al., 2023). Both ways join with the same operations in the same order, so the bits are
-the same whatever the batch and the context size. Loads come before their uses, 16 at a time: a step
-of one row waits for memory and for nothing else."""
+them (Dao et al., 2023). A prompt has two launches: tiles whose tokens are of one sequence, and the
+tokens of all other tiles one by one. All ways add the same numbers in the same order, so the bits
+are the same whatever the batch and the context size. Loads come before their uses, 16 at a time: a
+step of one row waits for memory and for nothing else."""
 
 from __future__ import annotations
 
-from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, before_page, scales_of
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, before_page
+from logitless.backends.gpu.language.dialect import KERNELS, Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import MAX_GROUPS, Buffers, Dispatch, dispatch, groups_for
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.tensor import Tensor
@@ -22,7 +26,9 @@ from logitless.graph.tensor import Tensor
 SIZES = (64, 128, 256, 512)  # elements of a head: the most that a variant takes
 SPAN = 256  # cells
 WG = 128
-HEADS = (1, 4)  # query heads of a group, by variant
+ROWS = 4  # query heads of a group that has one token
+TILES = {64: 16, 128: 16, 256: 8}  # query heads of a group that has a tile of tokens, by MAX_SIZE
+TILED_CACHES = tuple((t, t) for t in CACHE_TYPES)  # types of keys and values
 FEW_GROUPS = 256  # where whole rows make no more groups than this, spans are groups of their own
 AFTER_CACHES = [
     Arg("TABLE", "i32"),
@@ -32,8 +38,18 @@ AFTER_CACHES = [
     Arg("S", "f32"),  # sinks, where there are some
     Arg("Y", "f32", "w"),
 ]
-# keys: what two cells are loaded as, or one of f32
-ELEMENT = {"f32": "f32", "f16": "u32", "q8_0": "u16"}
+# Words of a cache: type, how the one of element `at` of a buffer is loaded, and the numbers in it.
+# Keys have two cells in a word, values two elements.
+WORD = {
+    "f32": ("f32", "float", "{b}[{at}]", ("{w}",)),
+    "f16": ("u32", "uint", "{b}[({at}) / 2u]", ("F16({w})", "F16({w} >> 16)")),
+    "q8_0": (
+        "u16",
+        "uint",
+        "LOAD16({b}, ({at}) / 2u)",
+        ("FLOAT((INT({w}) << 24) >> 24)", "FLOAT((INT({w}) << 16) >> 24)"),
+    ),
+}
 MOST_SCRATCH = 64 << 20
 WORDS = [
     "uint n_heads",
@@ -45,18 +61,35 @@ WORDS = [
     "float factor",
     "float cap",
     "uint half_n",
-    "uint interleaved",
-    "float direction",
-    "uint flags",
+    "uint flags",  # 1: sinks, 2: interleaved pairs, 4: pairs turned back; times 8: see attention_cpu.py
+    "uint n",  # tokens
+    "uint tile",  # tokens
 ]
 FUNCTIONS = f"""
+#ifdef __OPENCL_VERSION__
+typedef float4 vec4;
+#define VEC4(x) ((float4)(x))
+#define PART(v, k) ((__private float*)&(v))[k]
+#define ONE_OF(b, i) ((__local float*)(b))[i]
+#else
+#define VEC4(x) vec4(x)
+#define PART(v, k) v[k]
+#define ONE_OF(b, i) b[(i) / 4u][(i) % 4u]
+#endif
 #define SPAN {SPAN}u
-#define OWN (2 * WG >= MAX_SIZE ? 2 : MAX_SIZE / WG) /* elements of a thread */
-#define SLICES (OWN * WG / MAX_SIZE) /* of a span's pages: threads that have the same elements */
-#define PART_SIZE UINT(MAX_SIZE / OWN)
-#define TEAM UINT(WG / HEADS) /* threads that have the same head while weights are made */
-#define OUTS ((HEADS * MAX_SIZE + WG - 1) / WG) /* results of a thread */
-#define EACH_HEAD UNROLL for (uint h = 0u; h < HEADS; h++)
+#define TILED (ROWS > {ROWS})
+#define NV (ROWS / 4) /* rows are in vectors */
+#define HALVES (TILED ? 2 : 1) /* of the rows, by thread */
+#define OWN_NV (NV / HALVES) /* vectors of a thread */
+#define PLACE (LID % UINT(WG / HALVES)) /* of a thread among those that have its rows */
+#define CELLS (2 * HALVES) /* whose scores a thread computes */
+#define OWN (WG * CELLS >= MAX_SIZE * HALVES ? CELLS : MAX_SIZE * HALVES / WG) /* elements of a thread */
+#define SLICES (OWN * WG / HALVES / MAX_SIZE) /* of a span's pages: threads that have the same elements */
+#define SHARE UINT(WG / ROWS) /* threads that have the same row while weights are made */
+#define OUTS ((MAX_SIZE * NV + WG - 1) / WG) /* vectors of results of a thread */
+#define EACH_VECTOR UNROLL for (uint v = 0u; v < OWN_NV; v++)
+#define AT_ONCE (32u / CELLS) /* elements of keys that are loaded before their uses */
+#define EACH_PART UNROLL for (uint k = 0u; k < 4u; k++)
 """
 # Sums so far, joined with those of one more span: `was` and `comes` are the factors of both.
 JOIN = """
@@ -90,77 +123,104 @@ def _join(most: str, total: str) -> str:
 
 
 def _keys(dtype: str) -> str:
-    """Code that adds q · k of the cells `cell` and `cell + 1` of a page to s0 and s1, for
-    each head.
+    """Code that adds q · k of CELLS cells of a page from `cell` on to `scores`, for each row of a
+    thread.
     """
-    load, w = {
-        "f32": ("a[i] = K[key_at + (d + i) * 16u]; b[i] = K[key_at + (d + i) * 16u + 1u];", ""),
-        "f16": ("w[i] = K[key_at / 2u + (d + i) * 8u];", "a[i] = F16(w[i]); b[i] = F16(w[i] >> 16);"),
-        "q8_0": (
-            "w[i] = LOAD16(K, key_at / 2u + (d + i) * 8u);",
-            "a[i] = FLOAT((INT(w[i]) << 24) >> 24); b[i] = FLOAT((INT(w[i]) << 16) >> 24);",
-        ),
-    }[dtype]
-    words = f"uint w[16]; UNROLL for (uint i = 0u; i < 16u; i++) {{ {load} }}" if w else ""
-    some = f"""
-        float a[16];
-        float b[16];
-        {words}
-        UNROLL for (uint i = 0u; i < 16u; i++) {{ {w or load} }}
-        UNROLL for (uint i = 0u; i < 16u; i++) {{
-          EACH_HEAD {{
-            float x = q[(d + i) * HEADS + h];
-            s0[h] = FMA(x, a[i], s0[h]);
-            s1[h] = FMA(x, b[i], s1[h]);
+    _, kind, load, numbers = WORD[dtype]
+    n = len(numbers)
+    words = f"(CELLS / {n})"
+
+    def add(to: str, ahead: str) -> str:
+        """Code for `ahead` elements from d on, whose loads come before their uses."""
+        at = load.format(b="K", at=f"key_at + (d + i) * 16u + p * {n}u")
+        sums = "".join(
+            f"{to}[(p * {n}u + {j}u) * OWN_NV + v] = "
+            f"FMA(x, VEC4({number.format(w=f'w[i * {words} + p]')}), {to}[(p * {n}u + {j}u) * OWN_NV + v]);"
+            for j, number in enumerate(numbers)
+        )
+        return f"""
+        {kind} w[{ahead} * {words}];
+        UNROLL for (uint i = 0u; i < {ahead}; i++) {{
+          UNROLL for (uint p = 0u; p < {words}; p++) w[i * {words} + p] = {at};
+        }}
+        UNROLL for (uint i = 0u; i < {ahead}; i++) {{
+          EACH_VECTOR {{
+            vec4 x = q[(d + i) * NV + first_v + v];
+            UNROLL for (uint p = 0u; p < {words}; p++) {{ {sums} }}
           }}
         }}"""
+
     if dtype != "q8_0":
-        load = load.replace("[i]", "").replace("(d + i)", "d")
-        w = w.replace("[i]", "")
-        last = "EACH_HEAD { s0[h] = FMA(q[d * HEADS + h], a, s0[h]); s1[h] = FMA(q[d * HEADS + h], b, s1[h]); }"
         return f"""
       uint d = 0u;
-      for (; d + 16u <= size; d += 16u) {{{some}
+      for (; d + AT_ONCE <= size; d += AT_ONCE) {{{add("scores", "AT_ONCE")}
       }}
-      for (; d < size; d++) {{ float a; float b; uint w; {load} {w} {last} }}"""
-    sums = some.replace("s0[", "p0[").replace("s1[", "p1[")
+      for (; d < size; d++) {{{add("scores", "1")}
+      }}"""
     return f"""
       uint scales_at = (cell_page * (size * 17u) + size * 16u) / 2u + cell;
       for (uint j = 0u; j < size / 32u; j++) {{
-        PRECISE float p0[HEADS];
-        PRECISE float p1[HEADS];
-        EACH_HEAD {{ p0[h] = 0.0f; p1[h] = 0.0f; }}
-        float scale = F16(LOAD16(K, scales_at + j * 16u)), next = F16(LOAD16(K, scales_at + j * 16u + 1u));
-        for (uint d = j * 32u; d < j * 32u + 32u; d += 16u) {{{sums}
+        PRECISE vec4 sums[CELLS * OWN_NV];
+        UNROLL for (uint i = 0u; i < CELLS * OWN_NV; i++) sums[i] = VEC4(0.0f);
+        float scales[CELLS];
+        UNROLL for (uint c = 0u; c < CELLS; c++) scales[c] = F16(LOAD16(K, scales_at + j * 16u + c));
+        for (uint d = j * 32u; d < j * 32u + 32u; d += AT_ONCE) {{{add("sums", "AT_ONCE")}
         }}
-        EACH_HEAD {{ s0[h] = FMA(p0[h], scale, s0[h]); s1[h] = FMA(p1[h], next, s1[h]); }}
+        UNROLL for (uint i = 0u; i < CELLS * OWN_NV; i++) {{
+          scores[i] = FMA(sums[i], VEC4(scales[i / OWN_NV]), scores[i]);
+        }}
       }}"""
 
 
-def _value(dtype: str) -> str:
-    """Expression for element e of cell c of a page's values."""
-    at = "value_at + c * size + e"
+def _values(dtype: str, first: str, n: str) -> str:
+    """Code that loads elements of n cells of a page from cell `first` on, OWN from element e on: `x`."""
+    _, kind, load, numbers = WORD[dtype]
+    size = len(numbers)
+    words = f"(OWN / {size})"
+    at = load.format(b="V", at=f"value_at + ({first} + c) * size + e + p * {size}u")
+    scales = scale = ""
     if dtype == "q8_0":
-        byte = f"FLOAT((INT(LOAD8(V, {at})) << 24) >> 24)"
-        return f"{byte} * F16(LOAD16(VS, (value_at + size * 16u) / 2u + c * (size / 32u) + e / 32u))"
-    return {"f32": f"V[{at}]", "f16": f"F16(LOAD16(V, {at}))"}[dtype]
+        of = f"(value_at + size * 16u) / 2u + ({first} + c) * (size / 32u) + e / 32u"
+        scales = f"uint scales[{n}]; UNROLL for (uint c = 0u; c < {n}; c++) scales[c] = LOAD16(V, {of});"
+        scale = " * F16(scales[c])"
+    values = "".join(
+        f"x[c * OWN + p * {size}u + {j}u] = {number.format(w=f'w[c * {words} + p]')}{scale};"
+        for j, number in enumerate(numbers)
+    )
+    each = f"UNROLL for (uint c = 0u; c < {n}; c++) {{ UNROLL for (uint p = 0u; p < {words}; p++)"
+    return f"""
+          {kind} w[{n} * {words}];
+          float x[{n} * OWN];
+          {each} w[c * {words} + p] = {at}; }}
+          {scales}
+          {each} {{ {values} }} }}"""
 
 
-def _spans(dtype_k: str, dtype_v: str) -> None:
-    values = Arg("V", {"f32": "f32", "f16": "u16", "q8_0": "u8"}[dtype_v])
-    # keys are read as words of 16 bits, their scales too
-    scales = [Arg("VS", "u16")] if dtype_v == "q8_0" else []
-    Kernel(
-        f"attention_spans_{dtype_k}_{dtype_v}",
-        [Arg("Q", "f32"), Arg("K", ELEMENT[dtype_k]), values, *scales, *AFTER_CACHES],
-        WORDS,
-        f"""
-  uint t = GY, per = n_heads / n_kv, blocks = (per + HEADS - 1u) / HEADS, unit = GX % (n_kv * blocks);
-  uint kv = unit / blocks, head = kv * per + unit % blocks * HEADS, n_own = min(UINT(HEADS), kv * per + per - head);
-  uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
-  uint own_pos = UINT(POS[t + flags / 2u]);
-  uint first = window > 0u && own_pos + 1u > window ? own_pos + 1u - window : 0u;
-  uint span = first / SPAN, end = pos / SPAN + 1u;
+def _body(dtype_k: str, dtype_v: str) -> str:
+    return f"""
+  uint per = n_heads / n_kv, wide = min(per, UINT(ROWS)), blocks = (per + wide - 1u) / wide;
+  uint unit = GX % (n_kv * blocks), kv = unit / blocks, head = kv * per + unit % blocks * wide;
+  uint n_own = min(wide, kv * per + per - head), t = TILED ? GY * tile : GY, n_tokens = 1u;
+  uint first_v = LID / UINT(WG / HALVES) * OWN_NV;
+  {{
+    uint tile_at = t - t % tile, n_tile = min(tile, n - tile_at);
+    bool one = tile > 1u; /* the tile's tokens are of one sequence */
+    for (uint i = 1u; i < n_tile; i++) one = one && SLOT[tile_at + i] == SLOT[tile_at];
+    if (one != TILED) n_tokens = 0u;
+    else if (TILED) n_tokens = n_tile;
+  }}
+  /* the first and last cells that some token and that all tokens see */
+  uint first = 0xffffffffu, last = 0u, all_first = 0u, all_last = 0xffffffffu;
+  for (uint i = 0u; i < n_tokens; i++) {{
+    uint pos = UINT(POS[t + i]), own = UINT(POS[t + i + flags / 8u]);
+    uint from = window > 0u && own + 1u > window ? own + 1u - window : 0u;
+    first = min(first, from);
+    all_first = max(all_first, from);
+    last = max(last, pos);
+    all_last = min(all_last, pos);
+    if (LID < ROWS && LID / wide == i) {{ first_of[LID] = from; last_of[LID] = pos; }}
+  }}
+  uint table = UINT(SLOT[t]) * table_pages, span = first / SPAN, end = n_tokens > 0u ? last / SPAN + 1u : 0u;
   if (n_spans > 0u) {{
     uint own = GX / (n_kv * blocks);
     end = own >= span && own < end ? own + 1u : own;
@@ -168,128 +228,212 @@ def _spans(dtype_k: str, dtype_v: str) -> None:
   }}
   bool some = span < end;
   if (some) {{
-    for (uint i = LID; i < HEADS * (half_n + size - 2u * half_n); i += WG) {{
-      uint h = i % HEADS, p = i / HEADS, from = (t * n_heads + head + min(h, n_own - 1u)) * size;
-      if (p < half_n) {{
-        uint one = interleaved != 0u ? 2u * p : p, other = one + (interleaved != 0u ? 1u : half_n);
-        float c = A[2u * t * half_n + p], s = A[(2u * t + 1u) * half_n + p] * direction;
-        float a = Q[from + one], b = Q[from + other];
-        q[one * HEADS + h] = a * c - b * s;
-        q[other * HEADS + h] = a * s + b * c;
-      }} else q[(p + half_n) * HEADS + h] = Q[from + p + half_n];
+    for (uint i = LID; i < NV * (size - half_n); i += WG) {{
+      uint v = i % NV, p = i / NV;
+      uint one = (flags & 2u) != 0u ? 2u * p : p, other = one + ((flags & 2u) != 0u ? 1u : half_n);
+      vec4 x;
+      vec4 y;
+      EACH_PART {{
+        uint token = t + min((4u * v + k) / wide, n_tokens - 1u), h = head + min((4u * v + k) % wide, n_own - 1u);
+        uint from = (token * n_heads + h) * size;
+        if (p < half_n) {{
+          float c = A[2u * token * half_n + p], s = A[(2u * token + 1u) * half_n + p];
+          if ((flags & 4u) != 0u) s = -s;
+          PRECISE float left = Q[from + one] * s;
+          PRECISE float right = Q[from + other] * s;
+          PRECISE float turned = Q[from + one] * c;
+          turned = turned - right;
+          PART(x, k) = turned;
+          turned = Q[from + other] * c;
+          turned = left + turned;
+          PART(y, k) = turned;
+        }} else PART(x, k) = Q[from + p + half_n];
+      }}
+      if (p < half_n) {{ q[one * NV + v] = x; q[other * NV + v] = y; }}
+      else q[(p + half_n) * NV + v] = x;
     }}
-    if (LID < HEADS) {{ most_of[LID] = -INF; total_of[LID] = 0.0f; }}
+    if (LID < ROWS) {{
+      if (LID / wide >= n_tokens || LID % wide >= n_own) {{ first_of[LID] = 0xffffffffu; last_of[LID] = 0u; }}
+      most_of[LID] = -INF;
+      total_of[LID] = 0.0f;
+    }}
   }}
-  float out_[OUTS];
-  UNROLL for (uint i = 0u; i < OUTS; i++) out_[i] = 0.0f;
+  vec4 out_[OUTS];
+  UNROLL for (uint i = 0u; i < OUTS; i++) out_[i] = VEC4(0.0f);
   BARRIER();
   for (; span < end; span++) {{
     {{
-      uint at = span * SPAN + 2u * LID, page = at / 16u, cell = at % 16u;
-      PRECISE float s0[HEADS];
-      PRECISE float s1[HEADS];
-      EACH_HEAD {{ s0[h] = 0.0f; s1[h] = 0.0f; }}
-      if (page >= first / 16u && page <= pos / 16u) {{
+      uint at = span * SPAN + CELLS * PLACE, page = at / 16u, cell = at % 16u;
+      PRECISE vec4 scores[CELLS * OWN_NV];
+      UNROLL for (uint i = 0u; i < CELLS * OWN_NV; i++) scores[i] = VEC4(0.0f);
+      if (page >= first / 16u && page <= last / 16u) {{
         uint cell_page = UINT(TABLE[table + page]) * n_kv + kv, key_at = {before_page(dtype_k)} + cell;
         {_keys(dtype_k)}
       }}
-      EACH_HEAD {{
-        PRECISE float x = s0[h] * factor;
-        PRECISE float y = s1[h] * factor;
-        if (cap != 0.0f) {{ x = cap * TANH(x / cap); y = cap * TANH(y / cap); }}
-        weights[h * SPAN + 2u * LID] = at >= first && at <= pos ? x : -INF;
-        weights[h * SPAN + 2u * LID + 1u] = at + 1u >= first && at < pos ? y : -INF;
+      UNROLL for (uint c = 0u; c < CELLS; c++) {{
+        EACH_VECTOR {{
+          PRECISE vec4 product = scores[c * OWN_NV + v] * factor;
+          weights[(CELLS * PLACE + c) * NV + first_v + v] = product;
+        }}
       }}
     }}
     BARRIER();
     {{
-      uint h = LID / TEAM, j = LID % TEAM;
+      uint r = LID % ROWS, j = LID / ROWS, from = first_of[r], to = last_of[r];
       float most_here = -INF;
-      for (uint c = j; c < SPAN; c += TEAM) most_here = max(most_here, weights[h * SPAN + c]);
+      for (uint c = j; c < SPAN; c += SHARE) {{
+        PRECISE float x = ONE_OF(weights, c * ROWS + r);
+        if (cap != 0.0f) x = cap * TANH(x / cap);
+        x = span * SPAN + c >= from && span * SPAN + c <= to ? x : -INF;
+        ONE_OF(weights, c * ROWS + r) = x;
+        most_here = max(most_here, x);
+      }}
       parts[LID] = most_here;
       BARRIER();
-      for (uint i = 0u; i < TEAM; i++) most_here = max(most_here, parts[h * TEAM + i]);
+      for (uint i = 0u; i < SHARE; i++) most_here = max(most_here, parts[i * ROWS + r]);
       BARRIER();
-      PRECISE float own = 0.0f;
-      for (uint c = j; c < SPAN; c += TEAM) {{
-        float x = weights[h * SPAN + c];
-        x = x == -INF ? 0.0f : EXP(x - most_here);
-        weights[h * SPAN + c] = x;
-        own = own + x;
-      }}
-      parts[LID] = own;
-      BARRIER();
+      /* 32 sums, 128 where a key head has one query head, are added in order */
+      uint team = per == 1u ? 128u : 32u;
       PRECISE float total_here = 0.0f;
-      for (uint i = 0u; i < TEAM; i++) total_here = total_here + parts[h * TEAM + i];
+      for (uint at = 0u; at < team; at += 32u) {{
+        for (uint i = j; i < 32u; i += SHARE) {{
+          PRECISE float own = 0.0f;
+          for (uint c = at + i; c < SPAN; c += team) {{
+            float x = ONE_OF(weights, c * ROWS + r);
+            x = x == -INF ? 0.0f : EXP(x - most_here);
+            ONE_OF(weights, c * ROWS + r) = x;
+            own = own + x;
+          }}
+          parts[i * ROWS + r] = own;
+        }}
+        BARRIER();
+        if (j == 0u) {{
+          UNROLL for (uint i = 0u; i < 32u; i++) total_here = total_here + parts[i * ROWS + r];
+        }}
+        BARRIER();
+      }}
       if (j == 0u) {{
-        {_join("most_of[h]", "total_of[h]")}
-        was_of[h] = was;
-        comes_of[h] = comes;
+        was_of[r] = -1.0f;
+        if (span >= from / SPAN && span <= to / SPAN) {{
+          {_join("most_of[r]", "total_of[r]")}
+          was_of[r] = was;
+          comes_of[r] = comes;
+        }}
       }}
     }}
-    BARRIER();
     {{
-      uint slice = LID / PART_SIZE, e0 = LID % PART_SIZE;
-      PRECISE float sums[OWN * HEADS];
-      UNROLL for (uint i = 0u; i < OWN * HEADS; i++) sums[i] = 0.0f;
-      for (uint page = span * 16u + slice; page <= min(pos / 16u, span * 16u + 15u); page += SLICES) {{
+      uint slice = PLACE / UINT(MAX_SIZE / OWN), e = min(OWN * (PLACE % UINT(MAX_SIZE / OWN)), size - OWN);
+      PRECISE vec4 sums[OWN * OWN_NV];
+      UNROLL for (uint i = 0u; i < OWN * OWN_NV; i++) sums[i] = VEC4(0.0f);
+      for (uint page = span * 16u + slice; page <= min(last / 16u, span * 16u + 15u); page += SLICES) {{
         if (page < first / 16u) continue;
         uint cell_page = UINT(TABLE[table + page]) * n_kv + kv, value_at = {before_page(dtype_v)};
-        UNROLL for (uint i = 0u; i < OWN; i++) {{
-          uint e = min(e0 + i * PART_SIZE, size - 1u);
-          float v[16];
-          UNROLL for (uint c = 0u; c < 16u; c++) {{ v[c] = {_value(dtype_v)}; }}
-          UNROLL for (uint c = 0u; c < 16u; c++) {{
-            if (!(page * 16u + c >= first && page * 16u + c <= pos)) v[c] = 0.0f; /* nobody has written there */
-            EACH_HEAD {{
-              float weight = weights[h * SPAN + page % 16u * 16u + c];
-              sums[i * HEADS + h] = FMA(weight, v[c], sums[i * HEADS + h]);
+#if TILED
+        if (page * 16u < all_first || page * 16u + 15u > all_last) {{
+          ROLLED for (uint four = 0u; four < 16u; four += 4u) {{
+          {_values(dtype_v, "four", "4")}
+          UNROLL for (uint c = 0u; c < 4u; c++) {{
+            uint at = page * 16u + four + c;
+            EACH_VECTOR {{
+              vec4 weight = weights[at % SPAN * NV + first_v + v];
+              EACH_PART {{
+                uint r = 4u * (first_v + v) + k, from = first_of[r], to = last_of[r];
+                bool sees = at >= from && at <= to;
+                if (page >= from / 16u && page <= to / 16u) {{
+                  UNROLL for (uint i = 0u; i < OWN; i++) {{
+                    PRECISE float sum = PART(sums[i * OWN_NV + v], k);
+                    sum = FMA(PART(weight, k), sees ? x[c * OWN + i] : 0.0f, sum);
+                    PART(sums[i * OWN_NV + v], k) = sum;
+                  }}
+                }}
+              }}
+            }}
+          }}
+          }}
+          continue;
+        }}
+#endif
+        for (uint at = 0u; at < 16u; at += 32u / OWN) {{
+          {_values(dtype_v, "at", "(32 / OWN)")}
+          UNROLL for (uint c = 0u; c < 32u / OWN; c++) {{
+            uint cell = page * 16u + at + c;
+#if !TILED
+            if (!(cell >= first && cell <= last)) {{ /* nobody has written there */
+              UNROLL for (uint i = 0u; i < OWN; i++) x[c * OWN + i] = 0.0f;
+            }}
+#endif
+            EACH_VECTOR {{
+              vec4 weight = weights[cell % SPAN * NV + first_v + v];
+              UNROLL for (uint i = 0u; i < OWN; i++) {{
+                sums[i * OWN_NV + v] = FMA(weight, VEC4(x[c * OWN + i]), sums[i * OWN_NV + v]);
+              }}
             }}
           }}
         }}
       }}
+      BARRIER();
       UNROLL for (uint i = 0u; i < OWN; i++) {{
-        EACH_HEAD {{ parts[(slice * HEADS + h) * MAX_SIZE + e0 + i * PART_SIZE] = sums[i * HEADS + h]; }}
+        EACH_VECTOR {{ weights[(slice * MAX_SIZE + e + i) * NV + first_v + v] = sums[i * OWN_NV + v]; }}
       }}
     }}
     BARRIER();
     UNROLL for (uint i = 0u; i < OUTS; i++) {{
-      uint x = min(i * WG + LID, HEADS * MAX_SIZE - 1u), h = x / MAX_SIZE;
-      PRECISE float sum = parts[x];
-      for (uint s = 1u; s < SLICES; s++) sum = sum + parts[s * HEADS * MAX_SIZE + x];
-      PRECISE float before = out_[i] * was_of[h];
-      out_[i] = FMA(sum, comes_of[h], before);
+      uint x = min(i * WG + LID, UINT(MAX_SIZE * NV - 1));
+      PRECISE vec4 sum = weights[x];
+      for (uint s = 1u; s < SLICES; s++) sum = sum + weights[s * MAX_SIZE * NV + x];
+      EACH_PART {{
+        float was = was_of[4u * (x % NV) + k];
+        PRECISE float before = PART(out_[i], k) * was;
+        if (!(was < 0.0f)) PART(out_[i], k) = FMA(PART(sum, k), comes_of[4u * (x % NV) + k], before);
+      }}
     }}
     BARRIER();
   }}
-  if (flags % 2u != 0u && n_spans == 0u) {{
-    if (LID < HEADS) {sink("head + min(LID, n_own - 1u)", "most_of[LID]", "total_of[LID]", "was_of[LID] = was;")}
+  if ((flags & 1u) != 0u && n_spans == 0u) {{
+    if (LID < ROWS) {sink("head + min(LID % wide, n_own - 1u)", "most_of[LID]", "total_of[LID]", "was_of[LID] = was;")}
     BARRIER();
     UNROLL for (uint i = 0u; i < OUTS; i++) {{
-      PRECISE float sum = out_[i] * was_of[min(i * WG + LID, HEADS * MAX_SIZE - 1u) / MAX_SIZE];
-      out_[i] = sum;
+      EACH_PART {{
+        PRECISE float sum = PART(out_[i], k) * was_of[4u * (min(i * WG + LID, UINT(MAX_SIZE * NV - 1)) % NV) + k];
+        PART(out_[i], k) = sum;
+      }}
     }}
   }}
   if (some) {{
     UNROLL for (uint i = 0u; i < OUTS; i++) {{
-      uint x = i * WG + LID, h = x / MAX_SIZE, e = x % MAX_SIZE, row = t * n_heads + head + h;
-      if (h < n_own && e < size) {{
-        if (n_spans == 0u) Y[row * size + e] = out_[i] / total_of[h];
-        else {{
-          uint to = (row * n_spans + end - 1u) * (size + 2u);
-          Y[to + e] = out_[i];
-          if (e == 0u) {{ Y[to + size] = most_of[h]; Y[to + size + 1u] = total_of[h]; }}
+      uint x = i * WG + LID, e = x / NV;
+      EACH_PART {{
+        uint r = 4u * (x % NV) + k, h = r % wide, row = (t + r / wide) * n_heads + head + h;
+        if (r / wide < n_tokens && h < n_own && e < size) {{
+          if (n_spans == 0u) Y[row * size + e] = PART(out_[i], k) / total_of[r];
+          else {{
+            uint to = (row * n_spans + end - 1u) * (size + 2u);
+            Y[to + e] = PART(out_[i], k);
+            if (e == 0u) {{ Y[to + size] = most_of[r]; Y[to + size + 1u] = total_of[r]; }}
+          }}
         }}
       }}
     }}
-  }}""",
-        simt=[{"WG": WG, "HEADS": heads, "MAX_SIZE": size} for heads in HEADS for size in SIZES],
+  }}"""
+
+
+def _attention(name: str, dtype_k: str, dtype_v: str, rows: dict[int, int]) -> None:
+    """Declare a kernel; `rows`: those of a group, by MAX_SIZE."""
+    of_rows = ("most_of", "total_of", "was_of", "comes_of")
+    Kernel(
+        f"attention_{name}_{dtype_k}_{dtype_v}",
+        [Arg("Q", "f32"), Arg("K", WORD[dtype_k][0]), Arg("V", WORD[dtype_v][0]), *AFTER_CACHES],
+        WORDS,
+        _body(dtype_k, dtype_v),
+        simt=[{"WG": WG, "ROWS": n, "MAX_SIZE": size} for size, n in rows.items()],
         cpu=(),
         local=[
-            ("float", "q", "HEADS * MAX_SIZE"),
-            ("float", "weights", f"HEADS * {SPAN}"),
-            ("float", "parts", "HEADS * (2 * WG >= MAX_SIZE ? 2 * WG : MAX_SIZE)"),
-            *[("float", name, "HEADS") for name in ("most_of", "total_of", "was_of", "comes_of")],
+            ("vec4", "q", "ROWS / 4 * MAX_SIZE"),
+            ("vec4", "weights", f"ROWS / 4 * (MAX_SIZE > {SPAN} ? MAX_SIZE : {SPAN})"),
+            ("float", "parts", "32 * ROWS"),
+            *(("float", name, "ROWS") for name in of_rows),
+            ("uint", "first_of", "ROWS"),
+            ("uint", "last_of", "ROWS"),
         ],
         functions=FUNCTIONS,
     )
@@ -297,7 +441,9 @@ def _spans(dtype_k: str, dtype_v: str) -> None:
 
 for _k in CACHE_TYPES:
     for _v in CACHE_TYPES:
-        _spans(_k, _v)
+        _attention("spans", _k, _v, dict.fromkeys(SIZES, ROWS))
+for _k, _v in TILED_CACHES:
+    _attention("tiles", _k, _v, TILES)
 SCALED = "UNROLL for (uint t = 0u; t < WIDE; t++) sums[t] = sums[t] * was;"
 # Of WIDE elements from element i: their values `x`.
 JOINED = f"""
@@ -344,29 +490,41 @@ Kernel(
 )
 
 
-def spans(t: Tensor, shape: Shape, words: dict[str, int], rest: tuple[Tensor, ...]) -> list[Dispatch]:
+def spans(
+    t: Tensor, shape: Shape, words: dict[str, int], rest: tuple[Tensor, ...], *, turned_back: bool
+) -> list[Dispatch] | None:
     """The launches of an attention node. `rest`: block tables, slots, positions, angles and
     sinks.
     """
     q, k, v = t.src[:3]
     tables, _, pos, _, sinks = rest
     tokens, n_heads, size = q.shape
+    if size < 2 or (size % 2 and v.dtype == "f16"):  # a thread has two elements, which are a word of f16
+        return None
     n_kv, n_spans = k.shape[1], -(-tables.shape[1] * PAGE // SPAN)
-    shared = n_heads // n_kv
-    heads = next((n for n in HEADS if n >= shared), HEADS[-1])
-    groups = n_kv * -(-shared // heads)
+    shared, room, types = n_heads // n_kv, next(n for n in SIZES if n >= size), f"{k.dtype}_{v.dtype}"
+    groups = n_kv * -(-shared // ROWS)
     scratch = 4 * tokens * n_heads * n_spans * (size + 2)
     split = n_spans > 1 and tokens * groups <= FEW_GROUPS and scratch <= MOST_SCRATCH
     split = split and groups * n_spans <= MAX_GROUPS
-    values = words | {"n_spans": n_spans if split else 0}
-    bufs: Buffers = (q, k, v, *scales_of(v), *rest)
-    name, room = f"attention_spans_{k.dtype}_{v.dtype}", next(n for n in SIZES if n >= size)
-    arguments = tuple(values[word.split()[1]] for word in WORDS)
-    if not split:
-        return [dispatch(name, shape, (*bufs, t), arguments, (groups, tokens), HEADS=heads, MAX_SIZE=room)]
-    n = tokens * n_heads * size
-    first = dispatch(
-        name, shape, (*bufs, None), arguments, (groups * n_spans, tokens), scratch, HEADS=heads, MAX_SIZE=room
-    )
-    joined = (n, n_heads, size, values["window"], n_spans, values["flags"])
-    return [first, dispatch("attention_join", shape, (None, pos, t, sinks), joined, groups_for(n, shape, 64), scratch)]
+    flags = words["flags"] % 2 + 2 * words["interleaved"] + 4 * turned_back + words["flags"] // 2 * 8
+    values = words | {"flags": flags, "n_spans": n_spans if split else 0, "n": tokens, "tile": 1}
+    bufs: Buffers = (q, k, v, *rest)
+
+    def launch(name: str, to: Tensor | None, groups: tuple[int, int], scratch: int, **more: int) -> Dispatch:
+        arguments = tuple((values | more)[word.split()[1]] for word in WORDS)
+        return dispatch(f"attention_{name}_{types}", shape, (*bufs, to), arguments, groups, scratch, MAX_SIZE=room)
+
+    if split:
+        n = tokens * n_heads * size
+        first = launch("spans", None, (groups * n_spans, tokens), scratch)
+        joined = (n, n_heads, size, words["window"], n_spans, words["flags"])
+        join = dispatch("attention_join", shape, (None, pos, t, sinks), joined, groups_for(n, shape, 64), scratch)
+        return [first, join]
+    tile = TILES.get(room, 0) // shared if (k.dtype, v.dtype) in TILED_CACHES and size >= 4 else 0
+    n_tiles = -(-tokens // max(tile, 1))
+    many = tile > 1 and n_kv * n_tiles >= FEW_GROUPS
+    if not many or KERNELS[f"attention_tiles_{types}"].find(shape, MAX_SIZE=room) is None:
+        return [launch("spans", t, (groups, tokens), 0)]
+    tiles = launch("tiles", t, (n_kv, n_tiles), 0, tile=tile)
+    return [tiles, launch("spans", t, (groups, tokens), 0, tile=tile)]

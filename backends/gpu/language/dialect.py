@@ -153,9 +153,9 @@ class Kernel:
 
     @functools.cache  # noqa: B019  (kernels live as long as the process)
     def local_bytes(self, defines: Defines) -> int:
-        """Bytes of a group's memory. Elements have 4 bytes each."""
+        """Bytes of a group's memory. Elements have 4 bytes each, vectors 16."""
         names = {**self.special, **dict(defines)}
-        return sum(4 * _value(size, names) for _, _, size in self.local)
+        return sum((16 if kind == "vec4" else 4) * _value(size, names) for kind, _, size in self.local)
 
 
 def _value(size: str, names: Mapping[str, int]) -> int:

@@ -301,6 +301,21 @@ for _types, _heads, _kv_heads, _size, _attrs in (  # the CPU compiles a kernel o
     attention.case(attention_case(_types, _heads, _kv_heads, _size, **_attrs))
 
 
+@attention.case
+def _(r: np.random.Generator) -> Case:
+    """Enough rows for tiles of tokens on a GPU: two prompts, and tokens of several sequences between
+    them.
+    """
+    slot = np.repeat([0, 1, 2, 1], [61, 1, 1, 65])
+    pos = np.concatenate([np.arange(61), [66, 3], np.arange(65)])
+    tables, heads = r.permutation(15).reshape(3, 5), (32, 8)
+    k, v = (r.normal(size=(15, heads[1], *s)).astype(np.float16).astype(np.float64) for s in ((8, PAGE), (PAGE, 8)))
+    return [r.normal(size=(128, heads[0], 8)), Variable(k, "f16"), Variable(v, "f16"), tables, slot, pos], {
+        "scale": 8**-0.5,
+        "window": 40,
+    }
+
+
 @op
 def clear_cells(cache: Array, cells: Array, *, keys: bool) -> Array:
     """The cache with zeros in these cells: the gradient of what was there before a store."""

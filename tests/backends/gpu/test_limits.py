@@ -20,7 +20,7 @@ from logitless.graph.testing.conformance import OK, UNSUPPORTED, problems, regis
 register_all()
 LEAST = replace(SIMT, threads=128, local_bytes=16 << 10)  # what Vulkan guarantees
 WORKGROUP = 4  # storage class
-DECLARATIONS = {"int": 21, "float": 22, "array": 28, "pointer": 32, "constant": 43, "variable": 59}
+DECLARATIONS = {"int": 21, "float": 22, "vector": 23, "array": 28, "pointer": 32, "constant": 43, "variable": 59}
 
 
 def local_bytes(code: bytes) -> int:
@@ -33,6 +33,8 @@ def local_bytes(code: bytes) -> int:
         a = words[at + 1 : at + n]
         if op in (DECLARATIONS["int"], DECLARATIONS["float"]):
             sizes[a[0]] = a[1] // 8
+        elif op == DECLARATIONS["vector"]:
+            sizes[a[0]] = sizes.get(a[1], 0) * a[2]
         elif op == DECLARATIONS["array"]:
             sizes[a[0]] = sizes.get(a[1], 0) * sizes.get(a[2], 0)
         elif op == DECLARATIONS["pointer"]:
