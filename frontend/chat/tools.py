@@ -12,7 +12,7 @@ from logitless.frontend.dialects.hosted_tools import OWN, is_hosted
 from logitless.frontend.fields import as_text, bad_request
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls import Style
-from logitless.models.chat.tool_calls.free_text import SYNTAXES, parameters
+from logitless.models.chat.tool_calls.free_text import INPUT, SYNTAXES, parameters
 from logitless.models.tokenizer import Tokenizer
 
 log = logging.getLogger("logitless.http")
@@ -53,6 +53,12 @@ class Tools:
             for name, schema in _properties(tool["function"]["parameters"]).items()
             if isinstance(schema, dict) and schema.get("type") == "string"
         )
+
+    @property
+    def sole(self) -> dict[str, str]:
+        """By tool, the parameter that a call's arguments stand for if they are no object: the only one, or the only
+        one that is required; else `input`."""
+        return {tool["function"]["name"]: _sole(tool["function"]["parameters"]) for tool in self.tools}
 
 
 def parse_tools(chat: Chat, entries: Sequence[Mapping[str, Any]], template: ChatTemplate) -> Tools:
@@ -194,6 +200,13 @@ def _check_there(kind: str, name: str, tools: Sequence[Mapping[str, Any]], custo
         bad_request("tool_choice", f"there is no tool {name[:64]!r} of type {kind} in tools")
 
 
+def _sole(parameters: Mapping[str, Any]) -> str:
+    names, required = list(_properties(parameters)), parameters.get("required")
+    if len(names) != 1 and isinstance(required, list):
+        names = [name for name in required if name in names]
+    return names[0] if len(names) == 1 else INPUT
+
+
 def parse_style(chat: Chat, template: ChatTemplate, tools: Tools, primer: str, *, raw: bool) -> Style:
     """The parser's style of the answer. `primer`: the part of the answer that the prompt contains; `raw`: all of it
     is its text."""
@@ -203,6 +216,7 @@ def parse_style(chat: Chat, template: ChatTemplate, tools: Tools, primer: str, *
         names=tools.names,
         custom=frozenset(tools.custom),
         texts=tools.texts,
+        sole=tools.sole,
         reasoning=None if kind == "none" else template.reasoning,
         tags_in_content=kind == "deepseek-legacy",
         parallel=tools.parallel,

@@ -15,7 +15,7 @@ from logitless.models.chat.errors import ChatTemplateError, ExceededBounds
 from logitless.models.chat.sandbox import SandboxedRenderer
 from logitless.models.chat.tool_calls import REASONING_OF, family_of, generic, reasoning_tags
 from logitless.models.chat.tool_calls.probed.probe import Probe
-from logitless.models.chat.tool_calls.probed.reader import restarting
+from logitless.models.chat.tool_calls.probed.reader import with_syntax
 from logitless.models.chat.tool_results import in_call_order, one_by_one, with_ids, within_turns
 from logitless.models.tokenizer import Tokenizer
 
@@ -171,7 +171,7 @@ class ChatTemplate:
 
         self.reasoning = self.reasoning or formats.reasoning_tags(with_reasoning)
         if self.reasoning is not None and (restart := formats.restart(with_reasoning, self.reasoning[1])):
-            self.calls = restarting(self.calls, restart)
+            self.calls = with_syntax(self.calls, restart=restart)
 
     def _defaults(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """Variables that templates read and a request need not give, as llama.cpp has them."""

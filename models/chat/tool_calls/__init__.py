@@ -10,6 +10,11 @@ from logitless.models.chat.tool_calls.deltas import (
     ToolCall,
 )
 from logitless.models.chat.tool_calls.families import (
+    COMMAND_R,
+    COMMAND_R_ACTION,
+    DEEPSEEK,
+    DEEPSEEK_V31,
+    FUNCTIONARY,
     GENERIC,
     GRANITE,
     HERMES,
@@ -19,22 +24,14 @@ from logitless.models.chat.tool_calls.families import (
     LLAMA4,
     MISTRAL,
     NEMOTRON,
+    QWEN3_CODER,
     REASONING_OF,
     family_of,
     reasoning_tags,
 )
-from logitless.models.chat.tool_calls.framed import (
-    COMMAND_R,
-    COMMAND_R_ACTION,
-    DEEPSEEK,
-    DEEPSEEK_V31,
-    FUNCTIONARY,
-    GPT_OSS,
-    MUSE,
-)
 from logitless.models.chat.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4
+from logitless.models.chat.tool_calls.harmony import GPT_OSS, MUSE
 from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
-from logitless.models.chat.tool_calls.tagged import QWEN3_CODER
 
 __all__ = [
     "COMMAND_R",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from logitless.models.chat.tool_calls.json_scan import BAD, DONE, JsonScan, is_open_escape, parsed, unescaped
+from logitless.models.chat.tool_calls.json_text import StringText, parsed
 from logitless.models.grammar.ast import Ref, Rules, Seq, in_json, literal
 from logitless.models.grammar.lark import lark_rules
 from logitless.models.grammar.lark_source import parse_lark
@@ -15,7 +15,7 @@ INPUT = "input"
 TEXT = "free text"
 """Key of a function for the grammar engine: the grammar (`Rules`) of its `input`."""
 SYNTAXES = ("lark", "regex")
-_HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+_HEAD = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*(?=")')
 
 
 def parameters(description: str = "") -> dict[str, Any]:
@@ -44,37 +44,22 @@ class InputText:
     """Reader of the arguments of a call to a custom tool: JSON comes in, the text of its `input` comes out."""
 
     def __init__(self) -> None:
-        self._scan = JsonScan()
-        self._scan.feed('"')
-        self._read = ""  # before the text, then an escape that is not whole
-        self._has_begun = False
-        self.whole = False  # the text has ended
+        self._read = ""  # before the text
+        self._text: StringText | None = None
 
     def feed(self, text: str) -> str:
         """More of the text."""
-        if self.whole:
-            return ""
-        if not self._has_begun:
+        if self._text is None:
             self._read += text
             if (head := _HEAD.match(self._read)) is None:
                 return ""
-            text, self._read, self._has_begun = self._read[head.end() :], "", True
-        out = []
-        for c in text:
-            state = self._scan.feed(c)
-            if state in (BAD, DONE):
-                self.whole = True
-                break
-            self._read += c
-            if not is_open_escape(self._read):
-                out.append(unescaped(self._read))
-                self._read = ""
-        return "".join(out)
+            text, self._text = self._read[head.end() :], StringText()
+        return self._text.feed(text)
 
     def finish(self) -> str:
         """The text of arguments that are no object with `input`: all of them, or the JSON string that they are."""
-        if self._has_begun or self.whole:
+        if self._text is not None:
             return ""
-        self.whole = True
+        self._text = StringText()
         value = parsed(self._read)
         return value if isinstance(value, str) else self._read

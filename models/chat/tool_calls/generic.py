@@ -7,18 +7,19 @@ the format's own syntax (`described`, `as_text`)."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from logitless.models.chat.tool_calls.families import GENERIC, HERMES
-from logitless.models.chat.tool_calls.framed import DEEPSEEK, DEEPSEEK_V31
+from logitless.models.chat.tool_calls.families import GENERIC
 from logitless.models.chat.tool_calls.parser import CallFormat
-from logitless.models.chat.tool_calls.probed.markers import JSON, PYTHON
+from logitless.models.chat.tool_calls.probed.markers import ID, JSON, NUMBER, PYTHON, TAGGED
 
 Message = dict[str, Any]
 
 _MANY = '{"tool_calls": [{"name": <tool>, "arguments": <object>}, …]}'
+_ID = re.compile(rf',\s*"\w+":\s*"{ID}"')
 _ONE = '{"tool_call": {"name": <tool>, "arguments": <object>}}'
 
 
@@ -49,7 +50,7 @@ def _with_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]],
 
 def is_written(calls: CallFormat) -> bool:
     """True if `described` and `as_text` know the syntax of the format."""
-    return (calls.markers is not None and calls.markers.style in (JSON, PYTHON)) or calls in _SYNTAX
+    return calls.markers is not None and calls.markers.style != TAGGED
 
 
 def as_text(messages: Sequence[Message], calls: CallFormat = GENERIC, *, results: bool = True) -> list[Message]:
@@ -98,31 +99,17 @@ def _calls(message: Message, format: CallFormat) -> str:
     return f"{message['content']}\n{text}" if message.get("content") else text
 
 
-_BEGIN, _SEP, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-_SYNTAX = {  # before all calls, one call by name and arguments, between two, after all
-    HERMES: ("", '<tool_call>\n{{"name": {quoted}, "arguments": {arguments}}}\n</tool_call>', "\n", ""),
-    DEEPSEEK: (
-        *("<｜tool▁calls▁begin｜>", f"{_BEGIN}function{_SEP}{{name}}\n```json\n{{arguments}}\n```{_END}", "\n"),
-        "<｜tool▁calls▁end｜>",
-    ),
-    DEEPSEEK_V31: ("<｜tool▁calls▁begin｜>", f"{_BEGIN}{{name}}{_SEP}{{arguments}}{_END}", "", "<｜tool▁calls▁end｜>"),
-}
-
-
 def _written(calls: CallFormat, named: Sequence[tuple[str, str]]) -> str:
     """Calls by name and JSON of their arguments, as the model writes them."""
-    if (m := calls.markers) is not None:
-        begin, between, end = m.section, m.separator, m.section_end
-        form = '{{"name": {quoted}, "arguments": {arguments}}}' if m.style == JSON else "{name}({given})"
-    else:
-        begin, form, between, end = _SYNTAX[calls]
-    texts = [
-        form.format(
-            name=name, quoted=json.dumps(name, ensure_ascii=False), arguments=arguments, given=_python(arguments)
-        )
-        for name, arguments in named
-    ]
-    return f"{begin}{between.join(texts)}{end}"
+    m, texts = calls.markers, list[str]()
+    assert m is not None
+    for name, arguments in named:
+        call = f"{name}({_python(arguments)})"
+        if m.style != PYTHON:
+            named_so = json.dumps(name, ensure_ascii=False) if m.style == JSON else name
+            call = f"{m.head}{named_so}{m.middle}{arguments}{_ID.sub('', m.tail)}"
+        texts.append(f"{m.begin}{call}{m.end}".replace(NUMBER, str(len(texts))))
+    return f"{m.section}{m.separator.join(texts)}{m.section_end}"
 
 
 def _python(arguments: str) -> str:

@@ -9,23 +9,25 @@ follows its malformed part is dropped, and its arguments become whole JSON.
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import string
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from logitless.models.chat.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
 from logitless.models.chat.tool_calls.free_text import InputText
-from logitless.models.chat.tool_calls.json_scan import JsonScan
+from logitless.models.chat.tool_calls.json_text import completion
 from logitless.models.chat.tool_calls.probed.markers import Markers
 
 T = TypeVar("T")
 Step = Generator[None, str, T]
 BLANK = " \t\r\n"
 _MIN_CUT = 4  # characters of a marker that the end of an answer cut, which text does not end with by chance
+_MIN_AHEAD = 256  # characters of closing syntax between two calls, at most
 _LETTERS = string.ascii_letters + string.digits
 
 
@@ -61,6 +63,7 @@ class CallFormat:
     around: tuple[str, str] | None = None  # syntax around an answer's text, with tools or without
     markers: Markers | None = None  # of a format that was probed
     restart: str = ""  # text before each further message of one answer
+    syntax: tuple[str, ...] = ()  # triggers that are syntax and nothing more
     opens_with_name: bool = False  # an answer may begin with the name of a tool and a line break
     ends_reasoning: tuple[str, ...] = ()  # beginnings of calls that end reasoning without its closing tag
 
@@ -89,6 +92,8 @@ class Style:
     custom: frozenset[str] = frozenset()  # names of custom tools, whose argument is a text
     # (tool, parameter): strings, for calls that are not JSON
     texts: frozenset[tuple[str, str]] = frozenset()
+    # tool → the parameter that arguments which are no object stand for; they stay as they are without it
+    sole: Mapping[str, str] = field(default_factory=dict)
 
 
 class Parser:
@@ -103,6 +108,8 @@ class Parser:
         self.written_id = ""  # by the model, before the name of a call
         self._ids: set[str] = set()  # of the calls that have one
         self._arguments: list[str] | None = None  # of the call that is being read, if it has begun
+        self._sole = ""  # the parameter that its arguments stand for if they are no object
+        self._is_wrapped = False  # they do
         self._chars: list[str] = []  # of the delta that is being written
         self._kind = Content
         self._out: list[Delta] = []
@@ -110,7 +117,8 @@ class Parser:
         self._back: list[str] = []  # characters to be read again, the next one last
         self._ended = False
         self.is_cut = False  # the answer ended before the model ended it
-        self._hit_end = False  # the call that is being read reached the end
+        self.by_model = False  # the model ended it
+        self.hit_end = False  # the call that is being read reached the end
         self._muted = False  # the call that is being read is one too many
         self._raw: list[str] = []  # text read since `mark`
         self._blanks = ""  # blanks that are text only if no call follows
@@ -119,7 +127,7 @@ class Parser:
         self._after_call = False  # nothing but blanks since the last call
         # text that needs no coroutine to be understood, and its part of the message
         self._ordinary: re.Pattern[str] | None = None
-        self._sink: Callable[[str], None] = self._text
+        self._sink: Callable[[str], object] = self._text
         self._run = self._message()
         next(self._run)
         if style.primer:
@@ -145,7 +153,7 @@ class Parser:
         """Deltas that the end of the text adds. `is_cut`: a limit ended it, perhaps within a marker, which is not
         told then; `by_model`: the model did, so the arguments of its last call become whole JSON."""
         if not self._ended:
-            self._ended, self.is_cut = True, is_cut
+            self._ended, self.is_cut, self.by_model = True, is_cut, by_model
             with suppress(StopIteration):
                 self._run.send("")
             if by_model:
@@ -169,9 +177,16 @@ class Parser:
             c = self._back.pop()
         else:
             c = "" if self._ended else (yield)
-            self._hit_end = not c
+            self.hit_end = not c
         if c:
             self._raw.append(c)
+        return c
+
+    def run(self, ordinary: re.Pattern[str], sink: Callable[[str], object]) -> Step[str]:
+        """The next character; text before it that `ordinary` matches goes to `sink` as a whole."""
+        self._ordinary, self._sink = None if self._back else ordinary, sink
+        c = yield from self.next()
+        self._ordinary = None
         return c
 
     def back(self, text: str) -> None:
@@ -201,6 +216,55 @@ class Parser:
         self._raw.clear()
 
     @property
+    def end_begins(self) -> str:
+        """Characters that may begin the end of a call: its closing syntax, or brackets before that."""
+        return "}])" + "".join(end[0] for end in self.ends)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Texts that end a call, or all of them."""
+        return self.style.calls.ends if self.style.calls is not None else ()
+
+    def call_ends(self, c: str, closed: re.Pattern[str], before: str = f"{BLANK}}}])") -> Step[str]:
+        """State of a text in a call at a character `c`, which was read, where the call's closing syntax may begin,
+        perhaps behind characters of `before`.
+
+        "": it does not begin here. "cut": the answer ends in it. "closed": it is part of the text, whose end `closed`
+        finds behind it. "open": the text does not end before the answer or the next call does, so the call ends here.
+        """
+        hit_end, read = self.hit_end, ""
+        while c and c in before:
+            read += c
+            c = yield from self.next()
+        self.back(c)
+        end = yield from self.trigger(self.ends)
+        is_piece = self.rest is not None and len(self.rest) > 1 and any(e.startswith(self.rest) for e in self.ends)
+        state, ahead = "open" if end else "cut" if is_piece else "", ""
+        while end and (c := (yield from self.next())):
+            ahead += c
+            if closed.search(ahead, max(0, len(ahead) - 2 * _MIN_AHEAD)):
+                state = "closed"
+                break
+            if self._begins_call(ahead):
+                break
+        else:
+            if end and (closed.search(f"{ahead}}}") or (self.is_cut and self._without_ends(ahead))):
+                state = "closed"
+        self.back(read + end + ahead)
+        yield from self.next()
+        self.hit_end = hit_end
+        return state
+
+    def _without_ends(self, text: str) -> str:
+        """Text less closing syntax, brackets and blanks at its beginning."""
+        return re.sub(rf"(?:[{BLANK}}}\]),;]|{'|'.join(map(re.escape, self.ends))})*", "", text, count=1)
+
+    def _begins_call(self, ahead: str) -> bool:
+        """True if a call begins with what follows the closing syntax of the last one."""
+        assert self.style.calls is not None
+        return len(ahead) < _MIN_AHEAD and self._without_ends(ahead).startswith(self.style.calls.triggers)
+
+    @property
     def raw(self) -> str:
         """Text read since the last mark."""
         return "".join(self._raw)
@@ -222,7 +286,7 @@ class Parser:
         if self.n_calls and not self.style.parallel:
             self._muted, self._blanks, self._arguments = True, "", None
             return self.n_calls - 1
-        self._arguments = []
+        self._arguments, self._sole = [], self.style.sole.get(name, "")
         assert self.style.calls is not None
         self._flush()
         self._blanks = ""
@@ -243,23 +307,28 @@ class Parser:
         if self._muted:
             return
         if self._arguments is not None:
+            if self._sole and not self._arguments and text[:1] not in ("", "{"):
+                text, self._is_wrapped = f"{{{json.dumps(self._sole, ensure_ascii=False)}: {text}", True
             self._arguments.append(text)
         self._emit(CallArguments, text if self._input is None else self._input.feed(text))
 
     def end_call(self) -> None:
         """Begin text that is given back if it is not a call: the last one is whole."""
+        if self._is_wrapped:
+            self._is_wrapped = False
+            self.argument("}")
         self._arguments = None
         self.mark()
 
     def _drop_rest(self, calls: CallFormat) -> Step[None]:
         """Read the rest of a malformed call: up to the next call, or to the end of this one."""
         self._complete()
-        while not (trigger := (yield from self._trigger(calls.triggers))):
-            if (yield from self._trigger(calls.ends)):
+        while not (trigger := (yield from self.trigger(calls.triggers))):
+            if (yield from self.trigger(calls.ends)):
                 while True:
                     c = yield from self.after_blanks()
                     self.back(c)
-                    if not (yield from self._trigger(calls.ends)):
+                    if not (yield from self.trigger(calls.ends)):
                         break
                 break
             if not (yield from self.next()):
@@ -271,10 +340,9 @@ class Parser:
     def _complete(self) -> None:
         """Make the last call's arguments whole JSON."""
         if self._arguments is not None:
-            scan = JsonScan()
-            for c in "".join(self._arguments):
-                scan.feed(c)
-            self.argument(scan.completion() if self._arguments else "{}")
+            text = "".join(self._arguments)
+            self._is_wrapped = False
+            self.argument(completion(text) if text else "{}")
 
     def begins_name(self, text: str) -> bool:
         """True if a tool's name begins with this text."""
@@ -358,16 +426,13 @@ class Parser:
         """Reasoning, up to and with its closing tag and the blanks after it, or up to another
         marker that ends it."""
         ends = self.style.calls.ends_reasoning if self.style.calls is not None else ()
-        ordinary, sink = _run_without("".join(end[0] for end in (closing, *ends))), self._sink
-        self._sink, self.thinking = self._thought, True
+        ordinary, self.thinking = _run_without("".join(end[0] for end in (closing, *ends))), True
         while True:
-            self._ordinary = None if self._back else ordinary
-            c = yield from self.next()
-            self._ordinary = None
+            c = yield from self.run(ordinary, self._thought)
             self.back(c)
             if not c or (yield from self.literal(closing)):
                 break
-            if end := (yield from self._trigger(ends)):
+            if end := (yield from self.trigger(ends)):
                 self.back(end)
                 break
             if self.is_cut and self.rest and closing.startswith(self.rest):
@@ -379,7 +444,7 @@ class Parser:
                 self._blanks += c
             else:
                 self._thought(c)
-        self._blanks, self._sink, self.thinking = "", sink, not c
+        self._blanks, self.thinking = "", not c
         self._repeat()
         c = yield from self.after_blanks()
         self.back(c)
@@ -399,13 +464,10 @@ class Parser:
     def _answer(self, calls: CallFormat) -> Step[None]:
         names = tuple(f"{name}\n" for name in sorted(self.style.names)) if calls.opens_with_name else ()
         opening = calls.triggers + calls.opening + names
-        ordinary = _run_without("".join(trigger[0] for trigger in opening))
-        self._sink = self._text
+        ordinary = _run_without("".join(text[0] for text in opening + calls.ends))
         while True:
             self.mark()
-            self._ordinary = None if self._back else ordinary
-            c = yield from self.next()
-            self._ordinary = None
+            c = yield from self.run(ordinary, self._text)
             if not c:
                 if not self._after_call:
                     self.content("")
@@ -414,18 +476,24 @@ class Parser:
                 self._blanks += c
                 continue
             self.back(c)
-            trigger = yield from self._trigger(opening if self._fresh else calls.triggers)
+            trigger = yield from self.trigger(opening if self._fresh else calls.triggers)
+            if not trigger and self._after_call and (yield from self.trigger(calls.ends)):  # once too many
+                self.frame()
+                continue
             if not trigger:
                 if self._ended and self._cut_trigger(opening if self._fresh else calls.triggers):
                     return
                 self._text((yield from self.next()))
                 continue
-            n_calls, self._hit_end = self.n_calls, False
+            if trigger in calls.syntax:
+                self.frame()
+                continue
+            n_calls, self.hit_end = self.n_calls, False
             try:
                 yield from calls.read(self, trigger)
                 self._after_call = self.n_calls > n_calls or self._muted
             except NotACall as error:
-                is_cut = self._hit_end and not isinstance(error, PlainText)
+                is_cut = self.hit_end and not isinstance(error, PlainText)
                 if not is_cut and (self._arguments is not None or isinstance(error, Broken)):
                     yield from self._drop_rest(calls)
                 elif self._muted or is_cut:
@@ -436,8 +504,9 @@ class Parser:
                     self._after_call = True
                 else:
                     read = self.raw
-                    self.content(read[:-1])
-                    self.back(read[-1:])  # it may begin something
+                    last = read[1:][-1:]  # it may begin something
+                    self.content(read[: len(read) - len(last)])
+                    self.back(last)
                     self._after_call = False
             self._muted = False
             if not self._ended:
@@ -461,7 +530,8 @@ class Parser:
             return True
         return (self.is_cut or len(rest) >= (2 if self._fresh else _MIN_CUT)) and not rest[0].isalnum()
 
-    def _trigger(self, triggers: tuple[str, ...]) -> Step[str]:
+    def trigger(self, triggers: tuple[str, ...]) -> Step[str]:
+        """Read one of these texts if it follows; "": none does."""
         for trigger in triggers:
             if (yield from self.literal(trigger)):
                 return trigger

@@ -30,7 +30,7 @@ from logitless.models.chat.tool_calls import (
     family_of,
     reasoning_tags,
 )
-from logitless.models.chat.tool_calls.json_scan import BAD, BEFORE, DONE, JsonScan
+from logitless.models.chat.tool_calls.json_text import completion
 from tests.helpers.tool_call_texts import (
     ADD,
     ANALYSIS,
@@ -441,21 +441,13 @@ def test_arguments_are_what_the_model_wrote(arguments: object, indent: int | Non
 
 
 @QUIET
-@given(JSON, st.text(max_size=3), st.integers(0, 40))
-def test_scan_agrees_with_the_standard_library(value: object, noise: str, at: int) -> None:
-    text = json.dumps([value])
-    text = text[: at % (len(text) + 1)] + noise + text[at % (len(text) + 1) :]
-    scan, n = JsonScan(), 0
-    for c in text:
-        n += 1
-        if (found := scan.feed(c)) in (BAD, DONE, BEFORE):
-            break
-    try:
-        json.JSONDecoder(parse_constant=lambda name: 1 / 0).decode(text[:n])
-    except (ValueError, ZeroDivisionError):
-        assert found is not DONE or text[0] not in '"[{'
-    else:
-        assert found is DONE or text[0] not in '"[{'
+@given(JSON, st.integers(0, 60))
+def test_completion_makes_the_beginning_of_a_value_whole(value: object, at: int) -> None:
+    text = json.dumps({"a": value})
+    begun = text[: max(1, at % (len(text) + 1))]
+    whole = json.loads(begun + completion(begun))
+    assert isinstance(whole, dict)
+    assert completion(text) == ""
 
 
 def test_nesting_has_a_limit() -> None:

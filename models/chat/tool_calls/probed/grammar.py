@@ -11,26 +11,32 @@ from logitless.models.chat.tool_calls.free_text import TEXT
 from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, TYPE, Markers
 from logitless.models.chat.tool_calls.probed.python_schema import any_rules
 from logitless.models.chat.tool_calls.probed.pythonic import argument_rules, value_rule
-from logitless.models.chat.tool_calls.tagged import CDATA, CDATA_END
+from logitless.models.chat.tool_calls.probed.tagged import CDATA, CDATA_END
 from logitless.models.grammar import in_regex, json_rule, quoted
 from logitless.models.grammar.json_schema import parameters_of, standalone
 from logitless.models.grammar.lark import lark_rules
 
 _PIECE = re.compile(rf"[ \t\r]*\n\s*|[{NUMBER}{ID}]|[^\n{NUMBER}{ID}]*[^\s{NUMBER}{ID}]|\s+")
+_JSON_PIECE = re.compile(r'"[^"]*"|[{}:,\[\]]|[^\s"{}:,\[\]]+')
+_OUTER_PIECE = re.compile(r"\[[A-Z_]+\]|<[^<>]+>|\w+\[|[^\s\[\],;<]+|[\[\],;<]")
 _ID_PUNCTUATION = "_.:-"
 
 
 def rules_of_calls(
-    m: Markers, functions: Sequence[Mapping[str, Any]], parallel: bool, restart: str = ""
-) -> tuple[list[str], str]:
-    """Rules of calls to these functions, whose arguments are the rules args_0, …; and the text that
-    begins one. `restart`: a text that may come first."""
+    m: Markers, functions: Sequence[Mapping[str, Any]], parallel: bool, restart: str = "", n_letters: int = 9
+) -> list[str]:
+    """Rules of `calls` to these functions, whose arguments are the rules args_0, …, with W for blanks.
+
+    `restart`: a text that may come first; `n_letters`: of an id behind `m.id_mark`."""
     rules = [*any_rules()] if m.style in (PYTHON, TAGGED) else []
     if m.style == TAGGED and m.cdata:
         rules += ["text: text_bare | text_within", _text("text_bare", m.value_end, "", CDATA)]
         rules.append(_text("text_within", CDATA_END + m.value_end, CDATA))
     elif m.style == TAGGED and KEY not in m.value_end:
         rules.append(_text("text", m.value_end))
+    rule, between = (_spaced, " W? ") if m.style == JSON else (syntax_rule, " ")
+    middle = quoted(m.middle) if m.middle.startswith("\n") else rule(m.middle)  # it ends the name
+    id = f"({quoted(m.id_mark)} /[a-zA-Z0-9]{{{n_letters}}}/)?" if m.id_mark else ""
     for i, function in enumerate(functions):
         name = function["name"]
         named = quoted(json.dumps(name, ensure_ascii=False) if m.style == JSON else name)
@@ -41,14 +47,21 @@ def rules_of_calls(
         elif m.style == PYTHON:
             rules += argument_rules(function, i)
             arguments = f'given_{i} ")"'
-        parts = (syntax_rule(m.head), named, syntax_rule(m.middle), arguments, _tail(m.tail), syntax_rule(m.end))
-        rules.append(f"call_{i}: {' '.join(part for part in parts if part)}")
-    first, following = syntax_rule(m.section + m.begin), syntax_rule(m.separator + m.begin)
-    more = f"({following} call)*" if parallel else ""
-    again = f"{quoted(restart)}?" if restart else ""
-    whole = (again, first, "call", more, syntax_rule(m.section_end))
-    rules.append(f"calls: {' '.join(part for part in whole if part)}")
-    return [*rules, f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}"], m.trigger
+        parts = (rule(m.head), named, id, middle, arguments, _tail(m.tail), rule(m.end))
+        rules.append(f"call_{i}: {between.join(part for part in parts if part)}")
+    more = f"({between.join(part for part in (rule(m.separator + m.begin), 'call') if part)})*" if parallel else ""
+    if parallel and m.style == JSON:
+        more = f"(W? {more[1:]}"
+    whole = (rule(m.section + m.begin), "call", f"{more} {rule(m.section_end)}".strip())
+    again = f"{quoted(restart)}? " if restart else ""
+    rules.append(f"calls: {again}{between.join(part for part in whole if part)}")
+    return [*rules, f"call: {' | '.join(f'call_{i}' for i in range(len(functions)))}"]
+
+
+def _spaced(text: str) -> str:
+    """Lark of a marker around JSON, with blanks between its parts."""
+    parts = _JSON_PIECE if text.lstrip().startswith(("{", ",", "}")) else _OUTER_PIECE
+    return " W? ".join(syntax_rule(piece) for piece in parts.findall(text))
 
 
 def syntax_rule(text: str) -> str:
@@ -68,9 +81,9 @@ def syntax_rule(text: str) -> str:
 def _tail(text: str) -> str:
     """Lark of an object's end, in which the id may be missing: few models write one."""
     if (id := re.search(rf',\s*"\w+":\s*"{ID}"', text)) is None:
-        return syntax_rule(text)
-    parts = (syntax_rule(text[: id.start()]), f"({syntax_rule(id[0])})?", syntax_rule(text[id.end() :]))
-    return " ".join(part for part in parts if part)
+        return _spaced(text)
+    parts = (_spaced(text[: id.start()]), f"({_spaced(id[0])})?", _spaced(text[id.end() :]))
+    return " W? ".join(part for part in parts if part)
 
 
 def _text(rule: str, end: str, begin: str = "", not_begin: str = "") -> str:

@@ -47,7 +47,9 @@ class Markers:
     gap: str = ""
     types: tuple[str, str] = ("", "")  # TYPE of a text, and of any other value; "": its type's name
     around: tuple[str, str] | None = None
+    id_mark: str = ""  # named JSON only: text before an id, which may come before `middle`
     cdata: bool = False  # texts with a "<" stand in <![CDATA[ … ]]> (MiniCPM 5)
+    also: Markers | None = None  # another way in which models of the family write calls
 
     @property
     def trigger(self) -> str:
@@ -68,7 +70,7 @@ class Markers:
     @property
     def tags(self) -> tuple[str, ...]:
         """Tags among the markers, each of which may be a special token."""
-        parts = (self.section, self.begin, self.middle, self.key_begin, self.key_end, self.value_end)
+        parts = (self.section, self.begin, self.id_mark, self.middle, self.key_begin, self.key_end, self.value_end)
         texts = (*parts, self.end, self.separator, self.section_end, *(self.around or ()))
         whole = (tag for text in texts for tag in _TAG.findall(text))
         return tuple(dict.fromkeys((*whole, *(word for text in texts for word in _WORD.findall(text)))))

@@ -25,7 +25,7 @@ from logitless.models.chat.tool_calls.probed.markers import (
     Markers,
 )
 from logitless.models.chat.tool_calls.probed.reader import call_format
-from logitless.models.chat.tool_calls.tagged import CDATA, CDATA_END
+from logitless.models.chat.tool_calls.probed.tagged import CDATA, CDATA_END
 
 _END_OF_TURN = re.compile(r"\s*<\|eo[mt]_id\|>\s*$")
 """Llama's end of a turn, whose token with calls is another one."""
@@ -92,11 +92,12 @@ class Probe:
         around = self._around()
         if default.around is None or around is None or around == default.around:
             return default
-        others = [
-            tuple(tag for tag in tags if tag not in default.around) for tags in (default.triggers, default.preserved)
-        ]
-        triggers, preserved = (tags + tuple(tag for tag in around if tag) for tags in others)
-        return replace(default, triggers=triggers, preserved=preserved, around=around)
+        new = tuple(tag for tag in around if tag)
+        parts: dict[str, Any] = {
+            part: tuple(tag for tag in getattr(default, part) if tag not in default.around) + new
+            for part in ("triggers", "syntax", "preserved")
+        }
+        return replace(default, around=around, **parts)
 
     def restart(self, with_reasoning: WithReasoning, closing: str) -> str:
         """The text that begins a message of its own between reasoning and the answer, before the tag around

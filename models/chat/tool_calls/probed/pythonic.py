@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from logitless.models.chat.tool_calls.call_object import MAX_NAME
 from logitless.models.chat.tool_calls.free_text import TEXT, json_string
-from logitless.models.chat.tool_calls.parser import NotACall, Parser, Step
+from logitless.models.chat.tool_calls.json_text import as_json, bare, from_python
+from logitless.models.chat.tool_calls.parser import Broken, NotACall, Parser, Step
 from logitless.models.chat.tool_calls.probed.python_schema import literal
-from logitless.models.chat.tool_calls.tagged import as_json, from_python
+from logitless.models.chat.tool_calls.values import MAX_NAME
 from logitless.models.grammar import json_rule, quoted
 from logitless.models.grammar.json_schema import parameters_of, standalone
 
 _OPEN, _CLOSE = "([{", ")]}"
+_CLOSED = re.compile(r"""(?<!\\)(?:\\\\)*["']\s*(?:[)\]}:]|,\s*["'\w])""")
 
 
 def arguments(p: Parser, name: str, id: str | None, close: str) -> Step[bool]:
@@ -29,6 +31,9 @@ def arguments(p: Parser, name: str, id: str | None, close: str) -> Step[bool]:
         c = yield from p.after_blanks()
         if c == ")":
             break
+        if c and not n_given and (yield from _ends(p, c)):
+            p.begin(name, id)
+            raise Broken
         key = ""
         while c and (c == "_" or c.isalnum()) and len(key) < MAX_NAME:
             key += c
@@ -44,15 +49,16 @@ def arguments(p: Parser, name: str, id: str | None, close: str) -> Step[bool]:
         p.argument(f"{', ' if n_given else '{'}{json.dumps(key, ensure_ascii=False)}: ")
         p.mark()
         n_given += 1
-        text, is_whole = yield from _value(p, close.strip())
-        if not is_whole:
-            text, bracket, _ = text.rpartition(")")
-            if not bracket:
-                return False
-            p.mark()
-            p.back(f"){close}")
+        text, is_whole = yield from _value(p)
+        if not is_whole and text.rstrip().endswith(f"){close.strip()}"):
+            text, is_whole = text.rpartition(")")[0], True
+            p.back(f"){close.strip()}")
+        if not is_whole and p.at_end and not p.by_model:
+            return False
         p.argument(_as_json(text.strip()))
         p.mark()
+        if not is_whole:
+            raise Broken
         if (c := (yield from p.after_blanks())) != ",":
             p.back(c)
     if not n_given:
@@ -62,11 +68,10 @@ def arguments(p: Parser, name: str, id: str | None, close: str) -> Step[bool]:
     return True
 
 
-def _value(p: Parser, close: str) -> Step[tuple[str, bool]]:
+def _value(p: Parser) -> Step[tuple[str, bool]]:
     """(the text of a value, True) before the comma or the bracket that ends it; (the text, False) where the answer
     or the call ends first: within brackets, or within a string whose last quote is missing."""
-    text, quote, depth = "", "", 0
-    ending = f"){close}"
+    text, quote, depth, is_closed = "", "", 0, False
     while c := (yield from p.next()):
         if quote:
             if c == "\\":
@@ -74,19 +79,40 @@ def _value(p: Parser, close: str) -> Step[tuple[str, bool]]:
                 c = yield from p.next()
             elif c == quote and (yield from _is_last_quote(p, depth)):
                 quote = ""
+            elif not is_closed and c in p.end_begins and (state := (yield from p.call_ends(c, _CLOSED))):
+                is_closed = state == "closed"
+                if not is_closed:
+                    p.back("" if state == "cut" else c)
+                    break
         elif c in "\"'":
             quote = c
         elif c in _OPEN:
             depth += 1
         elif depth and c in _CLOSE:
             depth -= 1
-        elif not depth and c in ",)":
+        elif not depth and c in ",)" and not (c == "," and text[-1:].isdigit() and (yield from _is_digit(p))):  # 1,000
             p.back(c)
             return text.strip(), True
+        elif (yield from _ends(p, c)):
+            return re.sub(r"\)\s*\]?\s*$", "", text), False
         text += c
-        if (quote or depth) and close.endswith(">") and text.endswith(ending):  # a tag, which no value has
-            break
-    return (text if text.rstrip().endswith(ending) else ""), False
+    return text, False
+
+
+def _ends(p: Parser, c: str) -> Step[bool]:
+    """True if syntax that ends the calls begins with a character that was read, which then is not."""
+    p.back(c)
+    end = yield from p.trigger(p.ends)
+    p.back(end)
+    if not end:
+        yield from p.next()
+    return bool(end)
+
+
+def _is_digit(p: Parser) -> Step[bool]:
+    c = yield from p.next()
+    p.back(c)
+    return c.isdigit()
 
 
 def _is_last_quote(p: Parser, depth: int) -> Step[bool]:
@@ -109,6 +135,8 @@ def _is_last_quote(p: Parser, depth: int) -> Step[bool]:
 
 def _as_json(text: str) -> str:
     """A Python or JSON literal as JSON, other text as a string."""
+    if text[:1] not in ("'", '"', "(", "[", "{"):
+        return bare(text)
     text_as_json = as_json(text)
     if text[:1] not in ("'", '"', "(") or not text_as_json.startswith('"') or text_as_json == text:
         return text_as_json
