@@ -115,6 +115,10 @@ class Signature:
             self._parameters |= own
             self._hints |= _hints(function, own)
 
+    @property
+    def attribute_types(self) -> Mapping[str, Any]:
+        return self._hints
+
     def check_sources(self, op_name: str, src: Sequence[Any]) -> None:
         """ValueError for a wrong number of sources, or one that is no tensor of its type and rank."""
         repeated = any(s.repeated for s in self.sources)

@@ -1,68 +1,80 @@
-"""Elementwise kernels: unary, binary with numpy's broadcasting, GLU, their gradients."""
+"""Elementwise kernels: formulas of graph/scalar.py as C text, arithmetic with numpy's broadcasting."""
 
 from __future__ import annotations
 
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, n_elements, rewrite
+from logitless.graph import scalar
+from logitless.graph.ops import pointwise  # noqa: F401  (declares formulas)
 from logitless.graph.ops.elementwise import gated
+from logitless.graph.ops.training import optimizer  # noqa: F401  (declares formulas)
 from logitless.graph.tensor import Tensor
 
 WG = 128
-FUNCTIONS = """
-FN float sigmoid(float x) { return 1.0f / (1.0f + EXP(-x)); }
-FN float silu_back(float g, float x) { float s = sigmoid(x); return g * s * (1.0f + x * (1.0f - s)); }
+CALL = (0, 0)
+# Operators of graph/scalar.py as text, how tightly they bind, and how tightly arguments have to.
+FORMS: dict[str, scalar.Form] = {
+    **{name: (f"{name.upper()}({{}})", 8, CALL) for name in ("exp", "log", "tanh", "sin", "cos", "silu", "gelu")},
+    "sqrt": ("sqrt({})", 8, CALL),
+    "abs": ("FABS({})", 8, CALL),
+    "neg": ("-{}", 6, (7,)),
+    "mul": ("{} * {}", 5, (5, 6)),
+    "div": ("{} / {}", 5, (5, 6)),
+    "add": ("{} + {}", 4, (4, 5)),
+    "sub": ("{} - {}", 4, (4, 5)),
+    "fma": ("{2} + {0} * {1}", 4, (5, 6, 4)),
+    "log1p": ("LOG(1.0f + {})", 8, (5,)),
+    "sigmoid": ("1.0f / (1.0f + EXP(-{}))", 5, (7,)),
+    "times_sigmoid": ("{} * (1.0f / (1.0f + EXP(-{})))", 5, (5, 7)),
+    "less": ("{} < {}", 3, (4, 4)),
+    "equal": ("{} == {}", 2, (3, 3)),
+    "where": ("{} ? {} : {}", 1, (2, 1, 1)),
+}
+# the same derivative as the tree's, with products in another order (docs/experiments/scalar.md)
+GELU_BACK = """
 FN float gelu_tanh(float x) { return TANH(0.7978845608f * (x + 0.044715f * x * x * x)); }
 FN float gelu_back(float g, float x) {
   float t = gelu_tanh(x);
   return g * (0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 0.134145f * x * x));
 }
 """
-UNARY = {
-    "silu": "SILU(x)",
-    "gelu": "GELU(x)",
-    "scale": "x * p",
-    "softcap": "p * TANH(x / p)",
-    "sqrt": "sqrt(x)",
-    "log": "LOG(x)",
-    "exp": "EXP(x)",
-    "tanh": "TANH(x)",
-    "sin": "SIN(x)",
-    "cos": "COS(x)",
-    "step": "x > 0.0f ? 1.0f : 0.0f",
-    "sign": "x > 0.0f ? 1.0f : x < 0.0f ? -1.0f : x",
-    "relu": "x < 0.0f ? 0.0f : x",
-    "sigmoid": "sigmoid(x)",
-    "softplus": "(x < 0.0f ? 0.0f : x) + LOG(1.0f + EXP(-FABS(x)))",
-    "elu": "x > 0.0f ? x : EXP(x) - 1.0f",
-}
-BINARY = {
-    "add": "a + b",
-    "sub": "a - b",
-    "mul": "a * b",
-    "div": "a / b",
-    "relu_back": "b > 0.0f ? a : 0.0f",
-    "elu_back": "b > 0.0f ? a : a * (b + 1.0f)",
-    "gate": "b == 0.0f ? 0.0f : a * b",
-    "silu_back": "silu_back(a, b)",
-    "gelu_back": "gelu_back(a, b)",
-    "glu_silu": "SILU(a) * b",
-    "glu_gelu": "GELU(a) * b",
-}
-# ops with a kernel for all of numpy's broadcasting
-BROADCAST = ("add", "sub", "mul", "div")
-PARAMETER = {"scale": "factor", "softcap": "cap"}
+BROADCAST = ("add", "sub", "mul", "div")  # with a kernel for all of numpy's broadcasting
+BUFFERS = "ABC"  # of sources
 MAX_DIMS = 4
 
-for _name, _formula in UNARY.items():
+
+def _text(tree: scalar.Tree) -> tuple[list[tuple[str, str]], str]:
+    return scalar.text(tree.result, FORMS, lambda value: f"{value!r}f")
+
+
+def _kernel_name(key: str) -> str:
+    return f"map_{key.replace(':', '_')}"
+
+
+def _map(key: str) -> None:
+    """The kernel of an op whose sources have one shape."""
+    tree = scalar.tree(key)
+    parts, result = _text(tree)
+    if key == "gelu_back":
+        parts, result = [], "gelu_back(g, x)"
+    loads = ", ".join(f"{name} = {buffer}[i]" for buffer, name in zip(BUFFERS, tree.sources, strict=False))
+    steps = "".join(f"float {name} = {value}; " for name, value in parts)
     Kernel(
-        f"unary_{_name}",
-        [Arg("X", "f32"), Arg("Y", "f32", "w")],
-        ["uint n", "float p"],
-        f"  FOR_EACH(i, n) {{ float x = X[i]; Y[i] = {_formula}; }}",
+        _kernel_name(key),
+        [*(Arg(buffer, "f32") for buffer, _ in zip(BUFFERS, tree.sources, strict=False)), Arg("Y", "f32", "w")],
+        ["uint n", *(f"float {name}" for name in tree.attributes)],
+        f"  FOR_EACH(i, n) {{ float {loads}; {steps}Y[i] = {result}; }}",
         wg=WG,
-        functions=FUNCTIONS,
+        functions=GELU_BACK if key == "gelu_back" else "",
     )
-for _name, _formula in BINARY.items():
+
+
+MAPPED = [name for name in scalar.FORMULAS if name not in BROADCAST]
+for _name in MAPPED:
+    for _key in scalar.keys(_name):
+        _map(_key)
+for _name in BROADCAST:
+    _formula = _text(scalar.tree(_name))[1]
     # b has the same shape (period n), is one row for all (period of a row), or one number (period
     # 1)
     Kernel(
@@ -75,31 +87,7 @@ for _name, _formula in BINARY.items():
         f"    FOR_EACH(i, n) {{ float a = A[i], b = B[i % period]; Y[i] = {_formula}; }}\n"
         "  }",
         wg=WG,
-        functions=FUNCTIONS,
     )
-# Compared, because `min` may lose a NaN.
-Kernel(
-    "binary_glu_clamped",
-    [Arg("A", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
-    ["uint n", "float alpha", "float limit"],
-    """
-  FOR_EACH(i, n) {
-    float a = A[i], b = B[i];
-    a = a > limit ? limit : a;
-    b = b > limit ? limit : b < -limit ? -limit : b;
-    Y[i] = a * sigmoid(alpha * a) * (1.0f + b);
-  }""",
-    wg=WG,
-    functions=FUNCTIONS,
-)
-Kernel(
-    "unary_clamp",
-    [Arg("X", "f32"), Arg("Y", "f32", "w")],
-    ["uint n", "float low", "float high"],
-    "  FOR_EACH(i, n) { float x = X[i]; Y[i] = x < low ? low : x > high ? high : x; }",
-    wg=WG,
-)
-for _name in BROADCAST:
     Kernel(
         f"broadcast_{_name}",
         [Arg("A", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
@@ -108,7 +96,7 @@ for _name in BROADCAST:
         "    uint i3 = i % n3, r = i / n3, i2 = r % n2; r /= n2;\n"
         "    uint i1 = r % n1, i0 = r / n1;\n"
         "    float a = A[i0 * a0 + i1 * a1 + i2 * a2 + i3 * a3], b = B[i0 * b0 + i1 * b1 + i2 * b2 + i3 * b3];\n"
-        f"    Y[i] = {BINARY[_name]};\n"
+        f"    Y[i] = {_formula};\n"
         "  }",
         wg=WG,
     )
@@ -151,21 +139,16 @@ Kernel(
 )
 
 
-def _unary(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    n = n_elements(t)
-    p = t.attrs.get(PARAMETER.get(t.op, ""), 0.0)
-    return [dispatch(f"unary_{t.op}", shape, (t.src[0], t), (n, bits(p)), groups_for(n, shape, WG))]
+def _elementwise(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    if any(s.shape != t.shape or s.dtype != "f32" for s in t.src):
+        return None
+    n, key = n_elements(t), scalar.key(t)
+    words = (n, *(bits(t.attrs[name]) for name in scalar.tree(key).attributes))
+    return [dispatch(_kernel_name(key), shape, (*t.src, t), words, groups_for(n, shape, WG))]
 
 
-for _name in UNARY:
-    lower(_name)(_unary)
-
-
-@lower("clamp")
-def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    n = n_elements(t)
-    words = (n, bits(t.attrs["low"]), bits(t.attrs["high"]))
-    return [dispatch("unary_clamp", shape, (t.src[0], t), words, groups_for(n, shape, WG))]
+for _name in MAPPED:
+    lower(_name)(_elementwise)
 
 
 def period(a: Tensor, b: Tensor) -> int | None:
@@ -183,9 +166,8 @@ def _binary(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     n = n_elements(t)
     every = period(a, b)
     if t.shape == a.shape and every is not None:
-        name = f"glu_{t.attrs['activation']}" if t.op == "glu" else t.op
-        return [dispatch(f"binary_{name}", shape, (a, b, t), (n, every), groups_for(n, shape, WG))]
-    if t.op not in BROADCAST or len(t.shape) > MAX_DIMS:
+        return [dispatch(f"binary_{t.op}", shape, (a, b, t), (n, every), groups_for(n, shape, WG))]
+    if len(t.shape) > MAX_DIMS:
         return None
     full = (1,) * (MAX_DIMS - len(t.shape)) + t.shape
     sa, sb = strides(a, full), strides(b, full)
@@ -193,17 +175,8 @@ def _binary(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     return [dispatch(f"broadcast_{t.op}", shape, (a, b, t), words, groups_for(n, shape, WG))]
 
 
-for _name in (*BROADCAST, "gate", "silu_back", "gelu_back", "relu_back", "elu_back", "glu"):
+for _name in BROADCAST:
     lower(_name)(_binary)
-
-
-@lower("glu_clamped")
-def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    if any(s.shape != t.shape or s.dtype != "f32" for s in t.src):
-        return None
-    n = n_elements(t)
-    words = (n, bits(t.attrs["alpha"]), bits(t.attrs["limit"]))
-    return [dispatch("binary_glu_clamped", shape, (*t.src, t), words, groups_for(n, shape, WG))]
 
 
 def strides(t: Tensor, full: tuple[int, ...]) -> tuple[int, ...]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import numpy as np
 
+from logitless.graph import scalar as s
 from logitless.graph.op import Array, Case, op, require
+from logitless.graph.scalar import GELU_SCALE, elementwise, equal, exp, fma, tanh, times_sigmoid, where
 from logitless.graph.tensor import Shape, Tensor, const
-
-GELU_SCALE = math.sqrt(2 / math.pi)
 
 
 def unbroadcast(g: Tensor, t: Tensor) -> Tensor:
@@ -18,7 +17,7 @@ def unbroadcast(g: Tensor, t: Tensor) -> Tensor:
     return g if g.shape == t.shape else sum_to(g, shape=t.shape)
 
 
-@op
+@elementwise
 def add(a: Array, b: Array) -> Array:
     """a + b, with numpy's broadcasting."""
     return a + b
@@ -39,7 +38,7 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(5, 37)), r.normal(size=(37,))], {}
 
 
-@op
+@elementwise
 def sub(a: Array, b: Array) -> Array:
     """a − b, with numpy's broadcasting."""
     return a - b
@@ -60,7 +59,7 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(5, 37)), r.normal(size=(37,))], {}
 
 
-@op
+@elementwise
 def mul(a: Array, b: Array) -> Array:
     """a · b, element by element, with numpy's broadcasting."""
     return a * b
@@ -81,7 +80,7 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(4, 6)), r.normal(size=(4, 1))], {}
 
 
-@op
+@elementwise
 def scale(x: Array, *, factor: float) -> Array:
     """x times a constant of the graph."""
     return x * factor
@@ -165,15 +164,7 @@ for _left, _right in (((1, 6), (4, 6)), ((4, 1), (1, 70)), ((2, 3, 1, 5), (3, 4,
         _arithmetic.case(lambda r, a=_left, b=_right: ([r.normal(size=a), r.normal(size=b)], {}))  # type: ignore[misc]
 
 
-def _sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(−x)), where that would overflow too."""
-    return np.exp(-np.logaddexp(0, -x))
-
-
-@op
-def silu(x: Array) -> Array:
-    """x / (1 + e⁻ˣ)."""
-    return x * _sigmoid(x)
+silu = elementwise(s.silu)
 
 
 @silu.vjp
@@ -186,11 +177,11 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(4, 37)) * 4], {}
 
 
-@op
+@elementwise
 def silu_back(g: Array, x: Array) -> Array:
     """g times the derivative of `silu` at x."""
-    s = _sigmoid(x)
-    return g * s * (1 + x * (1 - s))
+    part = 1 / (1 + exp(-x))
+    return g * part * fma(x, 1 - part, 1)
 
 
 @silu_back.case
@@ -198,10 +189,7 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}
 
 
-@op
-def gelu(x: Array) -> Array:
-    """GELU by its tanh approximation, as GGUF's architectures use it."""
-    return 0.5 * x * (1 + np.tanh(GELU_SCALE * (x + 0.044715 * x**3)))
+gelu = elementwise(s.gelu)
 
 
 @gelu.vjp
@@ -214,11 +202,13 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(4, 37)) * 3], {}
 
 
-@op
+@elementwise
 def gelu_back(g: Array, x: Array) -> Array:
     """g times the derivative of `gelu` at x."""
-    t = np.tanh(GELU_SCALE * (x + 0.044715 * x**3))
-    return g * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * GELU_SCALE * (1 + 3 * 0.044715 * x * x))
+    square = x * x
+    t = tanh(GELU_SCALE * x * fma(0.044715, square, 1))
+    inner = GELU_SCALE * fma(3 * 0.044715, square, 1)
+    return g * fma(0.5, 1 + t, 0.5 * x * ((1 - t * t) * inner))
 
 
 @gelu_back.case
@@ -226,10 +216,10 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}
 
 
-@op
+@elementwise
 def softcap(x: Array, *, cap: float) -> Array:
     """Soft-cap: cap · tanh(x / cap), within (-cap, cap) (Gemma 2)."""
-    return cap * np.tanh(x / cap)
+    return cap * tanh(x / cap)
 
 
 @softcap.shape
@@ -248,12 +238,12 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(4, 37)) * 5], {"cap": 3.0}
 
 
-@op
+@elementwise
 def glu(gate: Array, up: Array, *, activation: Literal["silu", "gelu"]) -> Array:
     """activation(gate) · up: the gated part of a feed-forward block as one op (`activation`: silu
     or gelu).
     """
-    return {"silu": silu, "gelu": gelu}[activation].reference(gate) * up
+    return {"silu": s.silu, "gelu": s.gelu}[activation](gate) * up
 
 
 @glu.vjp
@@ -272,13 +262,13 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(3, 37)), r.normal(size=(3, 37))], {"activation": "gelu"}
 
 
-@op
+@elementwise
 def glu_clamped(gate: Array, up: Array, *, alpha: float, limit: float) -> Array:
     """a · sigmoid(alpha · a) · (1 + b), a: the gate of at most `limit`, b: up between −limit and
     limit (gpt-oss).
     """
-    a, b = np.minimum(gate, limit), np.clip(up, -limit, limit)
-    return a * _sigmoid(alpha * a) * (1 + b)
+    a, b = where(gate > limit, limit, gate), where(up > limit, limit, where(up < -limit, -limit, up))
+    return times_sigmoid(a, alpha * a) * (1 + b)
 
 
 @glu_clamped.shape
@@ -292,16 +282,16 @@ def _(g: Tensor, y: Tensor, gate: Tensor, up: Tensor, alpha: float, limit: float
     return tuple(glu_clamped_back(g, gate, up, alpha=alpha, limit=limit, of=of) for of in ("gate", "up"))
 
 
-@op
+@elementwise
 def glu_clamped_back(
     g: Array, gate: Array, up: Array, *, alpha: float, limit: float, of: Literal["gate", "up"]
 ) -> Array:
     """The gradient of `glu_clamped` for its gate or up (`of`)."""
-    a, b = np.minimum(gate, limit), np.clip(up, -limit, limit)
-    s = _sigmoid(alpha * a)
+    a, b = where(gate > limit, limit, gate), where(up > limit, limit, where(up < -limit, -limit, up))
     if of == "up":
-        return g * a * s * (np.abs(up) < limit)
-    return g * (1 + b) * s * (1 + alpha * a * (1 - s)) * (gate < limit)
+        return where(abs(up) < limit, g * times_sigmoid(a, alpha * a), 0)
+    part = s.sigmoid(alpha * a)
+    return where(gate < limit, g * (1 + b) * part * fma(alpha * a, 1 - part, 1), 0)
 
 
 @glu_clamped_back.shape
@@ -321,6 +311,31 @@ for _of in ("gate", "up"):
     )
 
 
+@elementwise
+def gate(x: Array, factor: Array) -> Array:
+    """x times factor, element by element; a factor of 0 gives 0 for any x, so that an adapter
+    whose products overflow cannot disturb rows that do not use it.
+    """
+    return where(equal(factor, 0), 0, x * factor)
+
+
+@gate.shape
+def _(x: Tensor, factor: Tensor) -> tuple[Shape, str]:
+    require(x.shape == factor.shape and x.dtype == factor.dtype == "f32", "gate", "expected two f32 alike", x, factor)
+    return x.shape, x.dtype
+
+
+@gate.vjp
+def _(g: Tensor, y: Tensor, x: Tensor, factor: Tensor) -> tuple[Tensor | None, ...]:
+    return gate(g, factor), None
+
+
+@gate.case
+def _(r: np.random.Generator) -> Case:
+    factor = r.normal(size=(5, 37)) * (r.random((5, 37)) < 0.5)
+    return [r.normal(size=(5, 37)), factor], {}
+
+
 def gated(t: Tensor) -> Tensor:
     """Rewrite mul(silu(a), b) as one `glu`; any other product stays. For backends."""
     a, b = t.src
@@ -329,10 +344,5 @@ def gated(t: Tensor) -> Tensor:
     return t
 
 
-for _elementwise in (add, sub, mul):
-    _elementwise.inplace = (0, 1)
-    _elementwise.shape(_elementwise.broadcast)
-for _elementwise in (scale, silu, gelu, softcap):
-    _elementwise.inplace = (0,)
-for _elementwise in (silu_back, gelu_back, glu, glu_clamped):
-    _elementwise.inplace = (0, 1)
+for _arithmetic in (add, sub, mul):
+    _arithmetic.shape(_arithmetic.broadcast)

@@ -336,28 +336,3 @@ for _make in (
     lambda r: [r.normal(size=(6, 300, 6)), r.normal(size=(300, 70))],
 ):
     add_product.case(lambda r, make=_make: ([r.normal(size=(31, 70)), *make(r)], {}))  # type: ignore[misc]
-
-
-@op
-def gate(x: Array, factor: Array) -> Array:
-    """x times factor, element by element; a factor of 0 gives 0 for any x, so that an adapter
-    whose products overflow cannot disturb rows that do not use it.
-    """
-    return np.where(factor == 0, np.zeros_like(x), x * np.where(factor == 0, np.ones_like(factor), factor))
-
-
-@gate.shape
-def _(x: Tensor, factor: Tensor) -> tuple[Shape, str]:
-    require(x.shape == factor.shape and x.dtype == factor.dtype == "f32", "gate", "expected two f32 alike", x, factor)
-    return x.shape, x.dtype
-
-
-@gate.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, factor: Tensor) -> tuple[Tensor | None, ...]:
-    return gate(g, factor), None
-
-
-@gate.case
-def _(r: np.random.Generator) -> Case:
-    factor = r.normal(size=(5, 37)) * (r.random((5, 37)) < 0.5)
-    return [r.normal(size=(5, 37)), factor], {}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from logitless.graph import scalar as s
 from logitless.graph.dtype import DTYPES
-from logitless.graph.op import Array, Case, Variable, Weight, op, require
-from logitless.graph.ops.elementwise import add, mul, scale, sub, unbroadcast
+from logitless.graph.op import OPS, Array, Case, Op, Variable, Weight, op, require
+from logitless.graph.ops.elementwise import mul, scale, sub, unbroadcast
+from logitless.graph.scalar import elementwise, where
 from logitless.graph.tensor import Shape, Tensor, const
 
 
-@op
+@elementwise
 def div(a: Array, b: Array) -> Array:
     """a / b, element by element, with numpy's broadcasting."""
     return a / b
@@ -22,7 +26,7 @@ div.shape(div.broadcast)
 @div.vjp
 def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
     part = div(g, b)
-    return unbroadcast(part, a), unbroadcast(scale(mul(part, y), factor=-1.0), b)
+    return unbroadcast(part, a), unbroadcast(neg(mul(part, y)), b)
 
 
 for _left, _right in (((4, 33), (4, 33)), ((5, 37), (37,)), ((3, 1), (3, 20)), ((6,), ())):
@@ -37,120 +41,67 @@ def square(x: Tensor) -> Tensor:
     return mul(x, x)
 
 
-@op
-def sqrt(x: Array) -> Array:
-    """The square root."""
-    return np.sqrt(x)
+def _times(a: Tensor, b: Tensor) -> Tensor:
+    return scale(b, factor=a.attrs["value"]) if a.op == "const" else mul(a, b)
 
 
-@sqrt.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (div(scale(g, factor=0.5), y),)
+def _absolute(x: Tensor) -> Tensor:
+    return mul(x, sign(x))
 
 
-@op
-def log(x: Array) -> Array:
-    """The natural logarithm."""
-    return np.log(x)
+def with_slope(slope: Callable[..., Array]) -> Callable[[Callable[..., Array]], Op]:
+    """Decorator: an op of one source; `slope` is the formula of the source's gradient, of the result's
+    gradient, the result and the source.
+    """
+    tree = slope(s.name("g"), s.name("y"), s.name("x"))
+
+    def vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+        nodes: dict[str, Callable[..., Tensor]] = {**OPS, "mul": _times, "neg": neg, "abs": _absolute}
+        return (s.fold(tree, nodes, {"g": g, "y": y, "x": x}, const),)
+
+    def declare(formula: Callable[..., Array]) -> Op:
+        declared = elementwise(formula)
+        declared.vjp(vjp)
+        return declared
+
+    return declare
 
 
-@log.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (div(g, x),)
+sqrt = with_slope(lambda g, y, x: 0.5 * g / y)(s.sqrt)
+log = with_slope(lambda g, y, x: g / x)(s.log)
+exp = with_slope(lambda g, y, x: g * y)(s.exp)
+tanh = with_slope(lambda g, y, x: g * (1 - y * y))(s.tanh)
+sin = with_slope(lambda g, y, x: g * s.cos(x))(s.sin)
+cos = with_slope(lambda g, y, x: -(g * s.sin(x)))(s.cos)
+sigmoid = with_slope(lambda g, y, x: g * (y * (1 - y)))(s.sigmoid)
 
 
-@op
-def exp(x: Array) -> Array:
-    """eˣ."""
-    return np.exp(x)
-
-
-@exp.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (mul(g, y),)
-
-
-@op
-def tanh(x: Array) -> Array:
-    """The hyperbolic tangent."""
-    return np.tanh(x)
-
-
-@tanh.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (mul(g, add(const(1.0), scale(mul(y, y), factor=-1.0))),)
-
-
-@op
-def sin(x: Array) -> Array:
-    """The sine of x in radians."""
-    return np.sin(x)
-
-
-@sin.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (mul(g, cos(x)),)
-
-
-@op
-def cos(x: Array) -> Array:
-    """The cosine of x in radians."""
-    return np.cos(x)
-
-
-@cos.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (scale(mul(g, sin(x)), factor=-1.0),)
-
-
-@op
-def sigmoid(x: Array) -> Array:
-    """1 / (1 + e⁻ˣ)."""
-    return np.exp(-np.logaddexp(0, -x))
-
-
-@sigmoid.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (mul(g, mul(y, add(const(1.0), neg(y)))),)
-
-
-@op
+@with_slope(lambda g, y, x: g * s.sigmoid(x))
 def softplus(x: Array) -> Array:
     """ln(1 + eˣ)."""
-    return np.logaddexp(0, x)
+    return where(x > 0, x, 0) + s.log1p(s.exp(-abs(x)))
 
 
-@softplus.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (mul(g, sigmoid(x)),)
-
-
-@op
+@elementwise
 def step(x: Array) -> Array:
     """1 where x > 0, else 0. Its gradient is zero: no node; so is that of `sign`."""
-    return (x > 0).astype(x.dtype)
+    return where(x > 0, 1, 0)
 
 
-@op
+@elementwise
 def sign(x: Array) -> Array:
     """1, 0 or −1."""
-    return np.sign(x)
+    return where(x > 0, 1, where(x < 0, -1, x))
 
 
-@step.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (None,)
+for _flat in (step, sign):
+    _flat.vjp(lambda g, y, x: (None,))
 
 
-@sign.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (None,)
-
-
-@op
+@elementwise
 def relu(x: Array) -> Array:
     """x where positive, else 0."""
-    return np.maximum(x, 0)
+    return where(x < 0, 0, x)
 
 
 @relu.vjp
@@ -158,10 +109,10 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
     return (relu_back(g, y),)
 
 
-@op
+@elementwise
 def relu_back(g: Array, y: Array) -> Array:
     """g where y, the result of `relu`, is not 0."""
-    return g * (y > 0)
+    return where(y > 0, g, 0)
 
 
 @relu_back.case
@@ -169,10 +120,10 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(4, 37)), np.maximum(r.normal(size=(4, 37)), 0)], {}
 
 
-@op
+@elementwise
 def clamp(x: Array, *, low: float, high: float) -> Array:
     """x clamped to [low, high]."""
-    return np.clip(x, low, high)
+    return where(x < low, low, where(x > high, high, x))
 
 
 @clamp.shape
@@ -191,10 +142,10 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(4, 37)) * 2], {"low": -1.5, "high": 0.75}
 
 
-@op
+@elementwise
 def elu(x: Array) -> Array:
     """x where positive, else eˣ − 1 (Clevert et al., 2016)."""
-    return np.where(x > 0, x, np.expm1(np.minimum(x, 0)))
+    return where(x > 0, x, s.exp(x) - 1)
 
 
 @elu.vjp
@@ -202,10 +153,10 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
     return (elu_back(g, y),)
 
 
-@op
+@elementwise
 def elu_back(g: Array, y: Array) -> Array:
     """g · (1 where y, the result of `elu`, is positive, else y + 1)."""
-    return g * np.where(y > 0, 1, y + 1)
+    return where(y > 0, g, g * (y + 1))
 
 
 @elu_back.case
@@ -219,10 +170,6 @@ for _function in (sigmoid, softplus):  # where one of their exponentials is not 
     _function.case(lambda r: ([np.array([[-200.0, -90, 90, 200, 0]])], {}))
 for _function in (sqrt, log):
     _function.case(lambda r: ([r.random(size=(4, 37)) * 5 + 0.1], {}))
-for _function in (sqrt, log, exp, tanh, sin, cos, step, sign, relu, elu, sigmoid, softplus, clamp):
-    _function.inplace = (0,)
-for _function in (div, relu_back, elu_back):
-    _function.inplace = (0, 1)
 sin.tolerance = cos.tolerance = 2e-5
 
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from logitless.graph.ops.elementwise import add, mul, scaled
+from logitless.graph.ops.elementwise import add, gate, mul, scaled
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.linear import gate, linear, matmul
+from logitless.graph.ops.linear import linear, matmul
 from logitless.graph.ops.moe import expert_linear, expert_matmul, expert_rows
 from logitless.graph.ops.norm import centred, rms_norm
 from logitless.graph.tensor import Tensor, const

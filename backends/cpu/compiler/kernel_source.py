@@ -8,9 +8,10 @@ import re
 from pathlib import Path
 
 KERNEL_FOLDER = Path(__file__).parents[1] / "kernels"
-
-
-_IMPORTS = re.compile(r"^from logitless\.backends\.cpu\.kernels((?:\.\w+)*) import (\([^)]*\)|[^(\n]*)", re.MULTILINE)
+GRAPH_FOLDER = Path(__file__).parents[3] / "graph"
+_LINE = r"((?:\.\w+)*) import (\([^)]*\)|[^(\n]*)"
+_IMPORTS = re.compile(rf"^from logitless\.backends\.cpu\.kernels{_LINE}", re.MULTILINE)
+_OF_GRAPH = re.compile(rf"^from logitless\.graph{_LINE}", re.MULTILINE)
 
 
 class KernelError(RuntimeError):
@@ -31,7 +32,7 @@ def _sources() -> dict[str, tuple[bytes, list[str]]]:
 
 
 def _imported(statement: tuple[str, str]) -> list[str]:
-    """Candidate module names of `from logitless.backends.cpu.kernels<package> import <names>`."""
+    """Candidate module names of `from <folder><package> import <names>`, below the folder."""
     package, names = statement[0].lstrip("."), re.findall(r"[\w.]+", statement[1])
     return [package, *(f"{package}.{name}".lstrip(".") for name in names)]
 
@@ -47,8 +48,8 @@ def _module_of(family: str) -> str:
 
 @functools.cache
 def _digest(module: str) -> str:
-    """Digest of a module and its transitive imports below `kernels`. A change recompiles its
-    kernels.
+    """Digest of a module, its transitive imports below `kernels`, and what these import of `graph`
+    (formulas, codes). A change recompiles its kernels.
     """
     closure, stack = {module}, [module]
     while stack:
@@ -56,7 +57,11 @@ def _digest(module: str) -> str:
             if other in _sources() and other not in closure:
                 closure.add(other)
                 stack.append(other)
-    return hashlib.sha256(b"".join(_sources()[name][0] for name in sorted(closure))).hexdigest()[:12]
+    texts = [_sources()[name][0] for name in sorted(closure)]
+    lines = {line for text in texts for line in _OF_GRAPH.findall(text.decode())}
+    paths = {GRAPH_FOLDER / f"{name.replace('.', '/')}.py" for line in lines for name in _imported(line)}
+    texts += [path.read_bytes() for path in sorted(paths) if path.exists()]
+    return hashlib.sha256(b"".join(texts)).hexdigest()[:12]
 
 
 def _symbol(name: str) -> str:

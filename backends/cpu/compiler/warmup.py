@@ -44,11 +44,11 @@ TRAINING = (
         "rms_norm_back",
         "sum_to",
     ),
-    *("adamw_step", "sgd_step", "square_sums", "norm_of_sums", "clip_factor", "clear", "add_rows", "add_rows_to"),
+    *("adamw_step", "sgd_step", "square_sums", "norm_of_sums", "clear", "add_rows", "add_rows_to"),
     *(f"{kind}:{name}" for kind in ("binary", "broadcast") for name in ("add", "mul")),
-    *("broadcast:copy", "scale", "softcap", "get_rows:rows", "rope_angles", "rope:interleaved", "rope:halves"),
-    *(f"{kind}:{name}" for kind in ("unary", "glu") for name in ("silu", "gelu")),
-    *("binary:silu_back", "binary:gelu_back"),
+    *("broadcast:copy", "get_rows:rows", "rope_angles", "rope:interleaved", "rope:halves"),
+    *(f"map:{name}" for name in ("clip_factor", "scale", "softcap", "silu", "gelu", "silu_back", "gelu_back")),
+    *("map:glu:silu", "map:glu:gelu"),
 )
 
 

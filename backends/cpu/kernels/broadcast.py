@@ -5,20 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from logitless.backends.cpu.kernels.elementwise import vectors
 from logitless.backends.cpu.kernels.ir import math as m
 from logitless.backends.cpu.kernels.ir.registry import f32p, i32p, kernel
 from logitless.backends.cpu.kernels.ir.row_reduce import row_sum
 
 COLUMNS = 256  # of a unit of `sum_to`
 TABLE_ROWS = 64  # of a unit of `add_rows`
-
-BINARY = {
-    "add": lambda b, x, y: b.fadd(x, y),
-    "sub": lambda b, x, y: b.fsub(x, y),
-    "mul": lambda b, x, y: b.fmul(x, y),
-    "div": lambda b, x, y: b.fdiv(x, y),
-    "copy": lambda b, x, y: x,
-}
 
 
 @kernel("sum_to")
@@ -57,10 +50,10 @@ def broadcast(name):
 
     y is (d0, d1, d2, n); a unit is a row of n. Strides count elements; the innermost is 1 or 0.
     """
-    formula = BINARY[name]
-    both = m.elementwise(2, 0, lambda b, x, s: formula(b, x[0], x[1]))
-    left = m.elementwise(1, 1, lambda b, x, s: formula(b, x[0], s[0]))
-    right = m.elementwise(1, 1, lambda b, x, s: formula(b, s[0], x[0]))
+    formula = vectors(name) if name != "copy" else lambda b, x, s: x[0]
+    both = m.elementwise(2, 0, formula)
+    left = m.elementwise(1, 1, lambda b, x, s: formula(b, [x[0], s[0]], []))
+    right = m.elementwise(1, 1, lambda b, x, s: formula(b, [s[0], x[0]], []))
 
     def run(a, begin, end, scratch):
         n, d1, d2 = a[3], a[4], a[5]

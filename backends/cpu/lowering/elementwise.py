@@ -6,14 +6,18 @@ import math
 
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
 from logitless.backends.cpu.threads.pool import Task, bits
+from logitless.graph import scalar
 from logitless.graph.op import OPS
+from logitless.graph.ops import pointwise  # noqa: F401  (declares formulas)
 from logitless.graph.ops.elementwise import broadcast_to, gated, sum_to
 from logitless.graph.ops.shape import reshape
+from logitless.graph.ops.training import optimizer  # noqa: F401  (declares formulas)
 from logitless.graph.tensor import Shape, Tensor
 
 CHUNK = 8192  # elements of a chunk of elementwise work
 MIN_ROW = 64  # elements
 BROADCAST_CHUNK = 4096  # elements of a chunk of broadcast work
+SLOW = {"exp", "tanh", "div", "log", "sin", "cos", "gelu", "silu", "sigmoid", "times_sigmoid"}
 COLUMNS = 256  # kernels/broadcast.py: COLUMNS
 TALL = 4096  # rows from which on short rows are grouped
 GROUP = 2**5 * 3**2 * 5  # rows of a group, or a divisor of it
@@ -64,49 +68,23 @@ lower("add")(_binary)
 lower("sub")(_binary)
 lower("div")(_binary)
 lower("mul")(_binary)
-lower("gate")(_binary)
 rewrite("mul")(gated)
 
 
-def _unary(t: Tensor, at: At) -> list[Task]:
+def _elementwise(t: Tensor, at: At) -> list[Task] | None:
+    """An op with a formula, whose sources have one shape."""
+    if any(s.shape != t.shape for s in t.src):
+        return None
     rows, n, grain = flat(t)
-    return [Task(f"unary:{t.op}", (at(t.src[0]), at(t), n), rows, grain)]
+    key = scalar.key(t)
+    tree = scalar.tree(key)
+    args = (*map(at, t.src), at(t), n, *(bits(t.attrs[name]) for name in tree.attributes))
+    return [Task(f"map:{key}", args, rows, max(1, grain // 4) if tree.operators() & SLOW else grain)]
 
 
-lower("silu")(_unary)
-lower("gelu")(_unary)
-
-
-@lower("glu")
-def _(t: Tensor, at: At) -> list[Task]:
-    rows, n, grain = rows_of(t)
-    args = (at(t.src[0]), at(t.src[1]), at(t), n)
-    return [Task(f"glu:{t.attrs['activation']}", args, rows, max(1, grain // 4))]
-
-
-@lower("glu_clamped")
-def _(t: Tensor, at: At) -> list[Task]:
-    rows, n, grain = rows_of(t)
-    args = (*map(at, t.src), at(t), n, bits(t.attrs["alpha"]), bits(t.attrs["limit"]))
-    return [Task("glu_clamped", args, rows, max(1, grain // 4))]
-
-
-@lower("scale")
-def _(t: Tensor, at: At) -> list[Task]:
-    rows, n, grain = rows_of(t)
-    return [Task("scale", (at(t.src[0]), at(t), n, bits(t.attrs["factor"])), rows, grain)]
-
-
-@lower("softcap")
-def _(t: Tensor, at: At) -> list[Task]:
-    rows, n, grain = rows_of(t)
-    return [Task("softcap", (at(t.src[0]), at(t), n, bits(t.attrs["cap"])), rows, max(1, grain // 4))]
-
-
-@lower("clamp")
-def _(t: Tensor, at: At) -> list[Task]:
-    rows, n, grain = rows_of(t)
-    return [Task("clamp", (at(t.src[0]), at(t), n, bits(t.attrs["low"]), bits(t.attrs["high"])), rows, grain)]
+for _name in scalar.FORMULAS:
+    if _name not in ("add", "sub", "mul", "div"):
+        lower(_name)(_elementwise)
 
 
 @lower("rms_norm")

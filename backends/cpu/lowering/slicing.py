@@ -1,11 +1,11 @@
-"""Lowering of slices, concatenations, transposes, casts, image ops and unary functions."""
+"""Lowering of slices, concatenations, transposes, casts, and image ops."""
 
 from __future__ import annotations
 
 import math
 
 from logitless.backends.cpu.fusion.packing import packed, unpack_task
-from logitless.backends.cpu.lowering.elementwise import flat, rows_of
+from logitless.backends.cpu.lowering.elementwise import rows_of
 from logitless.backends.cpu.lowering.registry import At, lower
 from logitless.backends.cpu.threads.pool import Task, bits
 from logitless.graph.tensor import Shape, Tensor
@@ -161,16 +161,3 @@ def _(t: Tensor, at: At) -> list[Task]:
 @lower("max_pool_back")
 def _(t: Tensor, at: At) -> list[Task]:
     return [Task("max_pool_back", (*map(at, t.src), at(t), *t.shape[1:], t.attrs["size"]), t.shape[0])]
-
-
-def _function(kernel: str, name: str) -> None:
-    @lower(name)
-    def _(t: Tensor, at: At) -> list[Task]:
-        rows, n, grain = flat(t)
-        return [Task(f"{kernel}:{name}", (at(t.src[0]), at(t), n), rows, max(1, grain // 4))]
-
-
-for _name in ("exp", "tanh", "sqrt", "relu", "elu", "sigmoid", "step", "sign"):
-    _function("unary", _name)
-for _name in ("log", "softplus", "sin", "cos"):
-    _function("scalar", _name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from logitless.backends.cpu.lowering.elementwise import flat, rows_of, short_rows
+from logitless.backends.cpu.lowering.elementwise import rows_of, short_rows
 from logitless.backends.cpu.lowering.gemm import fused_sum
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
 from logitless.backends.cpu.threads.pool import Task, bits
@@ -60,20 +60,6 @@ def _(t: Tensor, at: At) -> list[Task]:
     return [Task("rms_norm_back", (*map(at, t.src), at(t), n, bits(t.attrs["eps"])), rows, max(1, grain // 4))]
 
 
-def _same_shape(t: Tensor, at: At) -> list[Task] | None:
-    a, b = t.src
-    if a.shape != b.shape:
-        return None
-    rows, n, grain = flat(t)
-    return [Task(f"binary:{t.op}", (at(a), at(b), at(t), n, 4 * n), rows, max(1, grain // 4))]
-
-
-lower("relu_back")(_same_shape)
-lower("elu_back")(_same_shape)
-lower("silu_back")(_same_shape)
-lower("gelu_back")(_same_shape)
-
-
 @lower("adamw_step")
 def _(t: Tensor, at: At) -> list[Task]:
     args = (*map(at, t.src), _size(t), int(t.attrs.get("decays", True)))
@@ -108,11 +94,6 @@ def _(t: Tensor, at: At) -> list[Task]:
 def _(t: Tensor, at: At) -> list[Task]:
     args = [word for s in t.src for word in (at(s), _size(s))]
     return [Task("norm_of_sums", (at(t), len(t.src), *args), 1)]
-
-
-@lower("clip_factor")
-def _(t: Tensor, at: At) -> list[Task]:
-    return [Task("clip_factor", (*map(at, t.src), at(t)), 1)]
 
 
 @lower("add_rows")

@@ -67,13 +67,6 @@ Kernel(
     wg=64,
     local=LOCAL,
 )
-Kernel(
-    "clip_factor",
-    [Arg("X", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
-    ["uint n"],
-    "  FOR_EACH(i, n) Y[i] = B[i] > 0.0f && X[i] > B[i] ? B[i] / X[i] : 1.0f;",
-    wg=64,
-)
 
 
 def _all_f32(t: Tensor) -> bool:
@@ -117,10 +110,3 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
         n = n_elements(s)
         launches.append(dispatch("sums", shape, (s, None), (max(n, 1), n, 1, i), 1, scratch))
     return [*launches, dispatch("root_of_sum", shape, (None, t), (len(t.src),), 1, scratch)]
-
-
-@lower("clip_factor")
-def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    if any(s.shape != t.shape for s in t.src):
-        return None
-    return [dispatch("clip_factor", shape, (*t.src, t), (n_elements(t),), 1)]

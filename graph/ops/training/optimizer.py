@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.graph.op import Array, Case, Variable, op, require, writing
+from logitless.graph.scalar import elementwise, where
 from logitless.graph.tensor import Shape, Tensor
 
 SUM_CHUNK = 4096  # elements of a partial sum of squares
@@ -173,10 +174,10 @@ def _(r: np.random.Generator) -> Case:
     return [r.random(size=3), r.random(size=40), r.random(size=1)], {}
 
 
-@op
+@elementwise
 def clip_factor(norm: Array, limit: Array) -> Array:
     """Factor that clips a norm: limit / norm above the limit, else 1; limit ≤ 0: no clipping."""
-    return np.where((limit > 0) & (norm > limit), limit / norm, 1.0)
+    return where(limit > 0, where(norm > limit, limit / norm, 1), 1)
 
 
 clip_factor.takes("norm f32 ()", "limit f32 ()")

@@ -152,6 +152,52 @@ def maximum(b, x, y):
     return b.select(b.fcmp_ordered(">", y, x), y, x)
 
 
+def _emit_elements(b, pointers, count, scalars, formula, widths, nontemporal):
+    stop = ir.Constant(I64, 0)
+    for n in widths:
+        start, stop = stop, b.and_(count, ir.Constant(I64, -n))
+        entry, body, done = b.block, b.append_basic_block("elements"), b.append_basic_block("after")
+        b.cbranch(b.icmp_signed("<", start, stop), body, done)
+        b.position_at_end(body)
+        i = b.phi(I64)
+        i.add_incoming(start, entry)
+        at = [b.inttoptr(b.add(p, b.shl(i, ir.Constant(I64, 2))), vector(n).as_pointer()) for p in pointers]
+        values = []
+        for p in at[:-1]:
+            values.append(b.load(p))
+            values[-1].align = 4
+        stored = b.store(formula(b, values, [splat(b, s, n) for s in scalars]), at[-1])
+        stored.align = 64 if nontemporal else 4
+        if nontemporal:
+            stored.set_metadata("nontemporal", b.module.add_metadata([ir.Constant(I32, 1)]))
+        next_i = b.add(i, ir.Constant(I64, n))
+        i.add_incoming(next_i, b.block)
+        b.cbranch(b.icmp_signed("<", next_i, stop), body, done)
+        b.position_at_end(done)
+
+
+def elementwise_rows(n_inputs, n_scalars, formula):
+    """intrinsic f(a, begin, end): `elementwise` over rows begin…end, where the argument block `a` has
+    the addresses of the inputs and of y, the length of a row, and the bits of the scalars.
+    """
+
+    @intrinsic
+    def run(typingctx, a, begin, end):
+        def codegen(ctx, b, sig, args):
+            block, begin, end = args
+            words = [b.load(b.gep(block, [ir.Constant(I64, i)])) for i in range(n_inputs + 2 + n_scalars)]
+            n = words[n_inputs + 1]
+            first = b.shl(b.mul(begin, n), ir.Constant(I64, 2))
+            pointers = [b.add(word, first) for word in words[: n_inputs + 1]]
+            scalars = [b.bitcast(b.trunc(word, I32), F32) for word in words[n_inputs + 2 :]]
+            _emit_elements(b, pointers, b.mul(b.sub(end, begin), n), scalars, formula, (LANES, 1), False)
+            return ctx.get_dummy_value()
+
+        return types.void(types.CPointer(types.int64), types.int64, types.int64), codegen
+
+    return run
+
+
 def elementwise(n_inputs, n_scalars, formula, widths=(LANES, 1), *, nontemporal=False):
     """intrinsic f(inputs…, y, n, scalars…): y[i] = formula(b, [x[i] …], [scalar …]) for i < n.
 
@@ -159,37 +205,13 @@ def elementwise(n_inputs, n_scalars, formula, widths=(LANES, 1), *, nontemporal=
     vectors, powers of 2. `nontemporal`: y is 64-byte aligned and its stores bypass the caches.
     """
 
-    def emit(b, args):
-        pointers, count = args[: n_inputs + 1], args[n_inputs + 1]
-        scalars = args[n_inputs + 2 :]
-        stop = ir.Constant(I64, 0)
-        for n in widths:
-            start, stop = stop, b.and_(count, ir.Constant(I64, -n))
-            entry, body, done = b.block, b.append_basic_block("elements"), b.append_basic_block("after")
-            b.cbranch(b.icmp_signed("<", start, stop), body, done)
-            b.position_at_end(body)
-            i = b.phi(I64)
-            i.add_incoming(start, entry)
-            at = [b.inttoptr(b.add(p, b.shl(i, ir.Constant(I64, 2))), vector(n).as_pointer()) for p in pointers]
-            values = []
-            for p in at[:-1]:
-                values.append(b.load(p))
-                values[-1].align = 4
-            stored = b.store(formula(b, values, [splat(b, s, n) for s in scalars]), at[-1])
-            stored.align = 64 if nontemporal else 4
-            if nontemporal:
-                stored.set_metadata("nontemporal", b.module.add_metadata([ir.Constant(I32, 1)]))
-            next_i = b.add(i, ir.Constant(I64, n))
-            i.add_incoming(next_i, b.block)
-            b.cbranch(b.icmp_signed("<", next_i, stop), body, done)
-            b.position_at_end(done)
-
     # numba needs named parameters
     names = [f"x{i}" for i in range(n_inputs)] + ["y", "n"] + [f"s{i}" for i in range(n_scalars)]
     signature = types.void(*[types.int64] * (n_inputs + 2), *[types.float32] * n_scalars)
 
     def codegen(ctx, b, sig, args):
-        emit(b, args)
+        pointers, count, scalars = args[: n_inputs + 1], args[n_inputs + 1], args[n_inputs + 2 :]
+        _emit_elements(b, pointers, count, scalars, formula, widths, nontemporal)
         return ctx.get_dummy_value()
 
     scope = {"signature": signature, "codegen": codegen}

@@ -13,8 +13,9 @@ from __future__ import annotations
 from numba import types
 from numba.extending import intrinsic
 
-from logitless.backends.cpu.kernels.elementwise import ACTIVATIONS, glu_function
+from logitless.backends.cpu.kernels.elementwise import vectors
 from logitless.backends.cpu.kernels.ir import builder as e
+from logitless.backends.cpu.kernels.ir import math as m
 from logitless.backends.cpu.kernels.ir.registry import i64p, kernel
 from logitless.backends.cpu.kernels.matmul.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
 from logitless.backends.cpu.kernels.matmul.packed_matmul import prefetch_range, prefetch_share, row_offset
@@ -25,8 +26,14 @@ from logitless.backends.cpu.kernels.runtime.control_block import NEXT_WEIGHTS
 from logitless.backends.host import isa
 
 
+def glu_function(activation):
+    """intrinsic f(gate, up, y, n): y[i] = activation(gate[i]) · up[i]."""
+    return m.elementwise(2, 0, vectors(f"glu:{activation}"))
+
+
 def glu_tile(activation):
     """intrinsic f(sums, out, rows): sums [rows][2][16] of gate and up → out, 16 of each 32 floats."""
+    formula = vectors(f"glu:{activation}")
 
     @intrinsic
     def run(typingctx, sums, out, rows):
@@ -35,8 +42,8 @@ def glu_tile(activation):
 
             def body(i, _):
                 at = b.mul(i, e.i64(128))
-                gate, up = (e.load(b, e.at(b, source, b.add(at, e.i64(64 * j))), e.V16F, 4) for j in range(2))
-                e.store(b, b.fmul(ACTIVATIONS[activation](b, gate), up), e.at(b, target, at), 4)
+                both = [e.load(b, e.at(b, source, b.add(at, e.i64(64 * j))), e.V16F, 4) for j in range(2)]
+                e.store(b, formula(b, both, []), e.at(b, target, at), 4)
                 return []
 
             e.loop(b, e.i64(0), a[2], [], body)

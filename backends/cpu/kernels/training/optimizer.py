@@ -96,14 +96,3 @@ def norm_of_sums():
         f32p(a[0])[0] = sqrt_f32(np.float32(total))
 
     return run
-
-
-@kernel("clip_factor")
-def clip_factor():
-    """Gradient clipping factor. a: norm, limit, y. One unit."""
-
-    def run(a, begin, end, scratch):
-        norm, limit = f32p(a[0])[0], f32p(a[1])[0]
-        f32p(a[2])[0] = limit / norm if limit > np.float32(0) and norm > limit else np.float32(1)
-
-    return run
