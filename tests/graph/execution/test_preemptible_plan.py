@@ -200,7 +200,7 @@ def test_tasks_with_shared_memory_are_not_cut() -> None:
     address = x.ctypes.data
 
     def table(shared: int) -> TaskList:
-        return TaskList([Task("unary:silu", (address, address, 32), 64, 1, shared=shared)] * 3)
+        return TaskList([Task("map:silu", (address, address, 32), 64, 1, shared=shared)] * 3)
 
     assert len(table(0).split(4, 2)) == 3
     whole = table(640)

@@ -34,7 +34,7 @@ def fibonacci(rng: np.random.Generator, rows: list[np.ndarray], n: int) -> tuple
         grain = int(rng.choice([1, 2, 5, length, 3 * length]))  # the last two: a single chunk
         args = (rows[a].ctypes.data, rows[b].ctypes.data, rows[y].ctypes.data, width, 4 * width)
         tasks.append(Task("binary:add", args, length, grain))
-        tasks.append(Task("scale", (rows[y].ctypes.data, rows[y].ctypes.data, width, HALF), length, grain))
+        tasks.append(Task("map:scale", (rows[y].ctypes.data, rows[y].ctypes.data, width, HALF), length, grain))
         want[y] = (want[a] + want[b]) * 0.5
     return tasks, want
 
@@ -98,7 +98,7 @@ def test_split_and_concatenated_task_list_computes_the_same(pool: WorkerPool) ->
 def test_task_lists_of_any_length_in_turn(pool: WorkerPool) -> None:
     x = np.ones(4, np.float32)
     double = (x.ctypes.data, x.ctypes.data, 4, int(np.float32(2).view(np.int32)))
-    tables = [TaskList([Task("scale", double, 1)] * n) for n in (0, 1, 20, 3, 90)]
+    tables = [TaskList([Task("map:scale", double, 1)] * n) for n in (0, 1, 20, 3, 90)]
     for _ in range(50):
         for table in tables:
             x[:] = 2.0**-60
@@ -109,7 +109,7 @@ def test_task_lists_of_any_length_in_turn(pool: WorkerPool) -> None:
 def test_task_without_units_is_skipped(pool: WorkerPool) -> None:
     x = np.ones(4, np.float32)
     args = (x.ctypes.data, x.ctypes.data, 4, int(np.float32(2).view(np.int32)))
-    pool.run(TaskList([Task("scale", args, 0), Task("scale", args, 1), Task("scale", args, 0)]))
+    pool.run(TaskList([Task("map:scale", args, 0), Task("scale", args, 1), Task("scale", args, 0)]))
     assert (x == 2).all()
 
 
@@ -136,7 +136,7 @@ def test_prefetch_address_may_be_invalid(pool: WorkerPool) -> None:
     double = (x.ctypes.data, x.ctypes.data, 1, int(np.float32(2).view(np.int32)))
     halve = (x.ctypes.data, x.ctypes.data, 1, HALF)
     nowhere = (1 << 46, 1 << 12)
-    table = TaskList([Task("scale", args, 64, prefetch=nowhere) for args in (double, halve, double)])
+    table = TaskList([Task("map:scale", args, 64, prefetch=nowhere) for args in (double, halve, double)])
     for i in range(20):
         pool.run(table)
         assert (x == 2.0 ** (i + 1)).all()
@@ -220,7 +220,7 @@ def test_tasks_without_barrier_share_a_phase(pool: WorkerPool, grains: tuple[int
     add = Task("binary:add", (x.ctypes.data, one.ctypes.data, x.ctypes.data, 1, 0), 64, 64)
     factors = [int(np.float32(f).view(np.int32)) for f in (1, 2, 3)]
     scales = [
-        Task("scale", (x.ctypes.data, part.ctypes.data, 1, f), 64, grain, no_barrier=i > 0)
+        Task("map:scale", (x.ctypes.data, part.ctypes.data, 1, f), 64, grain, no_barrier=i > 0)
         for i, (part, f, grain) in enumerate(zip(parts, factors, grains, strict=True))
     ]
     total = Task("binary:add", (parts[1].ctypes.data, parts[2].ctypes.data, x.ctypes.data, 1, 4), 64, 3)

@@ -59,7 +59,7 @@ class Stall:
         self.pool, self.sleeper = pool, sleeper
         self.x = np.ones(64, np.float32)
         args = (self.x.ctypes.data, self.x.ctypes.data, 1, int(np.float32(2).view(np.int32)))
-        self.double = Task("scale", args, 64)
+        self.double = Task("map:scale", args, 64)
         self.line = THREADS + 8 * sleeper + MIGRATED
         self.places: list[int] = []  # cores it was migrated to
         self.recorded = np.full(2, -1, np.int64)

@@ -48,7 +48,7 @@ def test_workers_and_callers_request_long_slices(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(affinity, "request_long_slice", lambda: requesters.append(threading.current_thread().name))
     pool = WorkerPool(3)
     row = np.ones(4, np.float32)
-    table = TaskList([Task("scale", (row.ctypes.data, row.ctypes.data, 4, bits(0.5)), 1)])
+    table = TaskList([Task("map:scale", (row.ctypes.data, row.ctypes.data, 4, bits(0.5)), 1)])
     for _ in range(5):
         pool.run(table)
     here = threading.current_thread().name
