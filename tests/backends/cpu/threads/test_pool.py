@@ -109,7 +109,7 @@ def test_task_lists_of_any_length_in_turn(pool: WorkerPool) -> None:
 def test_task_without_units_is_skipped(pool: WorkerPool) -> None:
     x = np.ones(4, np.float32)
     args = (x.ctypes.data, x.ctypes.data, 4, int(np.float32(2).view(np.int32)))
-    pool.run(TaskList([Task("map:scale", args, 0), Task("scale", args, 1), Task("scale", args, 0)]))
+    pool.run(TaskList([Task("map:scale", args, 0), Task("map:scale", args, 1), Task("map:scale", args, 0)]))
     assert (x == 2).all()
 
 
