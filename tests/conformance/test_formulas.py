@@ -1,5 +1,6 @@
-"""Formulas of graph/scalar.py against formulas of other authors in float64: numpy evaluates the same
-tree that kernels are printed from, so `test_ops` alone would not find a wrong one."""
+"""Formulas of elementwise ops against formulas of other authors in float64.
+
+numpy evaluates the tree that kernels are printed from: `test_ops` alone would not find a wrong one."""
 
 from __future__ import annotations
 
