@@ -8,6 +8,7 @@ nothing can be out of date."""
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import sys
 from collections import Counter
@@ -150,7 +151,10 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 @cache
 def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    """The syntax tree of a file, which stays: the garbage collector would look at each node again and again."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    gc.freeze()
+    return tree
 
 
 class Block(NamedTuple):

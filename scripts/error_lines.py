@@ -7,7 +7,6 @@ calls. A call that only passes on the text of another error has no line of its o
 from __future__ import annotations
 
 import ast
-import gc
 from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("graph", "backends", "models", "training", "engine", "frontend", "server", "router", "cli", "extras")
 ROOMS += ("logitless",)
 LOGS = ("log", "logger")
+LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.cmpop, ast.unaryop)  # no statement is in them
 FILES = "a file is damaged, cut, or of a kind that is not read"
 FAULT = "a fault of the product or of a driver"
 KINDS = {  # class → title, cause, cure
@@ -78,14 +78,10 @@ class Calls(NamedTuple):
 
 @cache
 def modules() -> dict[Path, ast.Module]:
-    """The product's modules, parsed once; the collector, which would look at each node again and again, rests."""
+    """The product's modules."""
     paths = (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")))
     plain = (path for path in paths if not any(parent.is_symlink() for parent in path.parents))
-    gc.disable()
-    try:
-        return {path: parsed(path) for path in plain}
-    finally:
-        gc.enable()
+    return {path: parsed(path) for path in plain}
 
 
 def _name(node: ast.expr) -> str:
@@ -110,7 +106,8 @@ def calls() -> Calls:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 inside = node
                 found.defined[node.name] += 1
-        stack += [(child, module, inside) for child in ast.iter_child_nodes(node)]
+        children = (child for child in ast.iter_child_nodes(node) if not isinstance(child, LEAVES))
+        stack += [(child, module, inside) for child in children]
     return found
 
 
