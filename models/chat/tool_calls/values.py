@@ -1,7 +1,6 @@
-"""Values of a call's arguments as JSON: one reader of JSON, of what models write in its place, and of Gemma's notation.
+"""Values of a call's arguments as JSON.
 
-Texts become JSON while they arrive, numbers and words when they are whole. A text whose last quote is absent ends
-where the call does."""
+One reader each of JSON, of what models write in its place, and of Gemma's notation."""
 
 from __future__ import annotations
 
