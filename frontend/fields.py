@@ -166,7 +166,7 @@ def _named(mistake: str, names: Mapping[str, str], within: str) -> InvalidReques
         return InvalidRequest(f"field '{place + rest + '.' + key if path else within + key}': is required")
     if (wrong := _EXPECTED.fullmatch(message)) is not None:
         kinds = [_KINDS[kind] for kind in wrong[1].split(" | ") if kind != "null"]
-        got = "a number" if wrong[2] in ("float", "int") else _KINDS[wrong[2]]
+        got = "a number" if wrong[2] in ("float", "int") else _KINDS.get(wrong[2], wrong[2])
         message = f"expected {' or '.join(kinds)}, got {got}"
     elif message == "Number out of range":
         message = "the number is too large"

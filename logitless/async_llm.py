@@ -266,7 +266,7 @@ class AsyncLLM:
 
     def detokenize(self, token_ids: Iterable[int]) -> str:
         """The text of token ids. RequestError: one is not in the vocabulary."""
-        ids = plain_prompt("token_ids", list(token_ids))
+        ids = plain_prompt("token_ids", _listed("token_ids", token_ids))
         n_vocab = self.model.tokenizer.n_vocab
         if wrong := [id for id in ids if not 0 <= int(id) < n_vocab]:
             raise RequestError(f"token_ids: {wrong[0]} is outside the vocabulary of {n_vocab}")
@@ -369,7 +369,7 @@ class AsyncLLM:
         validation: str | Path | Rows | None = None,
         suffix: str = "",
         seed: int = 0,
-        integrations: Sequence[Mapping[str, Any]] = (),
+        integrations: Sequence[Mapping[str, Any]] | None = None,
         **hyperparameters: Any,
     ) -> AsyncFinetuneJob:
         """Begin to fine-tune the model on its own devices, while it goes on answering requests.
@@ -406,7 +406,7 @@ class AsyncLLM:
                 "model": tuning.base,
                 "suffix": suffix,
                 "seed": seed,
-                "integrations": list(integrations),
+                "integrations": list(integrations or ()),
                 "method": {"type": method, **({method: {"grader": dict(grader)}} if grader is not None else {})},
                 "hyperparameters": hyperparameters,
             }
@@ -556,7 +556,9 @@ class AsyncLLM:
                 name = Path(data).name
                 part.write_bytes(Path(data).read_bytes())
             else:
-                lines = (json.dumps({"text": row} if isinstance(row, str) else dict(row)) for row in data)
+                from logitless.training.data.arrangement import rows_in
+
+                lines = (json.dumps(dict(row)) for row in rows_in(data))
                 part.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
             tuning.check(part, name)
             id: str = tuning.store.keep_file(part, name, "fine-tune")["id"]

@@ -244,7 +244,7 @@ class LLM:
         validation: str | Path | Rows | None = None,
         suffix: str = "",
         seed: int = 0,
-        integrations: Sequence[Mapping[str, Any]] = (),
+        integrations: Sequence[Mapping[str, Any]] | None = None,
         **hyperparameters: Any,
     ) -> FinetuneJob:
         """Begin to fine-tune the model, while it goes on answering requests; see AsyncLLM.finetune.

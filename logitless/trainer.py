@@ -51,7 +51,7 @@ class Trainer:
         data: str | Path | Iterable[Mapping[str, Any]],
         config: TrainingConfig | None = None,
         *,
-        callbacks: Sequence[Callable[[Event], None]] = (),
+        callbacks: Sequence[Callable[[Event], None]] | None = None,
         before_step: Callable[[Control], None] | None = None,
         on_gradients: GradientHook | None = None,
         device: str = "auto",
@@ -71,7 +71,9 @@ class Trainer:
 
         ModelError, TrainingError and OptionError name the fault in one line.
         """
-        self._callbacks = tuple(callbacks)
+        if not isinstance(callbacks, Sequence | None) or not all(map(callable, callbacks or ())):
+            raise OptionError(f"callbacks: expected a list of functions, got {callbacks!r:.60}")
+        self._callbacks = tuple(callbacks or ())
         self.config = config = _config(config, fields)
         self._integrations = [Integration(kind, config.report_project) for kind in config.report_to]
         with public_errors():

@@ -446,11 +446,17 @@ def test_wrong_options_are_one_line(options: dict[str, Any], kind: type[Error], 
         ({"gamma": 1.0, "method": "dpo"}, "gamma: is of simpo, and the method is dpo"),
         ({"batch_size": "many"}, "batch_size: 'many': expected `int`, got `str`"),
         ({"report_to": ["comet"]}, "report_to: 'comet' is not one of wandb, mlflow, tensorboard"),
+        ({"learning_rate": 1e300}, "learning_rate: 1e+300 is not between 1e-30 and 3.40282e+38"),
+        ({"seed": 2**70}, "seed: 1180591620717411303424 is not between 0 and"),
+        ({"callbacks": [5]}, "callbacks: expected a list of functions, got [5]"),
+        ({"mmproj": "/nope.gguf", "callbacks": None}, "/nope.gguf: no such file"),
+        ({"data": None}, "data: expected a file or rows, got NoneType"),
+        ({"data": [{"text": "a"}, None]}, "data: row 1: expected an object, got NoneType"),
     ],
 )
 def test_wrong_settings_of_a_training_name_the_option(options: dict[str, Any], line: str) -> None:
-    with pytest.raises((OptionError, TrainingError)) as caught:
-        Trainer(None, [{"text": "hello there"}], **options)
+    with pytest.raises((OptionError, TrainingError, ModelError)) as caught:
+        Trainer(None, **{"data": [{"text": "hello there"}], **options})
     assert line in str(caught.value)
 
 
@@ -458,6 +464,7 @@ def test_wrong_settings_of_a_training_name_the_option(options: dict[str, Any], l
     ("params", "line"),
     [
         ({"temperature": "hot"}, "field 'temperature': expected a number"),
+        ({"temperature": b"hot"}, "field 'temperature': expected a number, got bytes"),
         ({"adapters": {"x": 1}}, "adapters: there is no adapter 'x'"),
         ({"model": "ft:x"}, "field 'model': the model 'ft:x' does not exist"),
         ({"grammar": "root ::= ("}, "field 'grammar'"),
@@ -493,6 +500,7 @@ def test_wrong_requests_name_the_field(llm: LLM, params: dict[str, Any], line: s
         (lambda m: m.rerank("a", "b"), "documents: expected a list, not str"),
         (lambda m: m.tokenize(5), "text: expected a text, not int"),
         (lambda m: m.detokenize(["a"]), "token_ids: token 0: expected a whole number, not 'a'"),
+        (lambda m: m.detokenize(5), "token_ids: expected a list, not int"),
     ],
 )
 def test_wrong_types_are_request_errors(llm: LLM, call: Callable[[LLM], object], line: str) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from msgspec import Struct, ValidationError, convert
 
-from logitless.models.param import INT_MAX, Param, params_of
+from logitless.models.param import FLOAT_MAX, INT_MAX, Param, params_of
 from logitless.training.errors import TrainingError
 
 SUPERVISED, REINFORCEMENT = "supervised", "reinforcement"
@@ -28,6 +28,7 @@ STARTS = ("gaussian", "pissa")
 METHOD, ADAPTER, DATA, OPTIMIZER, SAVES, PLACE = "Method", "Adapter", "Data", "Optimizer", "Files", "Device"
 OF_ADAPTER, OF_WEIGHTS, OF_ADAMW = "an adapter", "a whole model", "adamw"
 AUTO = "auto"  # chosen from the data of a job
+_INT64_MAX = 2**63 - 1
 NONE = "-"  # no flag, no field of jobs
 SAME = object()  # the field's own default
 
@@ -394,9 +395,13 @@ def _check(name: str, value: Any) -> None:
     """TrainingError: the value is outside the field's limits."""
     param = FIELDS[name][1]
     if isinstance(value, int | float) and not isinstance(value, bool) and type_of(name) in (int, float):
-        if not param.low <= value <= param.high or abs(value) == math.inf:
-            low, high = _short(param.low), _short(param.high)
-            within = f"at least {low}" if math.isinf(param.high) else f"between {low} and {high}"
+        most = min(param.high, FLOAT_MAX if type_of(name) is float else _INT64_MAX)
+        if not param.low <= value <= most:
+            within = (
+                f"at least {_short(param.low)}"
+                if value < param.low and math.isinf(param.high)
+                else (f"between {_short(param.low)} and {_short(most)}")
+            )
             within = "finite" if abs(value) == math.inf else within
             raise TrainingError(f"{name}: {value} is not {within}")
     elif param.choices:

@@ -24,6 +24,7 @@ from logitless.models.chat.template import ChatTemplate, from_metadata, of_file
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.media.params import params_for
 from logitless.models.media.projector_choice import fitting_projector
 from logitless.models.model import define_model, hparams_of
 from logitless.models.tokenizer import Tokenizer
@@ -32,7 +33,7 @@ from logitless.training.adapters.neftune import Neftune
 from logitless.training.adapters.options import LoraOptions, lora_options
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
 from logitless.training.config import TrainingConfig, changed, unused
-from logitless.training.data.arrangement import Data, arranged, context_for
+from logitless.training.data.arrangement import Data, arranged, context_for, rows_in
 from logitless.training.data.dataset_rows import DatasetRow
 from logitless.training.data.load import DataOptions, Reader
 from logitless.training.data.media import NO_PROJECTOR, MediaReader, folder_of
@@ -294,6 +295,9 @@ def reader_of(
     """Reader of a run's data: vocabulary, chat template, training method, and images (`open_media`:
     by whom; None: by the projector of `mmproj`, or the one beside the model)."""
     words = tokenizer.from_metadata(gguf.metadata, path=gguf.path)
+    if config.mmproj:
+        with GGUFFile.open(config.mmproj) as projector:  # even if no row, or only a late one, has an image
+            params_for(gguf, h, projector)
     template = template_of(config.chat_template, words, of_file(gguf.metadata, words))
     opened = partial(open_media or partial(_media, config.mmproj), gguf, h, words)
     folder = None if data is None else folder_of(data)
@@ -362,7 +366,7 @@ class FineTuning:
             if not h.causal:
                 raise ModelFileError(self.gguf.path, f"{h.arch!r} makes vectors of texts and cannot be fine-tuned")
             if not isinstance(data, str | Path):
-                data = list(data)
+                data = rows_in(data)
             self.name = data_name(data)
             reader = reader_of(config, data, self.gguf, h, open_media)
             self.tokenizer = reader.tokenizer

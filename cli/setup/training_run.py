@@ -60,6 +60,7 @@ def config_of(o: SimpleNamespace, *, full: bool) -> TrainingConfig:
         "lora_ranks": ranks,
         "train_tensors": getattr(o, "train_tensors", None) or ["*"],
         "report_name": o.report_name or "",
+        "mmproj": getattr(o, "mmproj", None),
         **_schedule(o),
     }
     try:

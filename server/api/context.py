@@ -122,7 +122,15 @@ class Context:
 
     async def parsed(self, request: web.Request, parse: Callable[[dict[str, Any]], T], *, slow: bool = False) -> T:
         """`parse` of the request's JSON body; beside the event loop when that may take long. `slow`: it always may."""
-        return await self.parsed_value(request, lambda raw: parse(json_object(raw)), slow=slow)
+        values: list[dict[str, Any]] = []  # of a huge body, whose bytes do not stay beside them
+
+        def work(raw: bytearray) -> T:
+            if len(raw) > _HUGE:
+                values.append(json_object(raw))
+                raw.clear()
+            return parse(values[0] if values else json_object(raw))
+
+        return await self.parsed_value(request, work, slow=slow)
 
     async def parsed_value(self, request: web.Request, parse: Callable[[bytearray], T], *, slow: bool = False) -> T:
         """The same of its raw body. Addresses that it names are fetched in between, when no worker waits for them."""

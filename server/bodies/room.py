@@ -54,9 +54,9 @@ class Bodies:
         else:
             await in_time(self._fill(body, stream, client), self._timeout)
 
-    def leave(self, body: bytearray, client: str) -> None:
-        """Give the body's room back."""
-        self._take(client, -len(body))
+    def leave(self, n: int, client: str) -> None:
+        """Give the room of n bytes back."""
+        self._take(client, -n)
 
     async def _fill(self, body: bytearray, stream: StreamReader, client: str) -> None:
         while await in_time(self._fill_stride(body, stream, client), STRIDE_SECONDS):
@@ -112,24 +112,25 @@ class Bodies:
 class _Reading:
     """Context manager of Bodies.read; contextlib's would take longer than the reading."""
 
-    __slots__ = ("_bodies", "_body", "_client", "_request")
+    __slots__ = ("_bodies", "_body", "_client", "_n", "_request")
 
     def __init__(self, bodies: Bodies, request: web.Request, client: str) -> None:
-        self._bodies, self._request, self._client, self._body = bodies, request, client, bytearray()
+        self._bodies, self._request, self._client, self._body, self._n = bodies, request, client, bytearray(), 0
 
     async def __aenter__(self) -> bytearray:
         try:
             await self._bodies.fill(self._body, self._request, self._client)
         except BaseException as error:
-            self._bodies.leave(self._body, self._client)
+            self._bodies.leave(len(self._body), self._client)
             if isinstance(error, web.RequestPayloadError | HttpProcessingError):  # garbage where chunks are promised
                 reason = "the body does not have the form that the request's headers promise"
                 raise InvalidRequest(reason) from None
             raise
+        self._n = len(self._body)  # who has read it may clear it
         return self._body
 
     async def __aexit__(self, *_: object) -> None:
-        self._bodies.leave(self._body, self._client)
+        self._bodies.leave(self._n, self._client)
 
 
 async def in_time(arriving: Awaitable[T], seconds: float) -> T:

@@ -13,8 +13,10 @@ import pytest
 
 from logitless.engine.errors import ExceedsContext, InvalidRequest
 from logitless.frontend.parser import MAX_RESULTS, Prompt, RequestParser, Room
+from logitless.server.api import context
 from logitless.server.api.llamacpp import text
 from logitless.server.bodies import room as bodies
+from logitless.server.bodies.json_body import json_object
 from logitless.server.config import ServerConfig
 from tests.helpers.http_fakes import N_CTX, FakeTokenizer, Running, running
 
@@ -220,6 +222,16 @@ async def test_bodies_share_their_room():
             await settled(server, 0)
         status, _ = await server.post("/completion", {"prompt": "say:a", "x": "y" * 500_000})
         assert status == 200
+        assert not server.bodies._taken
+
+
+async def test_the_bytes_of_a_huge_body_are_free_while_its_values_are_parsed(monkeypatch: pytest.MonkeyPatch):
+    raws: list[bytearray] = []
+    monkeypatch.setattr(context, "_HUGE", bodies.SMALL)
+    monkeypatch.setattr(context, "json_object", lambda raw: (raws.append(raw), json_object(raw))[1])
+    async with running(max_body=LARGEST) as server:
+        status, reply = await server.post("/completion", {"prompt": "say:a", "x": "y" * 500_000})
+        assert (status, reply["content"], len(raws[0])) == (200, "a", 0)
         assert not server.bodies._taken
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from logitless.training.data.dataset_rows import DatasetRow
 from logitless.training.data.load import (
@@ -23,6 +24,17 @@ from logitless.training.data.tokenize_rows import I32
 from logitless.training.errors import TrainingError
 
 Data = str | Path | Rows
+
+
+def rows_in(data: object) -> list[Mapping[str, Any]]:
+    """The rows of a run that are no file; a string is a text. TrainingError: they are none."""
+    if not isinstance(data, Iterable):
+        raise TrainingError(f"data: expected a file or rows, got {type(data).__name__}")
+    rows = [{"text": row} if isinstance(row, str) else row for row in data]
+    for i, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise TrainingError(f"data: row {i}: expected an object, got {type(row).__name__}")
+    return rows
 
 
 @dataclass(frozen=True)

@@ -441,6 +441,7 @@ def _with_weight(message: dict[str, Any], at: str) -> dict[str, Any]:
     """A message whose `train` (axolotl's) or `loss` (ms-swift's) is its `weight`."""
     if message.get("weight") not in (None, 0, 1):
         raise TrainingError(f"{at}: field 'weight' must be 0 or 1")
+    source = "weight"
     for name in ("train", "loss"):
         learned = message.get(name)
         if learned is None:
@@ -450,7 +451,8 @@ def _with_weight(message: dict[str, Any], at: str) -> dict[str, Any]:
         if message["role"] != "assistant" and learned:
             raise TrainingError(f"{at}: field '{name}': only the assistant's messages are learned")
         if message.get("weight") not in (None, learned):
-            raise TrainingError(f"{at}: fields '{name}' and 'weight' contradict each other")
+            raise TrainingError(f"{at}: fields '{source}' and '{name}' contradict each other")
+        source = name
         message = {key: value for key, value in message.items() if key != name}
         if message["role"] == "assistant":
             message["weight"] = int(learned)

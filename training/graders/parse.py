@@ -36,6 +36,7 @@ METRICS = {
     "levenshtein": ("distance.Levenshtein", "normalized_similarity", 1.0),
     "jaro_winkler": ("distance.JaroWinkler", "normalized_similarity", 1.0),
 }
+MOST_COMPARED, MOST_PARTIAL = 1 << 35, 1 << 23  # characters × characters that take some seconds
 _MISSING = ("bleu", "gleu", "meteor", "cosine", *(f"rouge_{n}" for n in (1, 2, 3, 4, 5, "l")))
 
 
@@ -62,12 +63,16 @@ class TextSimilarity:
     input: str
     reference: str
     similarity: Callable[[str, str], float]
-    scale: float
+    most: int  # greatest product of the texts' lengths
     kind: str = "text_similarity"
 
     def grade(self, sample: Sample, item: Mapping[str, Any]) -> Grade:
         text, reference = filled(self.input, sample, item), filled(self.reference, sample, item)
-        return Grade(float(self.similarity(text, reference)) / self.scale)
+        if len(text) * len(reference) > self.most:
+            raise GradeFault(
+                f"{self.name}: texts of {len(text)} and {len(reference)} characters are too long to compare"
+            )
+        return Grade(self.similarity(text, reference))
 
 
 @dataclass(frozen=True)
@@ -116,8 +121,9 @@ def parse_grader(spec: Any, around: Surroundings | None = None, where: str = "gr
             grader: Grader = StringCheck(name, fields.template("input"), fields.template("reference"), operation)
             fields.done("name", "input", "reference", "operation")
         case "text_similarity":
-            similarity, scale = _metric(fields.text("evaluation_metric", "fuzzy_match"), where)
-            grader = TextSimilarity(name, fields.template("input"), fields.template("reference"), similarity, scale)
+            metric = fields.text("evaluation_metric", "fuzzy_match")
+            similarity, most = _metric(metric, where), MOST_PARTIAL if metric == "partial_ratio" else MOST_COMPARED
+            grader = TextSimilarity(name, fields.template("input"), fields.template("reference"), similarity, most)
             fields.done("name", "input", "reference", "evaluation_metric", "pass_threshold")
         case "score_model":
             if around.complete is None:
@@ -153,7 +159,7 @@ def _multi(name: str, spec: Mapping[str, Any], around: Surroundings, where: str)
     return Multi(name, graders, Formula(text, frozenset(graders), f"{where}.calculate_output"))
 
 
-def _metric(name: str, where: str) -> tuple[Callable[[str, str], float], float]:
+def _metric(name: str, where: str) -> Callable[[str, str], float]:
     if name in _MISSING:
         raise GraderError(f"{where}.evaluation_metric: {name} is not there; {', '.join(METRICS)} are")
     if name not in METRICS:
@@ -162,9 +168,11 @@ def _metric(name: str, where: str) -> tuple[Callable[[str, str], float], float]:
 
     module, function, scale = METRICS[name]
     try:
-        return getattr(import_module(f"rapidfuzz.{module}"), function), scale
+        scorer, compare = getattr(import_module(f"rapidfuzz.{module}"), function), import_module("rapidfuzz.process")
     except ImportError:
         raise GraderError(f"{where}: text_similarity needs rapidfuzz: pip install 'logitless[graders]'") from None
+    # a plain call of the scorer holds up all other threads
+    return lambda text, reference: float(compare.cpdist([text], [reference], scorer=scorer, dtype=float)[0]) / scale
 
 
 class _Fields:

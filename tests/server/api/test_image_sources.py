@@ -72,7 +72,9 @@ async def test_addresses_need_the_flag() -> None:
         assert "--mmproj" in await refusal(server, dialects("http://a/")["/v1/chat/completions"][0])
 
 
-async def test_addresses_are_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("huge", [context._HUGE, 0])  # 0: the values of the body are read once, and parsed twice
+async def test_addresses_are_fetched(huge: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "_HUGE", huge)
     asked: list[list[str]] = []
 
     async def fetch_all(urls: list[str], most: int, take: Any) -> dict[str, bytes | FetchError]:

@@ -350,7 +350,14 @@ def test_special_tokens_of_all_rows_are_those_of_inference(shared_data: Path) ->
         ('{"messages": [{"role": "assistant", "content": "a", "weight": 2}]}', "field 'weight' must be 0 or 1"),
         ('{"messages": [{"role": "assistant", "content": "a", "train": "no"}]}', "field 'train' must be true or false"),
         ('{"messages": [{"role": "user", "content": "a", "train": true}]}', "field 'train': only the assistant's"),
-        ('{"messages": [{"role": "assistant", "content": "a", "loss": true, "weight": 0}]}', "contradict each other"),
+        (
+            '{"messages": [{"role": "assistant", "content": "a", "loss": true, "weight": 0}]}',
+            "'weight' and 'loss' contra",
+        ),
+        (
+            '{"messages": [{"role": "assistant", "content": "a", "loss": true, "train": false}]}',
+            "'train' and 'loss' con",
+        ),
         (
             '{"messages": [{"role": "assistant", "content": "a", "train": false}]}',
             "no message of the assistant is there",

@@ -64,6 +64,8 @@ def test_similarities_are_rapidfuzz_own() -> None:
     found = grade({**spec, "evaluation_metric": "fuzzy_match"}, "a cat")
     assert found.reward == fuzz.ratio("a cat", "Cat") / 100
     assert grade({**spec, "evaluation_metric": "levenshtein"}, "Cut").reward == pytest.approx(2 / 3)
+    slow = grade({**spec, "evaluation_metric": "partial_ratio"}, "a" * 4_000_000)
+    assert "s: texts of 4000000 and 3 characters are too long" in slow.problem
     with pytest.raises(GraderError, match=r"grader\.evaluation_metric: bleu is not there; fuzzy_match"):
         grade({**spec, "evaluation_metric": "bleu"}, "")
 
