@@ -8,6 +8,8 @@ Preemptible plans cut finer (graph/execution/preemptible_plan.py), by the same f
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -62,13 +64,32 @@ class Launch:
     """A launch that is ready for a device, whose backend knows `content`.
 
     `seconds`: its expected duration. `separable`: other programs may run before it, since neither
-    it nor a later launch reads what an earlier one left in the scratch memory.
+    it nor a later launch reads what an earlier one left in the scratch memory. `groups`: its number
+    of groups, of which `content.part(first, count)` is a launch; 1 where it cannot be divided.
     """
 
     content: Any
     work: Work
     seconds: float
     separable: bool
+    groups: int = 1
+
+    def parts(self, most: float) -> list[Launch]:
+        """Launches of at most so many seconds that do the same, where its groups allow it."""
+        n = min(self.groups, math.ceil(self.seconds / most))
+        if n < 2:
+            return [self]
+        ends = [self.groups * i // n for i in range(n + 1)]
+        return [
+            replace(
+                self,
+                content=self.content.part(first, end - first),
+                seconds=self.seconds * (end - first) / self.groups,
+                separable=self.separable and first == 0,
+                groups=end - first,
+            )
+            for first, end in itertools.pairwise(ends)
+        ]
 
 
 class Submitted(Protocol):
@@ -104,13 +125,19 @@ class Stopwatch:
         return result
 
 
-def prepared(dispatches: Sequence[Dispatch], contents: Sequence[Any], rates: Rates) -> list[Launch]:
-    """Launches with their expected durations. `contents`: of each, see `Launch`."""
+def prepared(
+    dispatches: Sequence[Dispatch], contents: Sequence[Any], rates: Rates, *, divides: bool = False
+) -> list[Launch]:
+    """Launches with their expected durations. `contents`: of each, see `Launch`; `divides`: they have
+    parts.
+    """
     separable = _separable(dispatches)
     works = _works(dispatches)
     return [
-        Launch(content, work, rates.seconds(work), alone)
-        for content, work, alone in zip(contents, works, separable, strict=True)
+        Launch(
+            content, work, rates.seconds(work), alone, max(d.groups) if divides and KERNELS[d.kernel].divisible else 1
+        )
+        for d, content, work, alone in zip(dispatches, contents, works, separable, strict=True)
     ]
 
 
@@ -142,13 +169,16 @@ def _separable(dispatches: Sequence[Dispatch]) -> list[bool]:
     return result[::-1]
 
 
-def cut(launches: Sequence[Launch], most: float = MAX_SECONDS) -> list[list[Launch]]:
-    """Launches in groups that take at most so many seconds, where a single one does not take longer."""
+def cut(launches: Sequence[Launch], most: float = MAX_SECONDS, *, anywhere: bool = False) -> list[list[Launch]]:
+    """Launches in groups that take at most so many seconds, where a single one does not take longer.
+
+    `anywhere`: no other program runs between the groups, so that scratch memory does not matter.
+    """
     groups: list[list[Launch]] = []
     total = 0.0
     start = 0  # of the launches since the last place for a cut
     for i in range(1, len(launches) + 1):
-        if i < len(launches) and not launches[i].separable:
+        if i < len(launches) and not (anywhere or launches[i].separable):
             continue
         piece = list(launches[start:i])
         seconds = sum(launch.seconds for launch in piece)
@@ -192,7 +222,7 @@ class Submissions:
         self._cut()
 
     def _cut(self) -> None:
-        self.groups = cut(self.launches)
+        self.groups = cut([part for launch in self.launches for part in launch.parts(MAX_SECONDS)], anywhere=True)
         durations = [sum(launch.seconds for launch in group) for group in self.groups]
         self._expected, self._longest = sum(durations), max(durations, default=0.0)
 

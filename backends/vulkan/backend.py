@@ -187,10 +187,19 @@ class _Content:
 
     pipeline: Pipeline
     push: bytes
-    groups: tuple[int, int, int]
+    groups: Sequence[int]
     reads: Sequence[Range]
     writes: Sequence[Range]
     memories: Sequence[Memory]
+    base: Sequence[int] = (0, 0, 0)
+
+    def part(self, first: int, count: int) -> _Content:
+        """A range of the groups, along the axis that has most."""
+        axis = self.groups.index(max(self.groups))
+        base, groups = list(self.base), list(self.groups)
+        base[axis] += first
+        groups[axis] = count
+        return replace(self, base=base, groups=groups)
 
 
 class _Binder:
@@ -206,7 +215,7 @@ class _Binder:
         self._backend, self._place, self._scratch = backend, locate, scratch
         # the range where order matters
         self._places: dict[Tensor, tuple[Location, Range | None]] = {}
-        self.launches = prepared(work, [self._bound(d) for d in work], backend.rates)
+        self.launches = prepared(work, [self._bound(d) for d in work], backend.rates, divides=True)
 
     def _bound(self, d: Dispatch) -> _Content:
         addresses, memories, reads, writes = [], [], [], []
@@ -253,7 +262,7 @@ class VulkanProgram:
         recording.begin()
         for launch in launches:
             c: _Content = launch.content
-            recording.dispatch(c.pipeline, c.push, c.groups, c.reads, c.writes)
+            recording.dispatch(c.pipeline, c.push, c.groups, c.reads, c.writes, c.base)
         recording.finish()
         return recording
 

@@ -13,7 +13,7 @@ from typing import Any
 from logitless.backends import disk_cache
 from logitless.backends.errors import DeviceLost, KernelRefused
 from logitless.backends.gpu.language.dialect import SIMT, Defines, Kernel
-from logitless.backends.vulkan.api import COMPUTE, FULL_SUBGROUPS, Keep, binding, check
+from logitless.backends.vulkan.api import COMPUTE, DISPATCH_BASE, FULL_SUBGROUPS, Keep, binding, check
 from logitless.backends.vulkan.device import Device
 
 SHADERS = Path(__file__).parent / "shaders"
@@ -80,7 +80,8 @@ class Pipelines:
         _check(lib.vkCreateShaderModule(self.device.handle, module_info, ffi.NULL, module), f"shader {name}")
         try:
             push_bytes = 8 * len(kernel.args) + 4 * len(kernel.words)
-            info = keep.struct("ComputePipelineCreateInfo", layout=self._layout(push_bytes))
+            flags = DISPATCH_BASE if kernel.divisible else 0
+            info = keep.struct("ComputePipelineCreateInfo", layout=self._layout(push_bytes), flags=flags)
             stage = keep.struct("PipelineShaderStageCreateInfo", stage=COMPUTE, module=module[0])
             stage.pName = keep.new("char[]", b"main")
             if kernel.special:

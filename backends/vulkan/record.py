@@ -114,10 +114,12 @@ class Recording:
         self,
         pipeline: Pipeline,
         push: bytes,
-        groups: tuple[int, int, int],
+        groups: Sequence[int],
         reads: Sequence[Range],
         writes: Sequence[Range],
+        base: Sequence[int] = (0, 0, 0),
     ) -> None:
+        """Record a launch. `base`: its first group."""
         ffi, lib = self._api
         self._order(reads, writes)
         commands = self.handle[0]
@@ -125,7 +127,10 @@ class Recording:
             lib.vkCmdBindPipeline(commands, api.BIND_COMPUTE, pipeline.handle)
             self._bound = pipeline.handle
         lib.vkCmdPushConstants(commands, pipeline.layout, api.COMPUTE, 0, len(push), ffi.from_buffer(push))
-        lib.vkCmdDispatch(commands, *groups)
+        if any(base):
+            lib.vkCmdDispatchBase(commands, *base, *groups)
+        else:
+            lib.vkCmdDispatch(commands, *groups)
 
     def copy(self, source: Any, source_at: int, destination: Any, destination_at: int, nbytes: int) -> None:
         """Copy bytes between two `Memory`s."""
