@@ -48,6 +48,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -55,6 +56,20 @@ YARN = {
     "original_max_position_embeddings": 32,
 }
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 8,
+    "short_factor": [1.0 + 0.25 * i for i in range(8)],
+    "long_factor": [1.0 + 0.5 * i for i in range(8)],
+}
+SCALES = {
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.25,
+    "logits_scaling": 2.0,
+}
+LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 4}
 FAMILIES = {  # name → (architecture, settings beside SMALL)
     "llama": ("Llama", {"attention_bias": True}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -78,6 +93,159 @@ FAMILIES = {  # name → (architecture, settings beside SMALL)
             "tie_word_embeddings": True,
         },
     ),
+    "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "phi3": ("Phi3", {"sliding_window": None, "partial_rotary_factor": 0.5}),
+    "phi3-long": ("Phi3", {"sliding_window": None, "rope_parameters": LONG, "original_max_position_embeddings": 8}),
+    "smollm3": ("SmolLM3", {"num_hidden_layers": 5, "no_rope_layer_interval": 4}),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "num_hidden_layers": 5,
+            "sliding_window": 4,
+            "rope_parameters": {
+                "full_attention": YARN,
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "olmoe": ("Olmoe", {**MOE, "num_key_value_heads": 4}),
+    "granite": ("Granite", SCALES),
+    "granitemoe": ("GraniteMoe", {**SCALES, "num_local_experts": 4, "num_experts_per_tok": 2}),
+    "granitemoeshared": (
+        "GraniteMoeShared",
+        {**SCALES, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 2,
+            "sliding_window": 4,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": True},
+        },
+    ),
+    "qwen2moe": ("Qwen2Moe", {**MOE, "shared_expert_intermediate_size": 32, "norm_topk_prob": False}),
+    "qwen3next": (
+        "Qwen3Next",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "norm_topk_prob": True,
+            "shared_expert_intermediate_size": 32,
+            "linear_conv_kernel_dim": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "rope_parameters": {**PLAIN, "partial_rotary_factor": 0.5},
+            **MOE,
+        },
+    ),
+    "deepseek2": (
+        "DeepseekV2",
+        {
+            **LATENT,
+            "q_lora_rank": None,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": False,
+            "topk_method": "greedy",
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "deepseek3": (
+        "DeepseekV3",
+        {
+            **LATENT,
+            "q_lora_rank": 32,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 2.5,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "glm4": ("Glm4", {"head_dim": 16, "partial_rotary_factor": 0.5}),
+    "glm4moe": (
+        "Glm4Moe",
+        {
+            "head_dim": 32,
+            "partial_rotary_factor": 0.5,
+            "use_qk_norm": True,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "lfm2": (
+        "Lfm2",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama4": (
+        "Llama4",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 32,
+            "intermediate_size": 32,
+            "intermediate_size_mlp": 96,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 8192,
+        },
+    ),
+    "falcon-h1": (
+        "FalconH1",
+        {
+            "mamba_d_ssm": 64,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 16,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 4,
+            "mamba_chunk_size": 16,
+            "mamba_rms_norm": False,
+            "ssm_multipliers": [0.5, 0.75, 1.25, 1.5, 2.0],
+            "embedding_multiplier": 1.5,
+            "lm_head_multiplier": 0.75,
+            "key_multiplier": 0.5,
+            "attention_out_multiplier": 0.9,
+            "attention_in_multiplier": 1.1,
+            "ssm_in_multiplier": 1.25,
+            "ssm_out_multiplier": 0.75,
+            "mlp_multipliers": [0.75, 1.25],
+        },
+    ),
+    "seed-oss": ("SeedOss", {"head_dim": 16, "attention_bias": True}),
+    "exaone4": ("Exaone4", {"num_hidden_layers": 4, "sliding_window": 4, "sliding_window_pattern": 4}),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 16}),
+    "hunyuan-dense": ("HunYuanDenseV1", {"head_dim": 16}),
+    "cohere2": ("Cohere2", {"num_hidden_layers": 4, "sliding_window": 4, "tie_word_embeddings": True}),
+    "starcoder2": ("Starcoder2", {"sliding_window": None, "tie_word_embeddings": True}),
+    "stablelm": ("StableLm", {"partial_rotary_factor": 0.25}),
+    "phi2": ("Phi", {"partial_rotary_factor": 0.5}),
+    "arcee": ("Arcee", {"head_dim": 16}),
+    "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}}),
 }
 
 
@@ -89,7 +257,7 @@ def main(names: list[str]) -> None:
         if names and name not in names:
             continue
         with tempfile.TemporaryDirectory() as folder:
-            write(name, architecture, settings, Path(folder))
+            write(name, architecture, settings, Path(folder))  # prints
 
 
 def write(name: str, architecture: str, settings: dict[str, object], folder: Path) -> None:

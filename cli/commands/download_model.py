@@ -19,7 +19,7 @@ def run(options: SimpleNamespace) -> int:
         raise UsageError("give -hf USER/REPO:QUANT, -mu URL or -dr MODEL")
     path = model_source.find(options, Lines if options.json else None)
     assert path is not None
-    if not _is_gguf(path):
+    if not path.is_dir() and not _is_gguf(path):
         if options.model_url and not options.model:
             model_source.remove(model_source.shown(options.model_url))
         source = model_source.shown(options.model_url) if options.model_url else options.hf_repo or options.docker_repo

@@ -75,8 +75,8 @@ MODEL = Flag(
 DOWNLOADS = (
     Flag(
         "-hf -hfr --hf-repo",
-        "a model of Hugging Face's hub: USER/REPO:QUANT (without :QUANT its Q4_K_M, else its first file); downloads "
-        "are kept in huggingface-hub's cache (HF_HOME)",
+        "a model of Hugging Face's hub: USER/REPO:QUANT (without :QUANT its Q4_K_M, else its first GGUF file, else its "
+        "safetensors); downloads are kept in huggingface-hub's cache (HF_HOME)",
         Repo.parse,
         metavar="REPO",
         env="LLAMA_ARG_HF_REPO",

@@ -25,6 +25,8 @@ def models() -> dict[str, tuple[Path, str]]:
     by_name: dict[str, tuple[Path, str]] = {}
     for cached in (repository for folder in folders() for repository in cached_repositories(folder)):
         names = cached.names()
+        if (whole := cached.whole_folder()) is not None:
+            by_name.setdefault(cached.repo.id, (whole, ""))
         for repo, name in cached.models():
             default = choose(names, Repo(repo.id))[0] == name
             by_name.setdefault(str(repo), (cached.path(name), repo.id if default and repo.quant else ""))
@@ -39,6 +41,8 @@ def files(options: SimpleNamespace) -> Iterator[Path]:
     for repo, file in ((options.hf_repo, options.hf_file or ""), (options.hf_repo_draft, "")):
         for folder in folders() if repo is not None else ():
             cached = Cached(folder, repo)
+            if not file and (whole := cached.whole_folder()) is not None:
+                yield whole
             with suppress(CliError):  # it has no such file
                 yield cached.path(choose(cached.names(), repo, file)[0])
 

@@ -17,7 +17,15 @@ from logitless.cli.flags.flags import CliError
 from logitless.cli.flags.model_options import Repo
 from logitless.cli.hub import llama_cache
 from logitless.cli.hub.download import ProgressOf, fetch
-from logitless.cli.hub.repository import Cached, choose, choose_block, choose_projector, in_repository, projector_beside
+from logitless.cli.hub.repository import (
+    Cached,
+    choose,
+    choose_block,
+    choose_folder,
+    choose_projector,
+    in_repository,
+    projector_beside,
+)
 from logitless.training.graders.public import is_private
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -70,11 +78,13 @@ class Hub:
         self._endpoint = endpoint()
 
     def model(self, repo: Repo, file: str = "") -> Path:
-        """The model's file, or its first part, downloaded if need be. CliError: it cannot be had."""
+        """The model's file, its first part, or its folder, downloaded if need be. CliError: it cannot be had."""
         if self._offline:
             return self._local(repo, file)
         try:
             names = self._names(repo)
+            if not file and not repo.quant and (files := choose_folder(names)):
+                return self._folder(repo, files)
             first, *_ = (self._download(repo, name) for name in choose(names, repo, file))
             return first
         except _NoAnswerError as error:
@@ -82,8 +92,24 @@ class Hub:
                 return self._local(repo, file)
             raise CliError(f"{repo}: {error}") from None
 
+    def _folder(self, repo: Repo, files: list[str]) -> Path:
+        """The snapshot of a model of config.json and safetensors; one that is not supported is refused before its
+        weights are downloaded."""
+        from logitless.models.huggingface.config import Config
+        from logitless.models.huggingface.folder import family_of
+
+        config, *others = files
+        path = self._download(repo, config).parent
+        family_of(Config.read(path))
+        for name in others:
+            self._download(repo, name)
+        return path
+
     def _local(self, repo: Repo, file: str) -> Path:
-        """The model's file as it was downloaded. CliError: it never was."""
+        """The model's file or folder as it was downloaded. CliError: it never was."""
+        wholes = (Cached(folder, repo).whole_folder() for folder in self._folders)
+        if not file and not repo.quant and (whole := next(filter(None, wholes), None)) is not None:
+            return whole
         caches = [cached for folder in self._folders if (cached := Cached(folder, repo)).names()]
         if not caches:
             raise CliError(f"--offline: {repo.id} has never been downloaded to {self._cache}")

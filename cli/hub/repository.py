@@ -11,6 +11,7 @@ from pathlib import Path
 from logitless.cli.flags.flags import CliError
 from logitless.cli.flags.model_options import Repo
 from logitless.cli.hub.download import forget_part
+from logitless.models.huggingface.config import is_folder
 from logitless.models.media.projector_names import n_bits
 
 DEFAULT = "Q4_K_M"  # llama-server's
@@ -18,6 +19,10 @@ _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _QUANT = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*))(?=[-.])", re.ASCII | re.IGNORECASE)
 _BLOCK = re.compile(r"(?:.*/)?mtp-[^/]*\.gguf", re.IGNORECASE)  # as llama.cpp's converter calls them
 _PROJECTOR = re.compile(r".*mmproj.*\.gguf", re.IGNORECASE)
+_OF_FOLDER = re.compile(
+    r"(generation_config|tokenizer|tokenizer_config|added_tokens|chat_template|preprocessor_config)\.json"
+    r"|tokenizer\.model|chat_template\.jinja|model\.safetensors\.index\.json"
+)
 _FOLDER = re.compile(r"models--([\w.-]+?)--([\w.-]+)", re.ASCII)
 
 
@@ -52,6 +57,17 @@ def choose(names: Iterable[str], repo: Repo, file: str = "") -> list[str]:
 
 def _models(names: Iterable[str]) -> Iterator[str]:
     return (n for n in names if n.endswith(".gguf") and not re.search("mmproj|imatrix", n, re.IGNORECASE))
+
+
+def choose_folder(names: Iterable[str]) -> list[str]:
+    """The files of a repository whose model is config.json and safetensors: small ones first; [] where it has GGUF
+    files, or no such model."""
+    top = sorted(n for n in names if "/" not in n)
+    weights = [n for n in top if n.endswith(".safetensors") and not n.startswith(("adapter_", "consolidated"))]
+    whole = [n for n in weights if n == "model.safetensors"] or weights
+    if "config.json" not in top or not whole or any(True for _ in _models(names)):
+        return []
+    return ["config.json", *(n for n in top if _OF_FOLDER.fullmatch(n)), *whole]
 
 
 def choose_block(names: Iterable[str], like: str) -> str:
@@ -101,6 +117,11 @@ class Cached:
             return [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*.gguf") if path.exists()]
         return []
 
+    def whole_folder(self) -> Path | None:
+        """The snapshot, where it is a complete model of config.json and safetensors, without GGUF files."""
+        snapshot = self._snapshot()
+        return snapshot if snapshot is not None and is_folder(snapshot) and not self.names() else None
+
     def path(self, name: str) -> Path:
         """Path of one of `names`."""
         snapshot = self._snapshot()
@@ -133,6 +154,9 @@ class Cached:
         """Delete the model's files, but nothing outside this folder."""
         snapshots, blobs = self.folder / "snapshots", self.folder / "blobs"
         names = self.names()
+        if (whole := self.whole_folder()) is not None:
+            for path in list(whole.iterdir()):
+                _unlink_with_blob(path, snapshots, blobs)
         with suppress(CliError):
             gone = choose(names, self.repo)
             left = [name for name in names if name not in gone]

@@ -12,11 +12,10 @@ import numpy.typing as npt
 
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.parse import Part, close_buffer
-from logitless.models.huggingface.config import read_json
+from logitless.models.huggingface.config import INDEX, read_json
 from logitless.models.huggingface.safetensors import Stored, read_safetensors
 
 Array = npt.NDArray[Any]
-INDEX = "model.safetensors.index.json"
 FLOATS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F64": "f32"}
 _NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -116,6 +115,14 @@ def plain(stored: Stored) -> Weight:
         return raw.view(_NUMPY[dtype]).reshape(stored.shape)
 
     return Weight(dtype, stored.shape, read, (stored,))
+
+
+def of_f32(array: npt.NDArray[np.float32], dtype: str) -> Array:
+    """f32 as a float type, rounded to the nearest, to even ones between."""
+    if dtype == "bf16":
+        bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+        return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+    return array.astype(_NUMPY[dtype])
 
 
 def as_f32(array: Array, dtype: str) -> npt.NDArray[np.float32]:

@@ -12,6 +12,7 @@ import msgspec
 
 from logitless.models.errors import ModelFileError, shown
 
+INDEX = "model.safetensors.index.json"
 _MOST_BYTES = 1 << 28  # of one JSON file
 
 
@@ -39,7 +40,13 @@ def repository_name(folder: Path) -> str:
 
 
 def is_folder(path: Path) -> bool:
-    """True for a folder with a model's configuration and weights."""
+    """True for a folder with a model's configuration and all of its weights."""
+    try:
+        files = read_json(path / INDEX).get("weight_map") if (path / "config.json").is_file() else None
+    except ModelFileError:
+        return False
+    if isinstance(files, dict):
+        return all(isinstance(file, str) and (path / file).exists() for file in files.values())
     return (path / "config.json").is_file() and next(path.glob("*.safetensors"), None) is not None
 
 

@@ -19,7 +19,7 @@ from logitless.models.gguf.metadata import Metadata
 from logitless.models.gguf.parse import Part, TensorInfo
 from logitless.models.gguf.types import FILE_TYPES, TENSOR_TYPES, ValueType
 from logitless.models.gguf.write import Key, text, u32
-from logitless.models.huggingface.checkpoint import Checkpoint, Weight, as_f32, open_checkpoint
+from logitless.models.huggingface.checkpoint import Checkpoint, Weight, as_f32, of_f32, open_checkpoint
 from logitless.models.huggingface.config import Config, repository_name
 from logitless.models.huggingface.families import FAMILIES, Family, common_keys
 from logitless.models.huggingface.moves import Move
@@ -33,6 +33,7 @@ _OTHER_PARTS = re.compile(
     r"(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|embed_vision|audio_tower|embed_audio|mtp)\."
     r"|rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$"
 )
+_RENAMED = ((".dt_bias", ".dt_proj.bias"), (".e_score_correction_bias", ".e_score_correction.bias"))
 _SMALL = re.compile(r"_norm\.|ffn_gate_inp\.|conv1d\.|shortconv\.conv\.|ssm_[ad]$|token_types\.|position_embd\.|rope_")
 _FILE_TYPES = {name.lower(): number for number, name in FILE_TYPES.items()}
 _BLOCKS = {kind.name.lower(): kind for kind in TENSOR_TYPES.values()}
@@ -46,7 +47,7 @@ def read_folder(folder: Path) -> list[Part]:
         hint = f"; name its file {names[0]}" if names else ""
         raise ModelFileError(folder, f"is a directory without config.json, so no Hugging Face model{hint}")
     config = Config.read(folder)
-    family = _family(config)
+    family = family_of(config)
     checkpoint = open_checkpoint(folder)
     try:
         tensors = dict(sorted(_tensors(config, family, checkpoint), key=lambda item: _place(item[0])))
@@ -61,7 +62,8 @@ def read_folder(folder: Path) -> list[Part]:
     return [replace(first, metadata=metadata, tensors=tensors), *checkpoint.parts[1:]]
 
 
-def _family(config: Config) -> Family:
+def family_of(config: Config) -> Family:
+    """The row of a model's architecture. ModelFileError: it is not supported."""
     names = config.items("architectures")
     for name in names:
         if name in FAMILIES:
@@ -103,19 +105,21 @@ class Converted:
 
     def read(self, info: TensorInfo, parts: Sequence[Part]) -> npt.NDArray[np.uint8]:
         """The tensor's bytes."""
-        arrays = [_in_type(weight, weight.read(parts), info.dtype) for weight in self.weights]
+        before, move = self.weights[0].dtype, self.move
+        arrays = [weight.read(parts) for weight in self.weights]
         array = arrays[0] if len(arrays) == 1 else np.stack(arrays)
-        if self.move is not None:
-            array = self.move.of(array, self.config)
+        counts = info.dtype == "f32" or (move is not None and move.counts)
+        if counts and before != "f32":
+            array = as_f32(array, before)
+        if move is not None:
+            array = move.of(array, self.config)
+        if counts and info.dtype != "f32":
+            array = of_f32(array, info.dtype)
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
     def stored(self, info: TensorInfo, parts: Sequence[Part]) -> npt.NDArray[np.uint8]:
         """The bytes of the first weight's numbers in their file."""
         return self.weights[0].sources[0].raw(parts)
-
-
-def _in_type(weight: Weight, array: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any]:
-    return as_f32(array, weight.dtype) if dtype == "f32" and weight.dtype != "f32" else array
 
 
 @dataclass(frozen=True)
@@ -140,19 +144,34 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
     for name, group in _stacks(checkpoint, weights).items():
         if _OTHER_PARTS.search(name) or (name.endswith("lm_head.weight") and (tied or not names.has_output)):
             continue
-        target = names.of(name)
-        if target is None:
+        if names.is_mtp(name):  # models/architectures/mtp.py reads GGUF files only
+            continue
+        targets = list(_targets(family, names, name))
+        if not targets:
             raise checkpoint.error(name, f"is unknown in {family.arch}, of {config.count('num_hidden_layers')} layers")
-        move = next((move for end, move in family.moves if target.endswith(end)), None)
         if len({(weight.dtype, weight.shape) for weight in group}) > 1:
             raise checkpoint.error(name, "has experts of different types or shapes")
-        shape = group[0].shape if len(group) == 1 else (len(group), *group[0].shape)
-        dtype = group[0].dtype
-        if len(shape) < 2 or _SMALL.search(target):
-            dtype = "f32"
-        shape = shape if move is None else move.shape(shape, config)
-        yield target, _info(target, shape, dtype, Converted(tuple(group), config, move))
+        before = group[0].shape if len(group) == 1 else (len(group), *group[0].shape)
+        for target, move in targets:
+            try:
+                shape = before if move is None else move.shape(before, config)
+            except IndexError:
+                raise checkpoint.error(name, f"has {len(before)} dimensions, which no {target} has") from None
+            dtype = "f32" if len(before) < 2 or _SMALL.search(target) else group[0].dtype
+            yield target, _info(target, shape, dtype, Converted(tuple(group), config, move))
     yield from rope_factors(config)
+
+
+def _targets(family: Family, names: _Names, name: str) -> Iterator[tuple[str, Move | None]]:
+    """GGUF names of the tensors that are made of one, with their moves."""
+    for pattern, own in family.splits:
+        if match := re.search(pattern, name):
+            layer = _LAYER.search(f".{name}")
+            prefix = f"blk.{layer[1]}." if layer else ""
+            yield from ((prefix + match.expand(target), move) for target, move in own)
+            return
+    if (target := names.of(name)) is not None:
+        yield target, next((move for end, move in family.moves if re.search(f"(^|[._]){end}$", target)), None)
 
 
 def _stacks(checkpoint: Checkpoint, weights: dict[str, Weight]) -> dict[str, list[Weight]]:
@@ -191,10 +210,19 @@ class _Names:
         assert isinstance(kinds[arch], MODEL_ARCH)
         self._map = get_tensor_name_map(kinds[arch], 1)  # of one layer, which stands for all
         self._n_layers = config.count("num_hidden_layers")
+        self._n_mtp = config.count("num_nextn_predict_layers", default=0)
         self.has_output = self._map.get_name("lm_head") is not None
+
+    def is_mtp(self, name: str) -> bool:
+        """True for a tensor of a block that predicts one token more."""
+        layer = _LAYER.search(f".{name}")
+        return layer is not None and self._n_layers <= int(layer[1]) < self._n_layers + self._n_mtp
 
     def of(self, name: str) -> str | None:
         """The GGUF name; None: it has none."""
+        for end, new in _RENAMED:
+            if name.endswith(end):
+                name = name.removesuffix(end) + new
         for prefix in _PREFIXES:
             if name.startswith(prefix):
                 name = "model." + name.removeprefix(prefix).removeprefix("model.")

@@ -24,11 +24,11 @@ def _same(shape: Shape, config: Config) -> Shape:
 
 @dataclass(frozen=True)
 class Move:
-    """`of`: the numbers; `shape`: the shape of the result; `floats`: blocks cannot be moved so, and become floats."""
+    """`of`: the numbers; `shape`: the shape of the result; `counts`: it is a sum or product, of f32 then."""
 
     of: Callable[[Array, Config], Array]
     shape: Callable[[Shape, Config], Shape] = _same
-    floats: bool = False
+    counts: bool = False
 
 
 def _pairs_in_turn(heads: str) -> Move:
@@ -42,13 +42,22 @@ def _pairs_in_turn(heads: str) -> Move:
 
 
 PAIRS_OF_QUERIES, PAIRS_OF_KEYS = _pairs_in_turn("num_attention_heads"), _pairs_in_turn("num_key_value_heads")
-PLUS_ONE = Move(lambda array, _: array + np.float32(1), floats=True)
-MINUS_EXP = Move(lambda array, _: -np.exp(array), floats=True)
+PLUS_ONE = Move(lambda array, _: array + np.float32(1), counts=True)
+MINUS_EXP = Move(lambda array, _: -np.exp(array), counts=True)
+
+
+def times(*names: str) -> Move:
+    """The product with settings, of which some may be missing."""
+
+    def of(array: Array, config: Config) -> Array:
+        return array * np.float32(np.prod([config.number(name, default=1.0) for name in names]))
+
+    return Move(of, counts=True)
 
 
 def reshaped(shape: Callable[[Shape, Config], Shape]) -> Move:
     """The same numbers in another shape."""
-    return Move(lambda array, config: array.reshape(shape(array.shape, config)), shape, floats=True)
+    return Move(lambda array, config: array.reshape(shape(array.shape, config)), shape)
 
 
 TAPS = reshaped(lambda shape, _: (shape[0], shape[-1]))  # of a convolution by columns (n, 1, taps)
@@ -59,19 +68,20 @@ def _transposed(shape: Shape, _: Config) -> Shape:
     return (*shape[:-2], shape[-1], shape[-2])
 
 
-TRANSPOSED = Move(lambda array, _: array.swapaxes(-1, -2), _transposed, floats=True)
+TRANSPOSED = Move(lambda array, _: array.swapaxes(-1, -2), _transposed)
 
 
-def part(i: int, n: int) -> Move:
-    """The i-th of n equal ranges of rows, of a matrix or of each expert."""
+def half(i: int, *, in_turn: bool = False, axis: int = -2) -> Move:
+    """The first (0) or second (1) half of the rows of a matrix, or of each expert; `in_turn`: every second row."""
 
     def rows(shape: Shape, _: Config) -> Shape:
-        return (*shape[:-2], shape[-2] // n, shape[-1]) if len(shape) > 1 else (shape[0] // n,)
+        new = list(shape)
+        new[axis] //= 2
+        return tuple(new)
 
     def of(array: Array, _: Config) -> Array:
-        axis = max(0, array.ndim - 2)
-        size = array.shape[axis] // n
-        return np.take(array, range(i * size, (i + 1) * size), axis)
+        n = array.shape[axis] // 2
+        return np.take(array, range(i, 2 * n, 2) if in_turn else range(i * n, (i + 1) * n), axis)
 
     return Move(of, rows)
 
@@ -81,5 +91,76 @@ def then(first: Move, second: Move) -> Move:
     return Move(
         lambda array, config: second.of(first.of(array, config), config),
         lambda shape, config: second.shape(first.shape(shape, config), config),
-        first.floats or second.floats,
+        first.counts or second.counts,
     )
+
+
+def _latent(which: int) -> Move:
+    """Rows of the keys (0) or values (1) of each head of DeepSeek's `kv_b_proj`; keys are transposed, as MLA reads
+    them."""
+
+    def sizes(config: Config) -> tuple[int, int, int]:
+        return config.count("num_attention_heads"), config.count("qk_nope_head_dim"), config.count("v_head_dim")
+
+    def shape(before: Shape, config: Config) -> Shape:
+        n, n_key, n_value = sizes(config)
+        return (n, n_value, before[-1]) if which else (n, before[-1], n_key)
+
+    def of(array: Array, config: Config) -> Array:
+        n, n_key, n_value = sizes(config)
+        heads = array.reshape(n, n_key + n_value, -1)
+        return heads[:, n_key:] if which else heads[:, :n_key].swapaxes(1, 2)
+
+    return Move(of, shape)
+
+
+LATENT_KEYS, LATENT_VALUES = _latent(0), _latent(1)
+
+
+def _linear_attention(gates: bool) -> Move:
+    """Queries, keys and values, or gates, of Qwen 3 Next's `in_proj_qkvz`, which has them group by group."""
+
+    def ends(config: Config) -> tuple[int, list[int]]:
+        n, n_key = config.count("linear_num_key_heads"), config.count("linear_key_head_dim")
+        n_value = config.count("linear_num_value_heads") // max(1, n) * config.count("linear_value_head_dim")
+        return n, [0, n_key, 2 * n_key, 2 * n_key + n_value, 2 * (n_key + n_value)]
+
+    def shape(before: Shape, config: Config) -> Shape:
+        n, e = ends(config)
+        return (n * (e[4] - e[3] if gates else e[3]), before[1])
+
+    def of(array: Array, config: Config) -> Array:
+        n, e = ends(config)
+        groups = array.reshape(n, e[4], *array.shape[1:])
+        ranges = [(e[3], e[4])] if gates else [(e[0], e[1]), (e[1], e[2]), (e[2], e[3])]
+        return np.concatenate([groups[:, start:stop].reshape(-1, *array.shape[1:]) for start, stop in ranges])
+
+    return Move(of, shape)
+
+
+LINEAR_QKV, LINEAR_GATES = _linear_attention(False), _linear_attention(True)
+
+
+def _of_mamba(array: Array, config: Config) -> Array:
+    """Falcon H1's in_proj with the factors of its five ranges of rows: gate, input, B, C, time steps."""
+    n, n_heads = config.count("mamba_d_ssm"), config.count("mamba_n_heads")
+    n_state = config.count("mamba_n_groups") * config.count("mamba_d_state")
+    factors = [float(factor) for factor in config.items("ssm_multipliers")] or [1.0] * 5
+    rows = np.repeat(factors, [n, n, n_state, n_state, n_heads]) * config.number("ssm_in_multiplier", default=1.0)
+    return array * rows.astype(np.float32)[:, None]
+
+
+MAMBA_IN = Move(_of_mamba, counts=True)
+
+
+def _of_mlp(i: int) -> Move:
+    """Falcon H1's factor of the gate (0) or the output (1)."""
+
+    def of(array: Array, config: Config) -> Array:
+        factors = [float(factor) for factor in config.items("mlp_multipliers")] or [1.0, 1.0]
+        return array * np.float32(factors[i])
+
+    return Move(of, counts=True)
+
+
+GATE_FACTOR, DOWN_FACTOR = _of_mlp(0), _of_mlp(1)

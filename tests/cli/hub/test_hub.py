@@ -21,9 +21,12 @@ from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.flags.model_options import Repo, url
 from logitless.cli.hub import download, model_source
 from logitless.cli.hub.hub import Hub
-from logitless.cli.hub.repository import Cached, choose, choose_block, choose_projector
+from logitless.cli.hub.repository import Cached, choose, choose_block, choose_folder, choose_projector
 from logitless.cli.setup.model import find_draft_model, find_projector
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
 from tests.helpers.hub_cache import HubCache, add_to_hub_cache
+from tests.helpers.huggingface_folders import write_folder
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 CONTENT = bytes(range(256)) * 40
@@ -542,3 +545,37 @@ def test_projectors_go_with_the_last_model(hub: FakeHub, tmp_path: Path) -> None
     for repo, left in (("u/r:Q4_0", [False, True, True]), ("u/r:Q8_0", [False, False, False])):
         Cached(tmp_path, Repo.parse(repo)).remove()
         assert [path.exists() for path in paths] == left
+
+
+# --- repositories of config.json and safetensors
+
+
+def test_repository_without_gguf_files_is_downloaded_as_a_folder(hub: FakeHub, tmp_path: Path) -> None:
+    source, cache = write_folder(tmp_path / "source", "qwen2"), tmp_path / "cache"
+    files = {path.name: path.read_bytes() for path in source.iterdir()}
+    hub.repos["u/r"] = {**files, "README.md": b"", "consolidated.safetensors": b"", "adapter_model.safetensors": b""}
+    hub.cut = 1000  # a transfer breaks off once, and goes on
+    folder = of(hub, cache, "u/r")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    with GGUFFile.open(folder) as gguf:
+        assert gguf.metadata["general.name"] == "r"
+    assert of(hub, cache, "u/r", offline=True) == folder
+    cached = Cached(cache, Repo("u/r"))
+    assert cached.whole_folder() == folder
+    cached.remove()
+    assert cached.whole_folder() is None
+    assert list((cached.folder / "blobs").iterdir()) == []
+
+
+def test_folder_of_an_unknown_architecture_is_refused_before_its_weights(hub: FakeHub, tmp_path: Path) -> None:
+    hub.repos["u/r"] = {"config.json": b'{"architectures": ["Foo"]}', "model.safetensors": CONTENT}
+    with pytest.raises(ModelFileError, match="Hugging Face architecture 'Foo' is not supported"):
+        of(hub, tmp_path, "u/r")
+    assert not any("model.safetensors" in path for _, path, _, _ in hub.log)
+
+
+def test_gguf_files_come_before_safetensors() -> None:
+    folder = ["config.json", "model.safetensors", "tokenizer.json", "model-00001-of-00002.safetensors"]
+    assert choose_folder(folder) == ["config.json", "tokenizer.json", "model.safetensors"]
+    assert choose_folder([*folder, "m-Q8_0.gguf"]) == []
+    assert choose_folder(["config.json", "x/model.safetensors"]) == []

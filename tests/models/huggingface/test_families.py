@@ -17,6 +17,11 @@ from tests.helpers.huggingface_folders import FAMILIES, recorded, write_folder
 from tests.helpers.huggingface_weights import IDS, STEP
 from tests.models.architectures.test_llama_cpp import LLAMA_CPP, answers
 
+NOT_IN_LLAMA_CPP = {
+    "deepseek2": "without q_lora_rank only of 27 layers",
+    "exaone4": "with a sliding window only of 64 layers",
+    "stablelm": "its likeliest tokens are bytes that are no text, for which there is no answer",
+}
 Array = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 
@@ -42,9 +47,9 @@ def logprobs(path: Path) -> Array:
 def converted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The GGUF file of each family."""
     folder, files = tmp_path_factory.mktemp("families"), {}
-    for family in FAMILIES:
-        files[family] = folder / f"{family}.gguf"
-        with GGUFFile.open(write_folder(folder / family, family)) as gguf:
+    for i, family in enumerate(FAMILIES):
+        files[family] = folder / f"{i}.gguf"  # llama.cpp looks for tokens of Phi 3 in a model of this name
+        with GGUFFile.open(write_folder(folder / f"{i}", family)) as gguf:
             plan_copy(gguf).write(files[family])
     return files
 
@@ -70,11 +75,11 @@ def test_converted_file_has_the_tensors_and_keys_of_its_folder(family: str, conv
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
 def test_llama_cpp_has_the_same_log_probabilities_of_converted_files(converted: dict[str, Path]) -> None:
     prefixes = [IDS[: n + 1] for n in range(len(IDS))]  # no answer where the likeliest token is no text
-    cases = [(str(path), [], [[]], prefixes) for path in converted.values()]
+    files = {family: path for family, path in converted.items() if family not in NOT_IN_LLAMA_CPP}
+    cases = [(str(path), [], [[]], prefixes) for path in files.values()]
     lines = [json.loads(line) for line in answers(LLAMA_CPP, json.dumps(cases))]
-    for (family, path), likeliest in zip(converted.items(), lines, strict=True):
+    for (family, path), likeliest in zip(files.items(), lines, strict=True):
         ours = logprobs(path)
         compared = [abs(row[id] - value) for row, of_row in zip(ours, likeliest, strict=True) for id, value in of_row]
-        print(family, len(compared), max(compared, default=0))
         assert len(compared) >= 8, family
-        assert max(compared) < 0.05, family
+        assert max(compared) < 0.01, family
