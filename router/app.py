@@ -34,7 +34,7 @@ from logitless.router.ollama.model_store import CreatedModels
 from logitless.router.ollama.routes import CreationRoutes, Fields, OllamaRoutes, Pass, add_refusals
 from logitless.router.process import ServerProcess
 from logitless.router.proxy import OUTLIVES, Unconnected, ask, pass_back, stream_over
-from logitless.server.api import info, tools
+from logitless.server.api import info
 from logitless.server.api.context import api_key, client_of, json_response
 from logitless.server.api.generate import CONVERSATION
 from logitless.server.api.info import description
@@ -101,8 +101,8 @@ class Router:
         app.router.add_get(prefix + "/models/sse", self._events)
         app.router.add_post(prefix + "/models/load", self._load)
         app.router.add_post(prefix + "/models/unload", self._unload)
-        if config.tools or config.tools.proxy:
-            tools.add_tools(app, config, self._keys)
+        if config.tools is not None:
+            config.tools.add_to(app, config, self._keys)
         guarded = bool(config.admin_api_key)
         ollama = OllamaRoutes(self._fleet, self._cached, self._is_known, self._read_body, guarded=guarded)
         ollama.add_to(app, prefix)

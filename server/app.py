@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from importlib import import_module
 
 from aiohttp import web
 
@@ -30,8 +29,8 @@ def make_app(service: AsyncEngine, config: ServerConfig) -> web.Application:
     app[LISTENERS], app[SILENCE] = service.listeners, min(config.timeout, STRIDE_SECONDS)
     app[BATCHES] = batches = BatchRunner(service, config)
     app.cleanup_ctx.append(batches.live)
-    if config.tools or config.tools.proxy:
-        import_module("logitless.server.api.tools").add_tools(app, config, context.keys)
+    if config.tools is not None:
+        config.tools.add_to(app, config, context.keys)
     prefix = config.api_prefix.rstrip("/")
     for route in routes():
         handler = route.load()

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from logitless.frontend.config import FrontendConfig
-from logitless.server.tools.settings import ToolSettings
 
 if TYPE_CHECKING:
     from ssl import SSLContext
+
+    from logitless.server.server_tools import ServerTools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,7 @@ class ServerConfig(FrontendConfig):
     cors_credentials: bool = True
     allowed_hosts: tuple[str, ...] = ()  # more names of a server without keys, or "*": any
     timeout: float = 3600  # seconds to read a request or to wait for a client that does not read
-    tools: ToolSettings = field(default_factory=ToolSettings)  # that the server runs
+    tools: ServerTools | None = None  # that the server runs
     allow_integrations: tuple[str, ...] = ()  # trackers that jobs may report to beside tensorboard
     media_urls: bool = False  # whether media at http(s) addresses are fetched
     media_path: str = ""  # the folder below which a request may name media by file://; "": none

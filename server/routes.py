@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
 from aiohttp import web
+
+from logitless import hooks
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 JSON, FORM, BYTES = "application/json", "multipart/form-data", "application/octet-stream"
@@ -30,7 +32,7 @@ class Route:
 
     method: str
     path: str
-    handler: str  # below logitless.server.api
+    handler: str  # below logitless.server.api, or the whole name of an extra's
     tag: str
     summary: str  # "": it is not documented
     body: Any = None  # a tuple: all fields of these; (): any object
@@ -55,7 +57,7 @@ class Route:
     def load(self) -> Handler:
         """The handler; its module may be imported at its first request."""
         module, _, function = self.handler.rpartition(".")
-        name = f"logitless.server.api.{module}"
+        name = module if module.startswith("logitless.") else f"logitless.server.api.{module}"
         if module in _EAGER:
             handler: Handler = getattr(import_module(name), function)
             return handler
@@ -94,16 +96,6 @@ ROUTES: tuple[Route, ...] = (
     _get("/metrics", "info.metrics", "server", "Prometheus metrics (needs --metrics)", answer="str", media="text/plain",
          polled=True),
     _get("/openapi.json", "info.openapi", "server", "This document", answer="models.ApiDocument"),
-    _get("/cors-proxy", "tools.proxy", "server", "A configured MCP server's answer (needs --ui-mcp-proxy)",
-         answer="bytes", media="application/octet-stream", query="_URL", router=HERE),
-    _post("/cors-proxy", "tools.proxy", "server", "The same of a body (needs --ui-mcp-proxy)", body="()",
-         answer="bytes", media="application/octet-stream", query="_URL", router=HERE),
-    _delete("/cors-proxy", "tools.proxy", "server", "End of a session: nothing is sent on", query="_URL", empty=200,
-         router=HERE),
-    _get("/tools", "tools.tools", "server", "Tools that the server runs (needs --tools or MCP servers)",
-         answer="list[llamacpp.ToolEntry]", router=HERE, polled=True),
-    _post("/tools", "tools.call", "server", "Run a tool (needs --tools or MCP servers)", body="ToolCall",
-         answer="llamacpp.ToolAnswer", example={"tool": "get_info"}, router=HERE),
     _get("/slots", "llamacpp.slots.slots", "slots", "State of every slot", answer="list[llamacpp.SlotState]",
          query="{'fail_on_no_slot': int}", polled=True),
     _post("/slots/{id}", "llamacpp.slots.slot_action", "slots", "Save, restore, erase or fork a slot",
@@ -301,10 +293,21 @@ ROUTES: tuple[Route, ...] = (
          answer="openai.Predictions"),
 )  # fmt: skip
 PUBLIC = frozenset(path for route in ROUTES if route.public for path in route.paths)
-POLLED = frozenset(path for route in ROUTES if route.polled for path in route.paths)
+
+
+@cache
+def all_routes() -> tuple[Route, ...]:
+    """The routes of the core and of the extras."""
+    return (*ROUTES, *hooks.rows("routes"))
 
 
 def routes() -> Iterator[Route]:
     """The routes of a model's server, without the page: /predict is there where Vertex AI runs it."""
     is_vertex = os.environ.get("AIP_MODE") == "PREDICTION"
-    return (route for route in ROUTES if is_vertex or route.path != "/predict")
+    return (route for route in all_routes() if is_vertex or route.path != "/predict")
+
+
+@cache
+def polled() -> frozenset[str]:
+    """Paths of state that is read again and again."""
+    return frozenset(path for route in all_routes() if route.polled for path in route.paths)

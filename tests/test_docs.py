@@ -225,7 +225,7 @@ def test_each_package_has_a_page_that_lists_its_modules(package: str) -> None:
 
 INSIDE = {  # errors that another part of the product answers: no user sees them by themselves
     *("CallFailed", "ClientLeft", "DeviceLost", "DownloadFailed", "Flood", "GradeFault", "NotACall", "NotLinkable"),
-    *("OutOfArena", "PrivateAddress", "QueueLost", "ServerToolsAsked", "StartFailed", "StepFailed", "Unfetched"),
+    *("OutOfArena", "PrivateAddress", "QueueLost", "StartFailed", "StepFailed", "Unfetched"),
     *("WorkerLost", "DeviceFailed", "ReplicaEnded"),
 }
 

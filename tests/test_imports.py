@@ -55,8 +55,8 @@ ONLY_IN = {  # third-party module → the only places that may import it
     "tokenizers": ("models/tokenizer/", "models/huggingface/pretokenizer.py"),
     "sentencepiece": ("models/huggingface/vocabulary.py",),
     "llguidance": ("models/grammar/",),
-    "re2": ("models/grammar/", "server/tools/patterns.py"),
-    **dict.fromkeys(("anyio", "httpx2", "mcp", "mcp_types"), ("server/tools/mcp_link.py",)),
+    "re2": ("models/grammar/", "extras/tools/built_in/patterns.py"),
+    **dict.fromkeys(("anyio", "httpx2", "mcp", "mcp_types"), ("extras/tools/mcp/link.py",)),
     "jinja2": ("models/",),
     "prometheus_client": ("server/", "engine/", "router/metrics.py"),
     "rich": ("cli/",),
@@ -206,7 +206,6 @@ TABLES = {  # that have modules by name, and import one when a command, route or
     *("logitless/__init__.py", "logitless/hooks.py", "cli/command.py", "cli/main.py", "server/routes.py"),
     *("graph/__init__.py", "graph/testing/conformance.py", "backends/cpu/compiler/llvm.py"),
     *("server/observing/tracing.py", "training/graders/parse.py"),  # of other projects
-    *("server/app.py", "server/api/openai/responses.py"),
 }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, TextIO
 
+from logitless import hooks
 from logitless.cli.flags.flags import FALSE, TRUE, CliError, Flag, UsageError, parse
 from logitless.cli.flags.model_options import Repo
 from logitless.cli.log import LineStyle
@@ -46,12 +47,7 @@ _OWN = frozenset(  # flags of the router that children do not inherit
         *("help", "help_all", "version"),
     )
 )
-_TOOLS = frozenset(
-    (
-        *("tools", "tools_folder", "tools_runtime", "mcp_servers_config", "mcp_servers_json"),
-        *("web_search", "ui_mcp_proxy", "agent"),
-    )
-)
+_OF_EXTRAS = frozenset(flag.dest for group in hooks.rows("serve_flags") for flag in group.flags)
 _SECRET = "hf_token"  # goes to children as a variable: their command lines are shown
 _REFUSED = (*_SOURCES, "alias", "path")
 
@@ -67,11 +63,10 @@ def run(options: SimpleNamespace) -> int:
 
 async def _serve(options: SimpleNamespace) -> None:
     from logitless.cli.hub import cached
-    from logitless.cli.setup.server import import_http, listening, writable_folder
-    from logitless.cli.setup.tools import tool_settings
+    from logitless.cli.setup.server import extra_settings, import_http, listening, writable_folder
     from logitless.server.config import ServerConfig
 
-    config = ServerConfig(**listening(options), metrics=options.metrics, tools=tool_settings(options))
+    config = ServerConfig(**listening(options), metrics=options.metrics, **extra_settings(options))
     import_http()
     from logitless.router.app import Router, serve
     from logitless.router.cached import Cache
@@ -196,7 +191,7 @@ def meaning(
         if f.dest in called:
             called[f.dest] += [word for word in split(value) if word not in (name, *called[f.dest])]
             continue
-        if f.dest in _OWN | _TOOLS and f.dest not in _SOURCES:
+        if f.dest in _OWN | _OF_EXTRAS and f.dest not in _SOURCES:
             raise CatalogError(f"{where} {key}: is the router's own, and not a model's")
         dests.add(f.dest)
         if f.takes_value and on:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from logitless import hooks
 from logitless.cli.flags.compatible import COMPATIBLE, PRESETS
 from logitless.cli.flags.flags import Flag, Group
 from logitless.cli.flags.log_options import LOG, VERBOSE
 from logitless.cli.flags.model_options import DOWNLOADS, MMPROJ_URL, MODEL, ROUTER, Repo
 from logitless.cli.flags.processor_options import PROCESSOR
-from logitless.cli.flags.tool_options import TOOLS
 from logitless.engine.loading.options import OPTIONS
 from logitless.engine.loading.values import (
     address,
@@ -554,7 +554,7 @@ SERVE = (
     CONTEXT,
     CACHE,
     REQUESTS,
-    TOOLS,
+    *hooks.rows("serve_flags"),
     SAMPLING,
     LORA,
     CONTROL,

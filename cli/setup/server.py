@@ -10,11 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from logitless import hooks
 from logitless.cli.flags import tls
 from logitless.cli.flags.flags import CliError
 from logitless.cli.setup import escapes
 from logitless.cli.setup.sampling import sampling_defaults
-from logitless.cli.setup.tools import tool_settings
 from logitless.engine.loading.values import json_object
 
 if TYPE_CHECKING:
@@ -47,6 +47,11 @@ def import_http() -> Any:
         ssl.create_default_context = whole
 
 
+def extra_settings(options: SimpleNamespace) -> dict[str, Any]:
+    """Fields of ServerConfig that extras make of their flags."""
+    return {name: make(options) for name, make in hooks.rows("server_settings")}
+
+
 def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
     """The server's settings for this model."""
     from logitless.engine.loading.drafting import model_kinds
@@ -77,7 +82,7 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         slot_save_path=writable_folder("--slot-save-path", options.slot_save_path),
         log_prompts_dir=writable_folder("--log-prompts-dir", options.log_prompts_dir, make=True),
         props=options.props,
-        tools=tool_settings(options),
+        **extra_settings(options),
         allow_graders=tuple(options.allow_graders),
         private_addresses=options.allow_private_addresses,
         allow_integrations=tuple(options.allow_integrations),

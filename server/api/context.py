@@ -35,7 +35,7 @@ from logitless.server.observing.prompts import PromptFiles
 from logitless.server.observing.record import RECORD
 from logitless.server.observing.tracing import TRACE
 from logitless.server.outgoing.fetch import fetch_all
-from logitless.server.routes import OLLAMA, ROUTES
+from logitless.server.routes import OLLAMA, all_routes
 from logitless.server.slashes import canonical
 
 T = TypeVar("T")
@@ -206,7 +206,9 @@ def raw_json_response(body: bytes, status: int = 200) -> web.Response:
 
 
 _OLLAMAS = re.compile(  # LM Studio's route has OpenAI's errors
-    "|".join(each.path.replace("{id}", "[^/]*") for each in ROUTES if each.tag == OLLAMA and "/v0/" not in each.path)
+    "|".join(
+        each.path.replace("{id}", "[^/]*") for each in all_routes() if each.tag == OLLAMA and "/v0/" not in each.path
+    )
 )
 
 

@@ -15,7 +15,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from logitless.engine.requests import Event, Failed, Finished, StopType, Timings, Token
-from logitless.server.routes import POLLED
+from logitless.server.routes import polled
 
 log = logging.getLogger("logitless.access")
 REQUEST_ID: Final = "X-Request-Id"
@@ -124,7 +124,7 @@ class Record:
     @property
     def level(self) -> int:
         """Level of the access line."""
-        polls = self.route in POLLED and self.method in ("GET", "HEAD") and self.status < 400
+        polls = self.route in polled() and self.method in ("GET", "HEAD") and self.status < 400
         return logging.DEBUG if polls else logging.INFO
 
     @property

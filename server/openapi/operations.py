@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pkgutil import resolve_name
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
@@ -44,9 +45,8 @@ from logitless.server.api.llamacpp.slots import ForkBody, SlotFileBody
 from logitless.server.api.llamacpp.text import CountBody, DetokenizeBody, TokenizeBody
 from logitless.server.api.openai import conversations
 from logitless.server.api.openai.files import UploadForm
-from logitless.server.api.tools import ToolCall
 from logitless.server.api.vertex import PredictBody
-from logitless.server.routes import ANTHROPIC, OLLAMA, ROUTES, Route
+from logitless.server.routes import ANTHROPIC, OLLAMA, Route, all_routes
 
 ERRORS = {ANTHROPIC: errors.AnthropicError, OLLAMA: errors.OllamaError}  # by tag; others: errors.Error
 Body = tuple[type[Struct], ...] | list[type[Struct]]
@@ -80,7 +80,7 @@ _ACTION: dict[str, Any] = {"action": Literal["save", "restore", "erase", "fork"]
 def _typed(route: Route) -> Route:
     """The route with types in the place of their names, and a path as OpenAPI writes it."""
     body, answer, events, query = (
-        None if text is None else eval(text, globals())
+        None if text is None else resolve_name(text) if text.startswith("logitless.") else eval(text, globals())
         for text in (route.body, route.answer, route.events, route.query)
     )
     path = re.sub(r"{(\w+):[^}]*}", r"{\1}", route.path)
@@ -88,4 +88,4 @@ def _typed(route: Route) -> Route:
     return replace(route, path=path, body=body, answer=answer, events=events, query=query)
 
 
-OPERATIONS: tuple[Route, ...] = tuple(_typed(route) for route in ROUTES if route.summary)
+OPERATIONS: tuple[Route, ...] = tuple(_typed(route) for route in all_routes() if route.summary)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from logitless.server.routes import ROUTES
+from logitless.server.routes import all_routes
 from tests.helpers.fuzz import examples
 
 MESSAGE = {"role": "user", "content": "hi"}
@@ -144,7 +144,7 @@ ANY = st.recursive(
     LEAF, lambda x: st.lists(x, max_size=3) | st.dictionaries(st.text(max_size=8), x, max_size=3), max_leaves=6
 )
 NAMES = sorted(PLAUSIBLE)
-POSTS = sorted(path.replace("{id}", "0") for route in ROUTES if route.method == "post" for path in route.paths)
+POSTS = sorted(path.replace("{id}", "0") for route in all_routes() if route.method == "post" for path in route.paths)
 NEEDED = (
     "model",
     "prompt",
@@ -287,7 +287,7 @@ def test_uploads(served: Any, kind: str, begun: bytes, pieces: list[bytes]) -> N
 @settings(max_examples=examples(30), suppress_health_check=list(HealthCheck))
 @given(
     method=st.sampled_from(["GET", "DELETE", "PUT", "PATCH", "HEAD", "OPTIONS", "POST"]),
-    path=st.sampled_from([*(path for route in ROUTES for path in route.paths), "/v1/files", "/v1/nothing", "/"]),
+    path=st.sampled_from([*(path for route in all_routes() for path in route.paths), "/v1/files", "/v1/nothing", "/"]),
     extra=st.sampled_from(
         [
             "",

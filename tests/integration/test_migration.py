@@ -17,7 +17,7 @@ import pytest
 from logitless.cli.flags.flags import IGNORED, LATER, WORKS, CliError, Flag, UsageError, from_environment, parse
 from logitless.cli.flags.options import SERVE
 from logitless.cli.setup.model import model_options
-from logitless.cli.setup.tools import tool_settings
+from logitless.cli.setup.server import extra_settings
 from logitless.engine.loading.drafting import spec_kinds
 from logitless.engine.loading.options import ModelOptions
 from logitless.engine.loading.placement import placement
@@ -64,7 +64,7 @@ def refusal(line: str) -> str:
     try:
         options = parse(FLAGS, argv, {})
         spec_kinds(model_options(options))
-        tool_settings(options)
+        extra_settings(options)
         placement(model_options(options))
     except (CliError, ValueError) as error:
         return str(error)
@@ -106,7 +106,7 @@ DIFFERENT: dict[str, Callable[[], bool]] = {
     "--cors-headers": lambda: default("--cors-headers") == ["*"],
     "--ui-config": lambda: parse(FLAGS, ["--ui-config", "{}"], {}).ui_config == {},
     "--ui-config-file": lambda: BY_NAME["--ui-config-file"].status == WORKS,
-    "--ui-mcp-proxy": lambda: tool_settings(parse(FLAGS, ["--ui-mcp-proxy"], {})).proxy,
+    "--ui-mcp-proxy": lambda: extra_settings(parse(FLAGS, ["--ui-mcp-proxy"], {}))["tools"].proxy,
     "--tools": lambda: "would see all of" in refusal("--tools all"),
     "--mcp-servers-config": lambda: BY_NAME["--mcp-servers-config"].status == WORKS,
     "--mcp-servers-json": lambda: (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from aiohttp import web
@@ -16,7 +15,6 @@ from logitless.frontend.answers.responses import (
     ConversationName,
 )
 from logitless.frontend.chat.chat import chat_tokens, parse_chat
-from logitless.frontend.dialects.mcp_tools import is_mcp, is_search
 from logitless.frontend.dialects.responses import ResponsesBody, chat_body, conversation_id
 from logitless.frontend.fields import bad_request, read
 from logitless.frontend.parser import GenerationJob
@@ -35,23 +33,23 @@ async def responses(request: web.Request) -> web.StreamResponse:
     context, key = request.app[CONTEXT], owner(request)
     parser, template = context.parser_for(request), context.served.template
 
-    def parse(body: dict[str, Any]) -> tuple[GenerationJob, dict[str, Any], ParsedResponse]:
+    tools = context.config.tools
+
+    def parse(body: dict[str, Any]) -> tuple[GenerationJob, dict[str, Any], ParsedResponse] | _WithTools:
         response = read(ResponsesBody, body)
-        runs = context.config.tools
-        if runs.servers and any(is_mcp(tool) or (runs.web_search and is_search(tool)) for tool in response.tools or ()):
-            raise ServerToolsAsked(response, body)
+        if tools is not None and tools.runs(response):
+            return _WithTools(response, body)
         if response.background and (not response.store or request[CLIENT].batch):
             bad_request("background", "is not there in a batch, nor with store: false")
         body, params, earlier, conversation = prepared(context, key, response, body)
         job = chat_body(response, body, earlier.items).read(lambda chat: parse_chat(chat, parser, template))
         return job, params, ParsedResponse(as_items(body.get("input")), earlier, conversation)
 
-    try:
-        job, params, items = await context.parsed(request, parse)
-    except ServerToolsAsked as tools:
-        module = import_module("logitless.server.api.response_tools")  # when somebody asks
-        answer: web.StreamResponse = await module.run_with_tools(request, context, tools.response, tools.body)
-        return answer
+    parsed = await context.parsed(request, parse)
+    if isinstance(parsed, _WithTools):
+        assert tools is not None
+        return await tools.respond(request, context, *parsed)
+    job, params, items = parsed
     keep = keeper(context, key, items, params)
     follow = partial(context.stored.update, key) if params["background"] else None
     reply = ResponsesReply(job, context.served, context.config, params, keep, follow)
@@ -60,11 +58,11 @@ async def responses(request: web.Request) -> web.StreamResponse:
     return await run(request, context, job, reply)
 
 
-class ServerToolsAsked(Exception):
+class _WithTools(NamedTuple):
     """A request with tools that the server runs."""
 
-    def __init__(self, response: ResponsesBody, body: dict[str, Any]) -> None:
-        self.response, self.body = response, body
+    response: ResponsesBody
+    body: dict[str, Any]
 
 
 class ParsedResponse(NamedTuple):

@@ -10,9 +10,7 @@ import pytest
 from logitless.cli.flags.flags import CliError, parse
 from logitless.cli.flags.options import SERVE
 from logitless.cli.setup.server import template_variables, ui_settings, writable_folder
-from logitless.cli.setup.tools import tool_settings
 from logitless.models.chat.template import ChatTemplate
-from logitless.server.tools.settings import BUILT_IN
 
 FLAGS = [flag for group in SERVE for flag in group.flags]
 KEEPING = (  # GLM's manner, and Qwen's
@@ -64,19 +62,6 @@ def test_reasoning_of_earlier_answers_stays_or_goes_where_the_template_can_choos
     own = template_variables(options("--reasoning-preserve", "--chat-template-kwargs", '{"clear_thinking": true}'))
     assert own["clear_thinking"] is True
     assert template_variables(options()) == {}
-
-
-def test_an_agent_has_all_tools_and_the_proxy() -> None:
-    settings = tool_settings(options("--agent", "--tools-folder", "/tmp"))
-    assert (settings.built_in, settings.proxy) == (BUILT_IN, True)
-    fewer = tool_settings(options("-ag", "--tools", "get_info", "--no-ui-mcp-proxy", "--tools-folder", "/tmp"))
-    assert (fewer.built_in, fewer.proxy) == (("get_info",), False)
-    assert not tool_settings(options("-no-ag"))
-
-
-def test_a_proxy_without_servers_starts_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    assert tool_settings(options("--ui-mcp-proxy")).proxy
-    assert "no server of --mcp-servers-config has a url" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from logitless.server.tools.settings import BUILT_IN, ToolSettings
 from tests.helpers.browser import Browser, Tab
 from tests.helpers.chat_fakes import HERMES_LIKE, chatting, says
 from tests.helpers.http_fakes import Running
@@ -70,7 +69,8 @@ class Page:
 @pytest.fixture
 async def tool_page(browser: Browser, tmp_path: Path) -> AsyncIterator[Page]:
     """The same of a server that runs its built-in tools in a folder."""
-    settings = ToolSettings(BUILT_IN, str(tmp_path))
+    tools, config = (pytest.importorskip(f"logitless.extras.tools.{name}") for name in ("settings", "config"))
+    settings = tools.ToolSettings(config.BUILT_IN, str(tmp_path))
     async with chatting(HERMES_LIKE, n_ctx=4096, tools=settings) as server, browser.tab() as tab:
         made = Page(tab, server)
         await made.open()

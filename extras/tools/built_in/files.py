@@ -10,11 +10,11 @@ from typing import Annotated, Any
 from msgspec import Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
-from logitless.frontend.chat.server_tool import CUT, MAX_TEXT, Answer, ServerTool, ToolError, cut, plain
+from logitless.extras.tools.built_in.declared import tool
+from logitless.extras.tools.built_in.folder import Folder
+from logitless.extras.tools.built_in.patterns import compiled, escaped, glob
+from logitless.extras.tools.server_tool import CUT, MAX_TEXT, Answer, ServerTool, ToolError, cut, plain
 from logitless.frontend.workers import check
-from logitless.server.tools.declared import tool
-from logitless.server.tools.folder import Folder
-from logitless.server.tools.patterns import compiled, escaped, glob
 
 MAX_MATCHES = 100
 MAX_LINE = 400  # characters of a line that a search tells

@@ -10,7 +10,7 @@ from msgspec.json import schema_components
 
 from logitless.engine.errors import InvalidRequest
 from logitless.engine.sampling.params import params_of
-from logitless.frontend.chat.server_tool import Answer, ServerTool, ToolError
+from logitless.extras.tools.server_tool import Answer, ServerTool, ToolError
 from logitless.frontend.fields import read
 from logitless.frontend.workers import compute
 

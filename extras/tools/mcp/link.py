@@ -19,8 +19,8 @@ from mcp.client.stdio import get_default_environment
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
 
-from logitless.server.tools.processes import MARK, end, environment, start
-from logitless.server.tools.settings import McpSettings
+from logitless.extras.tools.config import McpSettings
+from logitless.extras.tools.processes import MARK, end, environment, start
 
 logging.getLogger("mcp").setLevel(logging.CRITICAL)  # a traceback for each line that is no message
 logging.getLogger("httpx2").setLevel(logging.CRITICAL)

@@ -14,6 +14,20 @@ from aiohttp import web
 
 from logitless.engine.errors import Forbidden, InvalidRequest, RequestError, ServerFault, Unavailable
 from logitless.engine.requests import Finished
+from logitless.extras.tools.config import ToolConfig
+from logitless.extras.tools.handlers import toolbox_of
+from logitless.extras.tools.mcp.choice import (
+    SEARCH,
+    WEB_SEARCH,
+    McpChoice,
+    is_mcp,
+    is_search,
+    mcp_choice,
+    model_name,
+    search_function,
+)
+from logitless.extras.tools.server_tool import ServerTool, ToolError, result_text
+from logitless.extras.tools.toolbox import Toolbox
 from logitless.frontend.answers.generation import PromptTokensDetails
 from logitless.frontend.answers.responses import (
     DeltaEvent,
@@ -29,17 +43,6 @@ from logitless.frontend.answers.responses import (
     WholeEvent,
 )
 from logitless.frontend.chat.chat import parse_chat
-from logitless.frontend.chat.server_tool import ServerTool, ToolError, result_text
-from logitless.frontend.dialects.mcp_tools import (
-    SEARCH,
-    WEB_SEARCH,
-    McpChoice,
-    is_mcp,
-    is_search,
-    mcp_choice,
-    model_name,
-    search_function,
-)
 from logitless.frontend.dialects.responses import ResponsesBody, chat_body
 from logitless.frontend.fields import article, as_integer, as_text, bad_request, read
 from logitless.frontend.media.sources import Unfetched
@@ -54,9 +57,7 @@ from logitless.server.api.generate import CONVERSATION, generated, send
 from logitless.server.api.openai.conversations import owner
 from logitless.server.api.openai.responses import ParsedResponse, keeper, prepared
 from logitless.server.api.openai.stored_responses import as_items
-from logitless.server.api.tools import toolbox_of
 from logitless.server.clients import CLIENT
-from logitless.server.tools.toolbox import Toolbox
 
 log = logging.getLogger("logitless.http")
 MAX_CALLS = 16  # of one response; max_tool_calls may say fewer
@@ -65,11 +66,11 @@ Item = dict[str, Any]
 
 
 async def run_with_tools(
-    request: web.Request, context: Context, response: ResponsesBody, body: dict[str, Any]
+    request: web.Request, context: Context, settings: ToolConfig, response: ResponsesBody, body: dict[str, Any]
 ) -> web.StreamResponse:
     """POST /v1/responses with tools of the type mcp."""
     _ = context.writer
-    loop = _Loop(request, context, response, body)
+    loop = _Loop(request, context, settings.web_search, response, body)
     await loop.prepare()
     if body.get("stream") is True:
         ping = body.get("sse_ping_interval")
@@ -84,7 +85,11 @@ async def run_with_tools(
 class _Loop:
     """One response: its output items, and the events of its stream. The same work answers without a stream."""
 
-    def __init__(self, request: web.Request, context: Context, response: ResponsesBody, body: dict[str, Any]) -> None:
+    def __init__(
+        self, request: web.Request, context: Context, web_search: str, response: ResponsesBody, body: dict[str, Any]
+    ) -> None:
+        """`web_search`: the MCP tool that is OpenAI's; "": none."""
+        self._web_search = web_search
         self._request, self._context, self._response = request, context, response
         self._toolbox = _allowed_toolbox(request)
         if response.background or CONVERSATION in request.headers:
@@ -113,7 +118,7 @@ class _Loop:
             bad_request("tools", "name the same MCP server twice")
         self.calls: dict[str, tuple[McpChoice, ServerTool]] = {}  # by the model's names
         searches = [i for i, tool in enumerate(response.tools or ()) if is_search(tool)]
-        self._searches = searches if context.config.tools.web_search else []  # else skipped as hosted tools are
+        self._searches = searches if web_search else []  # else skipped as hosted tools are
         if len(self._searches) > 1:
             bad_request("tools", "have a web_search twice")
         self._namespaces: dict[int, dict[str, Any]] = {}
@@ -135,7 +140,7 @@ class _Loop:
             if choice.label not in listed:
                 self._lists.append(_list_item(choice.label, tools, error))
         for i in self._searches:
-            name = self._context.config.tools.web_search
+            name = self._web_search
             result = await self._toolbox.find(name)
             if result is None:
                 raise Unavailable(f"the search is not there now: the tool {name!r}")

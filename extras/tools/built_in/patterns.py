@@ -6,7 +6,7 @@ from typing import Any
 
 import re2
 
-from logitless.frontend.chat.server_tool import ToolError
+from logitless.extras.tools.server_tool import ToolError
 
 
 def glob(pattern: str) -> Any:

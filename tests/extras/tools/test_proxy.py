@@ -8,8 +8,9 @@ from typing import Any
 
 from aiohttp import web
 
-from logitless.server.outgoing import mcp_proxy
-from logitless.server.tools.settings import McpSettings, ToolSettings
+from logitless.extras.tools.config import McpSettings
+from logitless.extras.tools.mcp import proxy as mcp_proxy
+from logitless.extras.tools.settings import ToolSettings
 from tests.helpers.http_fakes import Running, running
 
 

@@ -8,7 +8,7 @@ import aiohttp
 from aiohttp import web
 
 from logitless.engine.errors import BadGateway
-from logitless.server.tools.settings import McpSettings
+from logitless.extras.tools.config import McpSettings
 
 PREFIX: Final = "x-llama-server-proxy-header-"  # of headers that are meant for the MCP server
 MAX_BYTES: Final = 32 << 20

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from logitless.frontend.chat.server_tool import ToolError
+from logitless.extras.tools.server_tool import ToolError
 from logitless.frontend.workers import check
 
 MAX_READ = 32 << 20  # bytes of a file

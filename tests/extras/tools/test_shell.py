@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from logitless.frontend.chat.server_tool import result_text
-from logitless.server.tools import shell
-from logitless.server.tools.folder import Folder
-from logitless.server.tools.processes import MARK
-from logitless.server.tools.shell import Runtime, shell_tool
+from logitless.extras.tools.built_in import shell
+from logitless.extras.tools.built_in.folder import Folder
+from logitless.extras.tools.built_in.shell import Runtime, shell_tool
+from logitless.extras.tools.processes import MARK
+from logitless.extras.tools.server_tool import result_text
 
 
 async def run(folder: Path, command: str, runtime: Runtime | None = None, **more: Any) -> str:
@@ -85,7 +85,7 @@ async def test_a_client_that_leaves_ends_its_command(tmp_path: Path) -> None:
 
 
 async def test_limits_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("logitless.server.tools.processes.MAX_FILE", 1000)
+    monkeypatch.setattr("logitless.extras.tools.processes.MAX_FILE", 1000)
     await run(tmp_path, "head -c 5000 /dev/zero > f")
     assert (tmp_path / "f").stat().st_size == 1000
 

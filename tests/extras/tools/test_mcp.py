@@ -14,13 +14,14 @@ from typing import Any
 import anyio
 import pytest
 
-from logitless.frontend.chat.server_tool import Answer, ServerTool, plain
-from logitless.server.tools import mcp_server as mcp_server_module
-from logitless.server.tools.settings import McpSettings, ToolSettings, mcp_servers
-from logitless.server.tools.toolbox import AT_ONCE, Toolbox
+from logitless.extras.tools.config import McpSettings, mcp_servers
+from logitless.extras.tools.mcp import server as mcp_server_module
+from logitless.extras.tools.server_tool import Answer, ServerTool, plain
+from logitless.extras.tools.settings import ToolSettings
+from logitless.extras.tools.toolbox import AT_ONCE, Toolbox
+from tests.extras.tools.test_shell import alive
 from tests.helpers.bad_mcp_server import HERE as BAD_HERE
 from tests.helpers.mcp_server import HERE
-from tests.server.tools.test_shell import alive
 
 SUMS = McpSettings("sums", (sys.executable, str(HERE)), env={"TOKEN": "t"}, seconds=20.0)
 BAD = McpSettings("bad", (sys.executable, "-S", str(BAD_HERE)), seconds=20.0)
@@ -197,7 +198,7 @@ async def _why_not(settings: McpSettings) -> str:
 
 async def test_the_cause_is_told_though_the_end_was_noticed_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transport closes its stream and fails; the order in which both are noticed is a matter of load."""
-    from logitless.server.tools.mcp_link import McpLink
+    from logitless.extras.tools.mcp.link import McpLink
 
     @asynccontextmanager
     async def failing(_: McpLink) -> AsyncIterator[Any]:

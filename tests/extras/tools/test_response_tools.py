@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from openai.types.responses import Response, ResponseItem, ResponseStreamEvent
 
-from logitless.server.api import response_tools
-from logitless.server.tools.settings import McpSettings, ToolSettings
+from logitless.extras.tools import response_turns as response_tools
+from logitless.extras.tools.config import McpSettings
+from logitless.extras.tools.settings import ToolSettings
 from tests.helpers.bad_mcp_server import HERE
 from tests.helpers.chat_fakes import HERMES_LIKE, chatting, named_events
 from tests.helpers.http_fakes import Running

@@ -11,12 +11,12 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from logitless.frontend.chat.server_tool import Answer, ServerTool, ToolError, cut, plain
+from logitless.extras.tools.config import McpSettings
+from logitless.extras.tools.server_tool import Answer, ServerTool, ToolError, cut, plain
 from logitless.frontend.workers import to_thread
-from logitless.server.tools.settings import McpSettings
 
 if TYPE_CHECKING:
-    from logitless.server.tools.mcp_link import McpLink
+    from logitless.extras.tools.mcp.link import McpLink
 
 log = logging.getLogger("logitless.tools")
 START_SECONDS = 20.0
@@ -73,7 +73,7 @@ class McpServer:
             if (wait := self._not_before - monotonic()) > 0:
                 raise self._down(f"; it is started again in {wait:.0f} s")
             await to_thread(_import_link)
-            from logitless.server.tools.mcp_link import McpLink
+            from logitless.extras.tools.mcp.link import McpLink
 
             link = McpLink(self.settings, START_SECONDS, self._forget)
             self._tools, self._hangs = None, 0

@@ -13,8 +13,11 @@ from msgspec import Struct
 
 from logitless.engine.errors import Forbidden, NotFound
 from logitless.engine.sampling.params import Param
+from logitless.extras.tools.config import ToolConfig
+from logitless.extras.tools.mcp.proxy import pass_through
+from logitless.extras.tools.server_tool import Answer, Say, ServerTool, ToolError, result_text
+from logitless.extras.tools.toolbox import Toolbox
 from logitless.frontend.answers.llamacpp import ToolEntry, ToolPermissions
-from logitless.frontend.chat.server_tool import Answer, Say, ServerTool, ToolError, result_text
 from logitless.frontend.fields import bad_request, read
 from logitless.frontend.replies.encoding import sse
 from logitless.server.api.context import client_of, json_response
@@ -22,15 +25,12 @@ from logitless.server.auth import ApiKeys
 from logitless.server.bodies.json_body import json_object
 from logitless.server.bodies.room import BODIES
 from logitless.server.clients import CLIENT
-from logitless.server.config import ServerConfig
 from logitless.server.listen import ENDINGS
 from logitless.server.origins import is_local
-from logitless.server.outgoing.mcp_proxy import pass_through
-from logitless.server.tools.toolbox import Toolbox
 
 TOOLBOX: web.AppKey[Toolbox] = web.AppKey("toolbox", Toolbox)
 _KEYS: web.AppKey[ApiKeys] = web.AppKey("keys of tools", ApiKeys)
-_PROXY: web.AppKey[ServerConfig] = web.AppKey("settings of the proxy", ServerConfig)
+_PROXY: web.AppKey[ToolConfig] = web.AppKey("settings of the proxy", ToolConfig)
 _STREAM = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _FLAGS = "--tools, --mcp-servers-config"
 
@@ -45,15 +45,15 @@ class ToolCall(Struct, frozen=True, kw_only=True):
     ] = False
 
 
-def add_tools(app: web.Application, config: ServerConfig, keys: ApiKeys) -> None:
-    """Give an application its tools, from its start to its end. A router's servers connect to MCP servers once
-    somebody asks."""
-    app[_KEYS], app[_PROXY] = keys, config
-    if config.tools:
-        app[TOOLBOX] = Toolbox(config.tools)
+def add_tools(app: web.Application, settings: ToolConfig, keys: ApiKeys, *, eager: bool) -> None:
+    """Give an application its tools, from its start to its end. `eager`: MCP servers are connected before somebody
+    asks."""
+    app[_KEYS], app[_PROXY] = keys, settings
+    if settings:
+        app[TOOLBOX] = Toolbox(settings)
         endings: list[Callable[[], Awaitable[None]]] = [app[TOOLBOX].stop]
         app[ENDINGS] = endings
-        app.cleanup_ctx.append(partial(app[TOOLBOX].live, eager=not config.behind_router))
+        app.cleanup_ctx.append(partial(app[TOOLBOX].live, eager=eager))
 
 
 async def tools(request: web.Request) -> web.Response:
@@ -109,7 +109,7 @@ async def _streamed(
 async def proxy(request: web.Request) -> web.StreamResponse:
     """llama-server's proxy for pages, to the addresses of the configured MCP servers and nowhere else."""
     settings = request.app.get(_PROXY)
-    if settings is None or not settings.tools.proxy:
+    if settings is None or not settings.proxy:
         raise Forbidden("this server fetches nothing for pages (--ui-mcp-proxy)")
     if request.app.get(TOOLBOX) is None:
         raise Forbidden("there is no MCP server that pages may reach (--mcp-servers-config)")

@@ -12,9 +12,10 @@ import pytest
 
 from logitless.cli.flags.flags import CliError, parse
 from logitless.cli.flags.options import SERVE
-from logitless.cli.setup.tools import tool_settings
-from logitless.server.api import tools as tools_module
-from logitless.server.tools.settings import BUILT_IN, McpSettings, ToolSettings
+from logitless.extras.tools import handlers as tools_module
+from logitless.extras.tools.config import BUILT_IN, McpSettings
+from logitless.extras.tools.server_settings import tool_settings
+from logitless.extras.tools.settings import ToolSettings
 from tests.helpers.bad_mcp_server import HERE
 from tests.helpers.http_fakes import Running, running
 
@@ -205,6 +206,6 @@ def test_tool_flags_are_read_at_the_start(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(CliError, match="would see all of"):
         read("--tools", "all")
     assert read("--tools", "all", "--tools-folder", ".").folder == str(tmp_path)
-    monkeypatch.setattr("logitless.cli.setup.tools.find_spec", lambda name: None)
+    monkeypatch.setattr("logitless.extras.tools.server_settings.find_spec", lambda name: None)
     with pytest.raises(CliError, match=r"MCP servers need the package mcp: pip install 'mcp>=2\.0' 'httpx2"):
         read("--mcp-servers-json", CONFIG)

@@ -35,8 +35,8 @@ class McpSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolSettings:
-    """The tools that a server runs."""
+class ToolConfig:
+    """Configuration of the tools that a server runs."""
 
     built_in: tuple[str, ...] = ()
     folder: str = "."  # of file tools and commands

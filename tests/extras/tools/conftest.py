@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.integration.conftest import connect, serve, serve_here  # noqa: F401  (fixtures)
+
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from logitless.cli.flags.flags import CliError, UsageError
 
 if TYPE_CHECKING:
-    from logitless.server.tools.settings import McpSettings, ToolSettings
+    from logitless.extras.tools.config import McpSettings
+    from logitless.extras.tools.settings import ToolSettings
 
 
 log = logging.getLogger("logitless.tools")
@@ -21,10 +22,11 @@ _MCP = ("mcp", "mcp_types", "httpx2", "anyio")  # packages; mcp of version 1 has
 
 def tool_settings(options: SimpleNamespace) -> ToolSettings:
     """The tools of --tools and --mcp-servers-…. CliError: they cannot be had, or strangers could call them."""
-    from logitless.server.tools import settings
+    from logitless.extras.tools import config
+    from logitless.extras.tools.settings import ToolSettings
 
     try:
-        built_in = settings.built_in(options.tools)
+        built_in = config.built_in(options.tools)
     except ValueError as error:
         raise UsageError(f"--tools: {error}") from None
     servers = _servers(options)
@@ -39,7 +41,7 @@ def tool_settings(options: SimpleNamespace) -> ToolSettings:
         log.warning("--ui-mcp-proxy: no server of --mcp-servers-config has a url, so /cors-proxy reaches none")
     if built_in or servers:
         _check_strangers(options)
-    return settings.ToolSettings(
+    return ToolSettings(
         built_in=built_in,
         folder=_folder(options) if built_in else ".",
         runtimes=_runtimes(options, built_in),
@@ -49,8 +51,11 @@ def tool_settings(options: SimpleNamespace) -> ToolSettings:
     )
 
 
+SERVER_SETTINGS = (("tools", tool_settings),)
+
+
 def _servers(options: SimpleNamespace) -> tuple[McpSettings, ...]:
-    from logitless.server.tools.settings import mcp_servers
+    from logitless.extras.tools.config import mcp_servers
 
     result: dict[str, McpSettings] = {}
     for flag, source in (
@@ -116,7 +121,7 @@ def _runtimes(options: SimpleNamespace, built_in: tuple[str, ...]) -> tuple[str,
     runtimes = tuple(options.tools_runtime)
     if not runtimes:
         return ()
-    from logitless.server.tools.shell import Runtime
+    from logitless.extras.tools.built_in.shell import Runtime
 
     if "exec_shell_command" not in built_in:
         raise UsageError("--tools-runtime is of exec_shell_command, which --tools does not name")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from logitless.frontend.chat.server_tool import ServerTool
+from logitless.extras.tools.server_tool import ServerTool
 from logitless.frontend.dialects.responses import full_name
 from logitless.frontend.fields import as_text, bad_request
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from logitless.frontend.chat.server_tool import MAX_TEXT, ToolError, result_text
-from logitless.server.tools import folder as folder_module
-from logitless.server.tools.folder import Folder
-from logitless.server.tools.patterns import glob
-from logitless.server.tools.settings import ToolSettings
-from logitless.server.tools.toolbox import Toolbox
+from logitless.extras.tools.built_in import folder as folder_module
+from logitless.extras.tools.built_in.folder import Folder
+from logitless.extras.tools.built_in.patterns import glob
+from logitless.extras.tools.server_tool import MAX_TEXT, ToolError, result_text
+from logitless.extras.tools.settings import ToolSettings
+from logitless.extras.tools.toolbox import Toolbox
 
 FILES = ("read_file", "file_glob_search", "grep_search", "write_file", "edit_file")
 

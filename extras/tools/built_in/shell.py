@@ -15,10 +15,10 @@ from typing import Annotated, Any
 from msgspec import Struct
 
 from logitless.engine.sampling.params import Param
-from logitless.frontend.chat.server_tool import Answer, Say, ServerTool, ToolError, plain
-from logitless.server.tools.declared import described, parsed, schema
-from logitless.server.tools.folder import Folder
-from logitless.server.tools.processes import MARK, end, environment, limit, start
+from logitless.extras.tools.built_in.declared import described, parsed, schema
+from logitless.extras.tools.built_in.folder import Folder
+from logitless.extras.tools.processes import MARK, end, environment, limit, start
+from logitless.extras.tools.server_tool import Answer, Say, ServerTool, ToolError, plain
 
 MAX_SECONDS, MAX_OUTPUT = 60, 16 << 10  # llama-server's
 ENGINES = ("docker", "podman")

@@ -15,13 +15,13 @@ from typing import Any
 from aiohttp import web
 from msgspec import Struct
 
-from logitless.frontend.chat.server_tool import Answer, Say, ServerTool, ToolError
-from logitless.server.tools.declared import tool
-from logitless.server.tools.files import file_tools
-from logitless.server.tools.folder import Folder
-from logitless.server.tools.mcp_server import McpServer
-from logitless.server.tools.settings import ToolSettings
-from logitless.server.tools.shell import Runtime, shell_tool
+from logitless.extras.tools.built_in.declared import tool
+from logitless.extras.tools.built_in.files import file_tools
+from logitless.extras.tools.built_in.folder import Folder
+from logitless.extras.tools.built_in.shell import Runtime, shell_tool
+from logitless.extras.tools.config import ToolConfig
+from logitless.extras.tools.mcp.server import McpServer
+from logitless.extras.tools.server_tool import Answer, Say, ServerTool, ToolError
 
 log = logging.getLogger("logitless.tools")
 AT_ONCE = 8  # calls of a server, or of the built-in tools; more wait
@@ -38,7 +38,7 @@ class GetInfo(Struct, frozen=True, kw_only=True):
 class Toolbox:
     """The tools of one server: its own, and those of its MCP servers, which a failing one does not hold up."""
 
-    def __init__(self, settings: ToolSettings) -> None:
+    def __init__(self, settings: ToolConfig) -> None:
         self._settings = settings
         self._own = _own_tools(settings)
         self.servers = {each.name: McpServer(each) for each in settings.servers}
@@ -120,7 +120,7 @@ class Toolbox:
                 self._running.discard(task)
 
 
-def _own_tools(settings: ToolSettings, within: str = "", runtime: str = "") -> dict[str, ServerTool]:
+def _own_tools(settings: ToolConfig, within: str = "", runtime: str = "") -> dict[str, ServerTool]:
     """The built-in tools. `within`: the folder from which paths and commands begin, below the settings' one."""
     if not settings.built_in:
         return {}

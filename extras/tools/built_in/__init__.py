@@ -1,0 +1,1 @@
+"""Built-in tools: files below a folder, and a shell."""
