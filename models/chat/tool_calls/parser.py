@@ -239,7 +239,8 @@ class Parser:
         self.back(c)
         end = yield from self.trigger(self.ends)
         is_piece = self.rest is not None and len(self.rest) > 1 and any(e.startswith(self.rest) for e in self.ends)
-        state, ahead = "open" if end else "cut" if is_piece else "", ""
+        is_last = self.by_model and self.at_end and read.strip()  # brackets that the model ends with
+        state, ahead = "open" if end or is_last else "cut" if is_piece else "", ""
         while end and (c := (yield from self.next())):
             ahead += c
             if closed.search(ahead, max(0, len(ahead) - 2 * _MIN_AHEAD)):

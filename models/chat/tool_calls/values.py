@@ -203,7 +203,13 @@ def _blanks(p: Parser) -> Step[tuple[str, str]]:
 def _ends_text(p: Parser, stack: str, is_key: bool) -> Step[bool]:
     """True if the quote that was read ends its string, by what follows: models write some within strings, too."""
     read, c = yield from _blanks(p)
-    read += c
+    p.back(c)
+    end = yield from p.trigger(p.ends)
+    p.back(end)
+    if end:
+        p.back(read)
+        return True
+    read += yield from p.next()
     is_last = not c or c in (":" if is_key else "]}")
     if c == "," and not is_key:
         blanks, c = yield from _blanks(p)

@@ -7,6 +7,7 @@ import re
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,7 +98,7 @@ def told(message: Message) -> list[Any]:
     return [message.content, message.reasoning, *((call.name, call.arguments) for call in message.calls)]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(answers(), st.lists(st.integers(0, 400), max_size=4), st.integers(0, 400))
 def test_calls_of_any_format_are_read_back_in_any_pieces(
     answer: tuple[CallFormat, str, list[Call], str], cuts: list[int], end: int
@@ -114,3 +115,114 @@ def test_calls_of_any_format_are_read_back_in_any_pieces(
     assert before.strip().startswith(shown) or "Action:".startswith(shown)  # a word, which no special token begins
     ended = read(calls, begun, by_model=True)
     assert all(isinstance(json.loads(call.arguments), dict) for call in ended.calls)
+
+
+CODER = "<tool_call>\n<function=add>\n<parameter=zone>\nabc"
+ADDED = ("add", {"zone": "abc"})
+NOW = ("now", {"zone": "Z"})
+GEMMA_NOW = '<|tool_call>call:now{zone:<|"|>Z<|"|>}<tool_call|>'
+LFM = "<|tool_call_start|>[add(zone='abc"
+
+
+@pytest.mark.parametrize(
+    ("calls", "text", "several", "content"),
+    [
+        (families.QWEN3_CODER, f"{CODER}\n</function>\n</tool_call>", [ADDED], ""),
+        (families.QWEN3_CODER, f"{CODER}\n</tool_call>\nDone.", [ADDED], "Done."),
+        (families.QWEN3_CODER, f"{CODER}\n</func", [ADDED], ""),
+        (families.QWEN3_CODER, f"{CODER}\n<parameter=n>\n2\n</parameter>\n</function>",
+         [("add", {"zone": "abc", "n": 2})], ""),
+        (families.QWEN3_CODER, f"{CODER}\n</function>\n</tool_call>\n{CODER.replace('add', 'now')}\n</parameter>",
+         [ADDED, ("now", {"zone": "abc"})], ""),
+        (families.QWEN3_CODER, f"{CODER}\n</function> ends, </parameter> too\n</parameter>\n</function>\n</tool_call>",
+         [("add", {"zone": "abc\n</function> ends, </parameter> too"})], ""),
+        (families.GEMMA4, '<|tool_call>call:add{zone:<|"|>abc}<tool_call|>', [ADDED], ""),
+        (families.GEMMA4, f'<|tool_call>call:add{{zone:<|"|>abc}}<tool_call|>{GEMMA_NOW}', [ADDED, NOW], ""),
+        (families.GEMMA4, '<|tool_call>call:add{t:{zone:<|"|>abc}}<tool_call|> So.', [("add", {"t": ADDED[1]})], "So."),
+        (families.GEMMA4, '<|tool_call>call:add{zone:<|"|>}<tool_call|><|"|>}<tool_call|>',
+         [("add", {"zone": "}<tool_call|>"})], ""),
+        *[(families.LFM2, f"{LFM}{end}<|tool_call_end|>", [ADDED], "") for end in ("')]", "')", "'", "", "]", ")")],
+        (families.LFM2, f"{LFM}')]<|tool_call_end|><|tool_call_end|>", [ADDED], ""),
+        (families.LFM2, f"{LFM[:-14]}{LFM[-13:]}')<|tool_call_end|>", [ADDED], ""),
+        (families.LFM2, f"{LFM}<|tool_call_end|>')]<|tool_call_end|>", [("add", {"zone": "abc<|tool_call_end|>"})], ""),
+        (families.HERMES, '<tool_call>{"name": "add", "arguments": {"zone": "abc}}</tool_call>', [ADDED], ""),
+        (families.HERMES, '<tool_call>{"name": "add", "arguments": {"zone": "abc"</tool_call>', [ADDED], ""),
+        (families.HERMES, '<tool_call>{"name": "add", "arguments": {"zone": "</tool_call>"}}</tool_call>',
+         [("add", {"zone": "</tool_call>"})], ""),
+        (families.LLAMA3, '{"name": "add", "parameters": {"zone": "abc}}', [ADDED], ""),
+    ],
+)  # fmt: skip
+def test_a_call_without_its_closing_marks_has_none_in_its_arguments(
+    calls: CallFormat, text: str, several: list[Call], content: str
+) -> None:
+    for pieces in ([text], list(text)):
+        message = read(calls, *pieces, by_model=True)
+        assert [(call.name, json.loads(call.arguments)) for call in message.calls] == several
+        assert message.content.strip() == content
+
+
+BODIES = [
+    (families.GPT_OSS, "<|channel|>commentary to=functions.now <|constrain|>json<|message|>%s<|call|>"),
+    (families.MISTRAL, "[TOOL_CALLS]now[ARGS]%s"),
+    (families.MISTRAL_NAMED, "[TOOL_CALLS]now[ARGS]%s"),
+    (families.DEEPSEEK_V31, "<｜tool▁call▁begin｜>now<｜tool▁sep｜>%s<｜tool▁call▁end｜>"),
+    (families.DEEPSEEK, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n%s\n```<｜tool▁call▁end｜>"),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        ("", {}), ("null", {}), ("hello", {"zone": "hello"}), ("a=1", {"zone": "a=1"}), ("12", {"zone": 12}),
+        ('"UTC"', {"zone": "UTC"}), ('["a", 1]', {"zone": ["a", 1]}), ('"{\\"zone\\": 1}"', {"zone": 1}),
+        ('```json\n{"zone": 1}\n```', {"zone": 1}), ('{"zone": 1', {"zone": 1}),
+    ],
+)  # fmt: skip
+def test_arguments_that_are_no_object_stand_for_the_only_parameter(body: str, arguments: dict[str, Any]) -> None:
+    for calls, text in BODIES:
+        for pieces in ([text % body], list(text % body)):
+            parser, message = Parser(Style(calls, TOOLS, sole={"now": "zone"})), Message()
+            for piece in pieces:
+                message.add(parser.push(piece))
+            message.add(parser.finish(by_model=True))
+            assert [(call.name, json.loads(call.arguments)) for call in message.calls] == [("now", arguments)], calls
+            assert message.content == ""
+    assert read(families.DEEPSEEK_V31, "<｜tool▁call▁begin｜>name<｜tool▁sep｜>arguments").calls == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "n"),
+    [("[%s, %s]", 2), ("```json\n%s\n```", 1), ("\n```\n[%s, %s]\n```\n", 2), ("[%s", 1), ("%s\n%s", 2)],
+)
+def test_calls_in_an_array_or_a_block_of_code_are_calls(shape: str, n: int) -> None:
+    inner = shape.replace("%s", '{"name": "now", "arguments": {"zone": "Z"}}')
+    for calls, begin, end in (
+        (families.HERMES, "<tool_call>", "</tool_call>"),
+        (families.NEMOTRON, "<TOOLCALL>", "</TOOLCALL>"),
+        (families.MISTRAL, "[TOOL_CALLS]", ""),
+    ):
+        message = read(calls, f"Look. {begin}{inner}{end}\nDone.")
+        assert [(call.name, json.loads(call.arguments)) for call in message.calls] == [NOW] * n
+        assert message.content.split() == ["Look.", "Done."]
+        assert read(calls, f"```json\n{inner}\n```").calls == []  # in an answer
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("01", "01"), ("0x1F", 31), ("+1", 1), (".5", 0.5), ("-.5", -0.5), ("1.", 1.0), ("1.e2", 100.0), ("0o17", 15),
+        ("1_000", 1000), ("1__0", "1__0"), ("1,000", "1,000"), ("NaN", None), ("Infinity", None), ("-Infinity", None),
+        ("2024-01-02", "2024-01-02"), ("1.2.3", "1.2.3"), ("12px", "12px"), ("--1", "--1"), ("-", "-"), ("12", 12),
+        ("-1.5e3", -1500.0), ("9007199254740993", 9007199254740993),
+    ],
+)  # fmt: skip
+def test_a_number_is_read_as_the_whole_of_it(written: str, meant: Any) -> None:
+    for calls, text in (
+        (families.HERMES, '<tool_call>{"name": "now", "arguments": {"x": %s}}</tool_call>'),
+        (families.MISTRAL, "[TOOL_CALLS]now[ARGS]{'x': %s}"),
+        (families.GEMMA4, "<|tool_call>call:now{x:%s}<tool_call|>"),
+        (families.LFM2, "<|tool_call_start|>[now(x=%s)]<|tool_call_end|>"),
+    ):
+        (call,) = read(calls, *(text % written)).calls
+        value = json.loads(call.arguments)["x"]
+        assert (value, type(value)) == (meant, type(meant)), calls.name

@@ -47,6 +47,22 @@ async def test_a_call(server: Running):
     assert "[tool]2" in prompt(server)
 
 
+async def test_arguments_that_are_no_object_become_one_in_every_api(server: Running):
+    function = TOOL["function"]
+    other = {"name": "add", "input_schema": function["parameters"]}
+    for text in ('{"name": "add", "arguments": 5}', '```json\n[{"name": "add", "arguments": {"a": 5}}]\n```'):
+        says(server, f"<tool_call>{text}</tool_call>")
+        _, body = await server.post("/v1/chat/completions", {"messages": ASK, "tools": [TOOL]})
+        assert body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"a": 5}'
+        _, body = await server.post("/v1/messages", {"messages": ASK, "tools": [other], "max_tokens": 500})
+        assert [(block["type"], block["input"]) for block in body["content"]] == [("tool_use", {"a": 5})]
+        _, body = await server.post("/v1/responses", {"input": ASK, "tools": [{"type": "function", **function}]})
+        assert [(item["type"], item["arguments"]) for item in body["output"]] == [("function_call", '{"a": 5}')]
+        _, body = await server.post("/api/chat", {"model": "fake", "messages": ASK, "tools": [TOOL], "stream": False})
+        assert body["message"]["tool_calls"][0]["function"]["arguments"] == {"a": 5}
+        assert body["message"]["content"] == ""
+
+
 @pytest.mark.parametrize(
     "text", [CALL, f"One.\n{CALL}\n{CALL}", f"{THOUGHT}Sum: {CALL} done", "None <tool_call> ever."]
 )

@@ -81,7 +81,7 @@ def _is_end(p: Parser, end: str, follows: tuple[str, ...]) -> Step[bool]:
         ahead += c
     p.back(c)
     text = yield from p.trigger(follows)
-    is_end = bool(text) or not p.rest or any(each.startswith(p.rest) for each in follows)
+    is_end = bool(text) or (p.rest is not None and any(each.startswith(p.rest) for each in follows))
     ahead += text
     while not is_end and (c := (yield from p.next())):
         ahead += c
