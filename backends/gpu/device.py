@@ -43,6 +43,8 @@ READS_PACKED = {  # sources that may be a constant matrix
     "linear_add": (1,),
     "linear_glu": (1, 2),
     "linear_parts": range(1, 4),
+    "norm_parts": range(2, 5),
+    "norm_glu": (2, 3),
     "matmul": (1,),
     "expert_linear": (1,),
     "expert_matmul": (1,),

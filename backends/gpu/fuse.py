@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from logitless.backends.gpu.lowering import is_packed
+from logitless.backends.gpu.language.dialect import SIMT, Shape
+from logitless.backends.gpu.lowering import LOWERINGS, is_packed
 from logitless.backends.gpu.matmul import launch, layout, moe_linear
 from logitless.graph.fusion import FusionRules, IsOurs, Sole, fuse_patterns, join_products
 from logitless.graph.ops.fused import (
@@ -18,6 +19,8 @@ from logitless.graph.ops.fused import (
     linear_add,
     linear_glu,
     linear_parts,
+    norm_glu,
+    norm_parts,
     store_k_rope,
 )
 from logitless.graph.order import toposort
@@ -27,14 +30,56 @@ FUSIONS = FusionRules()
 fusion = FUSIONS.of
 
 
-def fuse(fetches: Sequence[Tensor], is_ours: IsOurs, refused: set[str]) -> tuple[Tensor, ...]:
+def fuse(fetches: Sequence[Tensor], is_ours: IsOurs, refused: set[str], shape: Shape = SIMT) -> tuple[Tensor, ...]:
     """The same values from fewer nodes. `is_ours`: true for nodes that run on this device;
     `refused`: ops that must not.
     """
-    # A product that no pattern contains is a part of its siblings' launch.
     fetches, is_ours = fuse_patterns(fetches, toposort(fetches), FUSIONS, is_ours, refused=refused)
+    rules = FusionRules({"linear_glu": lambda t, sole: _glu_of_norm(t, sole, shape)})
+    fetches, is_ours = fuse_patterns(fetches, toposort(fetches), rules, is_ours, refused=refused)
     order = toposort(fetches)
-    return join_products(fetches, order, _siblings(order, is_ours, refused), _join)
+    norms = set() if "norm_parts" in refused else _norms_of_products(order, fetches, is_ours, shape)
+
+    def join(first: Tensor, group: Sequence[Tensor]) -> Tensor:
+        x, weights = first.src[0], [s.src[1] for s in group]
+        if first.op != "linear":
+            return expert_parts(*x.src, *weights, n=first.attrs["n"])
+        if group[0].src[0] in norms:
+            normalised = norm_parts(*x.src, *weights, **x.attrs)
+            if _has_kernel(normalised, shape):
+                return normalised
+        return linear_parts(x, *weights)
+
+    # A product that no pattern contains is a part of its siblings' launch.
+    return join_products(fetches, order, _siblings(order, is_ours, refused, norms), join)
+
+
+def _norms_of_products(
+    order: Sequence[Tensor], fetches: Sequence[Tensor], is_ours: IsOurs, shape: Shape
+) -> set[Tensor]:
+    """Norms that nothing reads but products whose launches can contain them."""
+    readers: dict[Tensor, list[Tensor]] = defaultdict(list)
+    for t in order:
+        for s in t.src:
+            readers[s].append(t)
+
+    def contains(t: Tensor, x: Tensor) -> bool:
+        return t.op == "linear" and is_ours(t) and _has_kernel(norm_parts(*x.src, t.src[1], **x.attrs), shape)
+
+    ours = [x for x in order if x.op == "rms_norm" and is_ours(x) and x not in fetches]
+    return {x for x in ours if all(contains(t, x) for t in readers[x])}
+
+
+def _has_kernel(t: Tensor, shape: Shape) -> bool:
+    return LOWERINGS[t.op](t, shape) is not None
+
+
+def _glu_of_norm(t: Tensor, sole: Sole, shape: Shape) -> Tensor | None:
+    x, *weights = t.src
+    if not sole(x, "rms_norm"):
+        return None
+    normalised = norm_glu(*x.src, *weights, **x.attrs, **t.attrs, name=t.name)
+    return normalised if _has_kernel(normalised, shape) else None
 
 
 def _is_packed_product(t: Tensor) -> bool:
@@ -79,11 +124,13 @@ def _(t: Tensor, sole: Sole) -> Tensor | None:
     return attention_rope(q.src[0], *others, q.src[1], **q.attrs, **t.attrs, name=t.name)
 
 
-def _siblings(order: Sequence[Tensor], is_ours: IsOurs, refused: set[str]) -> dict[Tensor, list[Tensor]]:
+def _siblings(
+    order: Sequence[Tensor], is_ours: IsOurs, refused: set[str], norms: set[Tensor]
+) -> dict[Tensor, list[Tensor]]:
     """Groups of products of the same activations by weights of one type, as many as a launch
     takes.
 
-    Expert products gain alone, too: the launch sorts the rows by expert itself.
+    Some gain alone, too: launches that sort rows by expert, or contain one of these norms.
     """
     families: dict[tuple[str, Tensor, str], list[Tensor]] = defaultdict(list)
     for t in order:
@@ -94,7 +141,7 @@ def _siblings(order: Sequence[Tensor], is_ours: IsOurs, refused: set[str]) -> di
     for (whole, _, dtype), members in families.items():
         n = launch.n_parts(dtype) if whole == "linear_parts" else moe_linear.PARTS
         for i in range(0, len(members), n):
-            if len(group := members[i : i + n]) > 1 or whole == "expert_parts":
+            if len(group := members[i : i + n]) > 1 or whole == "expert_parts" or group[0].src[0] in norms:
                 groups.update((t, group) for t in group)
     return groups
 
@@ -104,8 +151,3 @@ def _gathers(t: Tensor, is_ours: IsOurs) -> bool:
     if t.op != "expert_linear" or t.src[0].op != "expert_rows" or not moe_linear.whole_groups(t.src[1], t.attrs["n"]):
         return False
     return is_ours(t.src[0]) and t.src[0].src[1] is t.src[2]
-
-
-def _join(first: Tensor, group: Sequence[Tensor]) -> Tensor:
-    x, weights = first.src[0], [s.src[1] for s in group]
-    return linear_parts(x, *weights) if first.op == "linear" else expert_parts(*x.src, *weights, n=first.attrs["n"])

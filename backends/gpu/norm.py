@@ -9,26 +9,27 @@ from logitless.graph.tensor import Tensor
 # Partial sums of a row: 256, then 16; one thread alone has 64; lavapipe and devices with small groups
 # have 16. The last are added one by one.
 WG, SMALL_WG = 256, 16
-# Code that declares `k`: 1 / the root of a row's mean square.
+# Code that declares `k`: 1 / the root of a row's mean square. `OF_ROW(i)`: its element i; SUMMING: threads that
+# have a partial sum.
 SCALE = """
 #if WG == 1
     UNROLL for (uint j = 0u; j < 64u; j++) sums[j] = 0.0f;
     uint whole = n / 64u * 64u;
-    for (uint i = row * n; i < row * n + whole; i += 64u)
-      for (uint j = 0u; j < 64u; j++) { float v = X[i + j]; sums[j] = FMA(v, v, sums[j]); }
-    for (uint j = 0u; whole + j < n; j++) { float v = X[row * n + whole + j]; sums[j] = FMA(v, v, sums[j]); }
+    for (uint i = 0u; i < whole; i += 64u)
+      for (uint j = 0u; j < 64u; j++) { float v = OF_ROW(i + j); sums[j] = FMA(v, v, sums[j]); }
+    for (uint j = 0u; whole + j < n; j++) { float v = OF_ROW(whole + j); sums[j] = FMA(v, v, sums[j]); }
 #else
     PRECISE float own = 0.0f;
-    for (uint i = LID; i < n; i += 8u * WG) { /* what waits for memory waits for eight numbers at once */
+    for (uint i = LID < SUMMING ? LID : n; i < n; i += 8u * SUMMING) { /* waits for eight numbers at once */
       float v[8];
-      UNROLL for (uint j = 0u; j < 8u; j++) v[j] = i + j * WG < n ? X[row * n + i + j * WG] : 0.0f;
+      UNROLL for (uint j = 0u; j < 8u; j++) v[j] = i + j * SUMMING < n ? OF_ROW(i + j * SUMMING) : 0.0f;
       UNROLL for (uint j = 0u; j < 8u; j++) own = FMA(v[j], v[j], own);
     }
-    sums[LID] = own;
+    if (LID < SUMMING) sums[LID] = own;
     BARRIER();
 #if WG > 16
     own = 0.0f;
-    for (uint j = LID % 16u; j < WG; j += 16u) own += sums[j];
+    for (uint j = LID % 16u; j < SUMMING; j += 16u) own += sums[j];
     BARRIER();
     if (LID < 16u) sums[LID] = own;
     BARRIER();
@@ -38,7 +39,7 @@ SCALE = """
     for (uint j = 0u; j < PARTS; j++) total += sums[j];
     float k = 1.0f / sqrt(total / FLOAT(n) + eps);"""
 SUMS = [("float", "sums", "(WG == 1 ? 64 : WG)")]
-FUNCTIONS = "#define PARTS (WG == 1 ? 64u : 16u)\n"
+FUNCTIONS = "#define PARTS (WG == 1 ? 64u : 16u)\n#define SUMMING WG\n#define OF_ROW(i) X[row * n + (i)]\n"
 ARGS, WORDS = (
     [Arg("X", "f32"), Arg("W", "f32"), Arg("Y", "f32", "w")],
     ["uint n", "uint rows", "uint n_weights", "float eps"],
@@ -49,10 +50,9 @@ Kernel(
     WORDS,
     f"""
   for (uint row = GX; row < rows; row += NGX) {{{SCALE}
-    if (n_weights == n) {{
-      for (uint i = LID; i < n; i += WG) Y[row * n + i] = X[row * n + i] * k * W[i];
-    }} else {{
-      for (uint i = LID; i < n; i += WG) Y[row * n + i] = X[row * n + i] * k * W[0];
+    for (uint i = LID; i < n; i += WG) {{
+      PRECISE float y = X[row * n + i] * k * W[n_weights == n ? i : 0u];
+      Y[row * n + i] = y;
     }}
     BARRIER();
   }}""",

@@ -18,13 +18,18 @@ ALIGNMENT = 64  # bytes
 # Words of 32 rounded activations: eight of four bytes, their scale, the sums of each 16, and one that
 # makes three loads of 16 bytes.
 WORDS = 12
-# Scale of a block whose greatest magnitude is `most`, if all are `finite`, and an element's quant.
-SCALE = """float inverse = finite && most > 0.0f ? 127.0f / most : 0.0f;
-    float scale = finite ? most / 127.0f : U2F(0x7fc00000u);"""
+# Scale of a block whose greatest magnitude is `most`, if all are `finite`, and an element's quant. Precise, or one
+# kernel divides where another multiplies by a reciprocal.
+SCALE = """PRECISE float inverse = finite && most > 0.0f ? 127.0f / most : 0.0f;
+    PRECISE float scale = finite ? most / 127.0f : U2F(0x7fc00000u);"""
 QUANT = "int q = finite ? INT(RINT({} * inverse)) : 0;"
-# Eight threads have a block of 32, four numbers x each: number `block`, and `inside` or not to be
-# stored.
-ROUND = f"""
+
+
+def round_threads(to: str) -> str:
+    """Code of eight threads that have a block of 32, four numbers x each: number `block`, and `inside` or
+    not to be stored.
+    """
+    return f"""
     uint j = LID % 8u, team = LID - j, at = block * {WORDS}u;
     float most = 0.0f;
     bool finite = true;
@@ -43,12 +48,12 @@ ROUND = f"""
     }}
     quants[LID] = sum;
     BARRIER();
-    if (inside) R[at + j] = word;
-    if (inside && j == 0u) R[at + 8u] = F2U(scale);
+    if (inside) {to}[at + j] = word;
+    if (inside && j == 0u) {to}[at + 8u] = F2U(scale);
     if (inside && j < 2u) {{ /* of each half */
       sum = 0;
       UNROLL for (uint t = 0u; t < 4u; t++) sum += quants[team + 4u * j + t];
-      R[at + 9u + j] = F2U(FLOAT(sum) * scale);
+      {to}[at + 9u + j] = F2U(FLOAT(sum) * scale);
     }}
     BARRIER();"""
 
@@ -90,7 +95,7 @@ Kernel(
     bool inside = first + LID / 8u < n;
     float x[4];
     UNROLL for (uint t = 0u; t < 4u; t++) x[t] = X[block * 32u + LID % 8u * 4u + t];
-    {ROUND}
+    {round_threads("R")}
   }}""",
     simt=[{"WG": 64}],
     cpu=(),
@@ -105,12 +110,12 @@ Kernel(
     for (uint first = 0u; first < n; first += 4u * WG) {{
       uint i = min(first + 4u * LID, n - 4u), block = (row * n + i) / 32u;
       bool inside = first + 4u * LID < n;
-      float x[4];
+      PRECISE float x[4];
       UNROLL for (uint t = 0u; t < 4u; t++) {{
         x[t] = X[row * n + i + t] * k * W[n_weights == n ? i + t : 0u];
         if (inside) Y[row * n + i + t] = x[t];
       }}
-      {ROUND}
+      {round_threads("R")}
     }}
   }}""",
     simt=[{"WG": norm.WG}],
@@ -129,7 +134,7 @@ Kernel(
     bool inside = first + LID / 8u < n / 32u;
     {paged_attention.JOINED}
     UNROLL for (uint t = 0u; t < 4u; t++) {{ if (inside) Y[i + t] = x[t]; }}
-    {ROUND}
+    {round_threads("R")}
   }}""",
     simt=[{"WG": 64, "WIDE": 4}],
     cpu=(),
@@ -192,7 +197,7 @@ def joined(work: Iterable[Dispatch], shape: Shape) -> list[Dispatch]:
                     continue
                 offset = 0
             launches.append(d)
-        elif args[0].dtype == "u32x4":
+        elif args[0].dtype == "u32x4" and d.buffers[0][0] is None:
             launches.append(replace(d, buffers=((None, offset), *d.buffers[1:]), scratch=offset + d.scratch))
         else:
             launches.append(d)

@@ -73,7 +73,7 @@ class OpenCLBackend(Backend):
         return kernels.rewrite(t)
 
     def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
-        return kernels.fuse(fetches, mine, self.refused)
+        return kernels.fuse(fetches, mine, self.refused, self.shape)
 
     def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
         size, flags = -(-nbytes // 4) * 4 + SLACK, self._cl.mem_flags

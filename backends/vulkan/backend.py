@@ -72,7 +72,7 @@ class VulkanBackend(Backend):
         return shared.rewrite(t)
 
     def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
-        return shared.fuse(fetches, mine, self.refused)
+        return shared.fuse(fetches, mine, self.refused, self.shape)
 
     def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
         memory = self.device.memory(nbytes, "feeds" if feeds else "device")

@@ -79,6 +79,8 @@ MATRICES = {
     ),
     **dict.fromkeys(("linear_glu", "linear_glu_act"), slice(1, 3)),
     "linear_parts": slice(1, None),
+    "norm_parts": slice(2, None),
+    "norm_glu": slice(2, 4),
 }
 
 

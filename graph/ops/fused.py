@@ -101,6 +101,38 @@ def _(x: Tensor, gate: Tensor, up: Tensor, activation: Literal["silu", "gelu"]) 
 
 
 @op
+def norm_parts(x: Array, g: Array, *weights: Array, eps: float) -> Array:
+    """`linear_parts` of `rms_norm` of x (T, K) by g (K,)."""
+    return linear_parts.reference(rms_norm.reference(x, g, eps=eps), *weights)
+
+
+norm_parts.takes("x f32 (T, K)", "g f32 (K)", "*weights weight (_, K)")
+
+
+@norm_parts.shape
+def _(x: Tensor, g: Tensor, *weights: Tensor, eps: float) -> tuple[Shape, str]:
+    rms_norm.shape_rule(x, g, eps)
+    return linear_parts.shape_rule(x, *weights)
+
+
+@op
+def norm_glu(x: Array, g: Array, gate: Array, up: Array, *, eps: float, activation: Literal["silu", "gelu"]) -> Array:
+    """`linear_glu` of `rms_norm` of x (T, K) by g (K,)."""
+    return linear_glu.reference(rms_norm.reference(x, g, eps=eps), gate, up, activation=activation)
+
+
+norm_glu.takes("x f32 (T, K)", "g f32 (K)", "gate weight (N, K)", "up weight (N, K)")
+
+
+@norm_glu.shape
+def _(
+    x: Tensor, g: Tensor, gate: Tensor, up: Tensor, eps: float, activation: Literal["silu", "gelu"]
+) -> tuple[Shape, str]:
+    rms_norm.shape_rule(x, g, eps)
+    return linear_glu.shape_rule(x, gate, up, activation)
+
+
+@op
 def linear_glu_act(xq: Array, gate: Array, up: Array, *, activation: Literal["silu", "gelu"]) -> Array:
     """`linear_glu` of activations that are quantised, quantised again in groups of 32."""
     return quantize_act.reference(linear_glu.reference(xq, gate, up, activation=activation))
@@ -238,7 +270,7 @@ def _(q: Tensor, *src: Tensor, interleaved: bool, sign: float = 1.0, **attrs: An
     return attention.shape_rule(q, *others, **attrs)
 
 
-for _op in (linear_parts, linear_add, linear_glu, expert_parts):
+for _op in (linear_parts, linear_add, linear_glu, norm_parts, norm_glu, expert_parts):
     _op.tolerance_quantised = linear.tolerance_quantised
 store_k_rope.tolerance, attention_rope.tolerance = store_k.tolerance, attention.tolerance
 
@@ -274,6 +306,14 @@ def _glu_case(dtype: str, t: int, k: int, activation: Literal["silu", "gelu"]) -
     return make
 
 
+def _normalised_case(dtype: str, t: int, sizes: tuple[int, ...], **attrs: str) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        weights = [Weight(r.normal(size=(n, 512)) / 512**0.5, dtype) for n in sizes]
+        return [r.normal(size=(t, 512)), r.normal(size=512), *weights], {"eps": 1e-5, **attrs}
+
+    return make
+
+
 def _store_case(dtype: str, size: int, *, interleaved: bool) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
         cache = Variable(r.normal(size=(3, 2, size, PAGE)).astype(np.float16).astype(np.float64), dtype)
@@ -303,6 +343,9 @@ for _i, (_dtype, _k) in enumerate(
     expert_parts.case(_experts_case(_dtype, (1, 5, 35)[_i % 3], _k, (48, 16)))
     linear_add.case(_add_case(_dtype, 1 + _i % 4 * 3, _k, whole=_i % 2 == 0))
     linear_glu.case(_glu_case(_dtype, (1, 5, 35)[_i % 3], _k, ("silu", "gelu")[_i % 2]))
+for _dtype in ("q8_0", "q4_k", "q6_k"):
+    norm_parts.case(_normalised_case(_dtype, 1, (33, 16)))
+    norm_glu.case(_normalised_case(_dtype, 1, (64, 64), activation="silu"))
 for _t in (1, 3, 35):
     linear_parts.case(_weights_case("q8_0", _t, 96, (70, 17, 64)))
     linear_glu.case(_glu_case("q8_0", _t, 96, "silu"))

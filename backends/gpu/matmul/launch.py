@@ -3,7 +3,8 @@
 A launch computes `linear`, or an op of graph/ops/fused.py: several weights of one type, whose
 results are concatenated; a row that is added to the result; or (`PAIR`) a GLU of two weights'
 results. `extra` tells what is added (0 nothing, 1 a row for each, 2 one row for all) or which
-activation gates (0 silu, 1 gelu; 2 and 3 the same, with a result that is rounded, too).
+activation gates (bit 0: silu or gelu; bit 1: the result is rounded, too). Of a normalised row (`NORM`) E are
+the norm's weights; `extra`, or of a pair n_1 beside bit 2, is its epsilon.
 
 A thread's *unit* is R groups of 16 outputs. Row m of its results is row `GX * MT + m` of x.
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from logitless.backends.gpu import quantize
 from logitless.backends.gpu.language.dialect import KERNELS, LANES, Arg, Shape
-from logitless.backends.gpu.lowering import At, Buffers, Dispatch, dispatch
+from logitless.backends.gpu.lowering import At, Buffers, Dispatch, bits, dispatch
 from logitless.backends.gpu.matmul import unpack
 from logitless.graph.tensor import Tensor
 
@@ -43,6 +44,11 @@ class Tile:
     rows: int
     groups: int
     units: int
+
+
+def is_pair(t: Tensor) -> bool:
+    """True for a GLU."""
+    return "activation" in t.attrs
 
 
 def n_parts(dtype: str) -> int:
@@ -123,12 +129,18 @@ def launch(t: Tensor, weights_of: Sequence[Tensor], shape: Shape, kernel: str, t
     """
     x, dtype = t.src[0], weights_of[0].dtype
     m, k = x.shape
-    pair, added = t.op == "linear_glu", t.src[2] if t.op == "linear_add" else None
+    pair, added = is_pair(t), t.src[2] if t.op == "linear_add" else None
     extra = ACTIVATIONS.index(t.attrs["activation"]) if pair else 0 if added is None else 3 - len(added.shape)
     parts = n_parts(dtype)
     full = [*weights_of, *[weights_of[0]] * (parts - len(weights_of))]
     sections: list[At] = [at for of_all in zip(*(unpack.buffers(w) for w in full), strict=True) for at in of_all]
     rows = [w.shape[0] for w in weights_of] + [0] * (parts - len(weights_of))
+    if "eps" in t.attrs:
+        added = t.src[1]
+        if pair:
+            rows[1], extra = bits(t.attrs["eps"]), extra | 4
+        else:
+            extra = bits(t.attrs["eps"])
     units = sum(-(-n // (LANES * tile.groups)) for n in (rows[:1] if pair else rows))
     groups = (-(-m // tile.rows), -(-units // tile.units))
     result = (t,) * sum(a.access == "w" for a in KERNELS[kernel].args)

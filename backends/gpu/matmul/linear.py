@@ -12,7 +12,7 @@ from logitless.backends.gpu.lowering import Dispatch, is_packed, lower
 from logitless.backends.gpu.matmul import launch, layout, unpack
 from logitless.backends.gpu.matmul.gemm import rows_product
 from logitless.backends.gpu.matmul.linear_coop_matrix import coop_product
-from logitless.backends.gpu.matmul.linear_int_dot import dot_product
+from logitless.backends.gpu.matmul.linear_int_dot import dot_product, normalised_product
 from logitless.backends.gpu.matmul.linear_software import soft_product
 from logitless.backends.gpu.matmul.split_k import SIMT_TILES, SUMS, UNIT, frame, tile_for
 from logitless.graph.tensor import Tensor
@@ -69,14 +69,27 @@ def _several(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     return _product(t, shape, t.src[1:])
 
 
+@lower("norm_parts")
+@lower("norm_glu")
+def _normalised(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    parts = t.src[2:]
+    dots = shape.dot and parts[0].dtype in unpack.BLOCKS and _one_launch(parts)
+    return normalised_product(t, shape, parts) if dots else None
+
+
 @lower("linear_add")
 def _added(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     return _product(t, shape, t.src[1:2])
 
 
+def _one_launch(parts: Sequence[Tensor]) -> bool:
+    dtype = parts[0].dtype
+    return all(is_packed(w) and w.dtype == dtype for w in parts) and len(parts) <= launch.n_parts(dtype)
+
+
 def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch] | None:
     dtype = parts[0].dtype
-    if not all(is_packed(w) and w.dtype == dtype for w in parts) or len(parts) > launch.n_parts(dtype):
+    if not _one_launch(parts):
         return None
     if shape.name == "soft":
         return [soft_product(t, shape, parts)]
@@ -88,5 +101,5 @@ def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]
     kernel = f"linear_{dtype}"
     if shape.name == "cpu":
         return [launch.launch(t, parts, shape, kernel, launch.Tile(mt, 1, 1), SPLIT=1)]
-    tile, split = tile_for(m, mt, parts, shape, kernel, t.op == "linear_glu")
+    tile, split = tile_for(m, mt, parts, shape, kernel, launch.is_pair(t))
     return [launch.launch(t, parts, shape, kernel, tile, SPLIT=split)]

@@ -186,6 +186,6 @@ for _dtype in unpack.BLOCKS:
 def coop_product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]:
     """Launches: quantisation of t's activations, and the product."""
     product = launch.launch(
-        t, parts, shape, f"linear_coop_{parts[0].dtype}", launch.Tile(TM, 1, TN // (32 if t.op == "linear_glu" else 16))
+        t, parts, shape, f"linear_coop_{parts[0].dtype}", launch.Tile(TM, 1, TN // (32 if launch.is_pair(t) else 16))
     )
     return of_rounded(product, rounding(t.src[0], shape))

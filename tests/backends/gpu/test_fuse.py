@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from logitless.backends.gpu.device import lower_all
 from logitless.backends.gpu.fuse import fuse
-from logitless.backends.gpu.language.dialect import SIMT
+from logitless.backends.gpu.language.dialect import SIMT, Shape
 from logitless.graph.backend import Backend
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.paged_attention import attention, store_k, store_v
 from logitless.graph.ops.elementwise import add, glu
 from logitless.graph.ops.linear import linear
 from logitless.graph.ops.moe import expert_linear, expert_rows
+from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.rope import rope
 from logitless.graph.ops.shape import reshape
 from logitless.graph.order import toposort
@@ -62,6 +64,26 @@ def test_fuse_expert_products_sorts_their_rows() -> None:
     assert fused(gate, up, refused=("expert_parts",)) == ["expert_rows", "expert_linear", "expert_linear"]
     halves = expert_linear(rows, weight("halves", 5 * 24), order, n=5)  # an expert's outputs are no whole groups
     assert fused(halves) == ["expert_rows", "expert_linear"]
+
+
+def test_fuse_products_of_one_row_contain_its_norm() -> None:
+    dot = replace(SIMT, dot=True, threads=1024)
+
+    def ops(rows: int, *extra: str, shape: Shape = dot) -> list[str]:
+        x, g = feed("x", (rows, K)), feed("g", (K,))
+        normed = rms_norm(x, g, eps=1e-5)
+        parts = [linear(normed, weight(name, 48)) for name in ("q", "k")]
+        gated = rms_norm(x, g, eps=1e-6)
+        gated = glu(linear(gated, weight("gate", 64)), linear(gated, weight("up", 64)), activation="gelu")
+        fetches = [*parts, gated, *([normed] if "normed" in extra else [])]
+        order = toposort(fuse(fetches, lambda t: not t.is_leaf, set(extra), shape))
+        return [t.op for t in order if not t.is_leaf and t.op not in ALIASES]
+
+    assert ops(1) == ["norm_parts", "norm_glu"]
+    assert ops(2) == ops(1, shape=SIMT) == ["rms_norm", "linear_parts", "rms_norm", "linear_glu"]
+    assert ops(1, shape=replace(dot, threads=128)) == ops(2)
+    assert ops(1, "norm_parts", "norm_glu") == ops(2)
+    assert ops(1, "normed") == ["rms_norm", "linear_parts", "norm_glu"]  # wanted for itself
 
 
 def test_fuse_glu_contains_both_products() -> None:

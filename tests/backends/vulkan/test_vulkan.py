@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -396,9 +396,62 @@ def test_fused_quantisation_has_the_bits_of_its_own_launch(
 
     monkeypatch.setattr(device, "joined", watched)
     together = run()
-    assert {"attention_join_rounded", "rms_norm_rounded"} <= set(made)
+    assert "attention_join_rounded" in made
+    assert ("rms_norm_rounded" in made) == (rows > 1)
     assert made.count("round_rows") == 2  # x by itself, for two types; what the norm rounded serves two
     monkeypatch.setattr(device, "joined", lambda work, shape: list(work))
     for mine, alone in zip(together, run(), strict=True):
         assert np.isfinite(mine[:-1]).all()
         assert np.array_equal(mine, alone, equal_nan=True)
+
+
+@pytest.mark.parametrize(("dtype", "k"), [("q8_0", 544), ("q6_k", 512), ("q4_k", 1024)])
+def test_a_norm_in_a_products_launch_has_the_bits_of_its_own(
+    dots: Session, monkeypatch: pytest.MonkeyPatch, dtype: str, k: int
+) -> None:
+    """One row, whose groups normalise it themselves; beside others a launch does so before."""
+    from logitless.backends.gpu import device
+
+    (backend,), draw, made = dots.backends, np.random.default_rng(3), list[str]()
+    x = draw.normal(size=(3, k)).astype(np.float32) * 5
+    constants = {name: draw.normal(size=k).astype(np.float32) for name in "gh"}
+    for name, n in {"q": 48, "k": 17, "v": 16, "gate": 64, "up": 64}.items():
+        constants[name] = draw.normal(size=(n, k)).astype(np.float32)
+    w = {
+        name: dots.define(
+            name, c.shape, dtype if c.ndim > 1 else "f32",
+            lambda c=c: encode(c, dtype) if c.ndim > 1 else c.view(np.uint8), constant=True,
+        )
+        for name, c in constants.items()
+    }  # fmt: skip
+    lower = device.lower_all
+
+    def watched(nodes: Sequence[Tensor], shape: Shape) -> list[Dispatch]:
+        found = lower(nodes, shape)
+        made.extend(d.kernel for d in found)
+        return found
+
+    monkeypatch.setattr(device, "lower_all", watched)
+
+    def run(rows: np.ndarray, *refused: str) -> list[np.ndarray]:
+        monkeypatch.setattr(backend, "refused", set(refused))
+        made.clear()
+
+        def build() -> list[Tensor]:
+            row = feed("x", rows.shape)
+            one, other = (rms_norm(row, w[name], eps=1e-5) for name in "gh")
+            gated = glu(linear(other, w["gate"]), linear(other, w["up"]), activation="silu")
+            return [*(linear(one, w[name]) for name in "qkv"), gated]
+
+        return [np.array(y) for y in dots.run((rows.shape, refused), build, {"x": rows})]
+
+    alone = run(x[:1])
+    assert made == [f"linear_dot_{dtype}"] * len(made)
+    apart = run(x[:1], "norm_parts", "norm_glu")
+    assert made.count("rms_norm_rounded") == 2
+    together = run(x)
+    assert made.count("rms_norm_rounded") == 2
+    for mine, other, beside in zip(alone, apart, together, strict=True):
+        assert np.isfinite(mine).all()
+        assert (mine == other).all()
+        assert (mine == beside[:1]).all()
