@@ -23,11 +23,11 @@ from typing import Any
 
 from logitless.backends.errors import KernelRefused
 from logitless.backends.gpu import device as _kernels  # noqa: F401  (registers every kernel)
-from logitless.backends.gpu.language.dialect import KERNELS, SIMT, Defines, Kernel, render_opencl
+from logitless.backends.gpu.language.dialect import KERNELS, SIMT, Defines, Kernel, Shape, render_opencl
 from logitless.backends.vulkan import api
 from logitless.backends.vulkan import device as vulkan_device
 from logitless.backends.vulkan.autotune import class_of
-from logitless.backends.vulkan.instance import all_devices
+from logitless.backends.vulkan.instance import DeviceInfo, all_devices
 from logitless.backends.vulkan.pipelines import Pipelines, shader_name
 
 # The driver, its shim, and the variable that names the chip to it; ocloc's names of devices.
@@ -140,6 +140,16 @@ def variants(patterns: list[str]) -> Iterator[tuple[str, Kernel, Defines]]:
                 yield name, kernel, defines
 
 
+def launches(kernel: Kernel, sizes: dict[str, int], info: DeviceInfo, shape: Shape) -> bool:
+    """False for a variant that a device never runs."""
+    if kernel.name == "sample":
+        return sizes["WG"] <= (512 if shape.dot else 256)
+    if kernel.name.startswith(("linear_dot", "expert_linear_dot", "linear_coop")):
+        return shape.dot and (not kernel.special or info.matrices is not None)
+    few_rows = not kernel.name.startswith("linear_") or sizes.get("MT", 1) <= shape.rows
+    return few_rows and sizes["WG"] <= info.max_invocations
+
+
 def compile_on_chip(patterns: list[str]) -> None:
     """Compile shaders on the Vulkan device that the shim pretends; a line of JSON each."""
     recorder = Recorder(*api.binding())
@@ -151,9 +161,7 @@ def compile_on_chip(patterns: list[str]) -> None:
         sys.exit(f"{info.name} lacks {info.missing}")
     pipelines, shape = Pipelines(vulkan_device.Device(info)), class_of(info)
     for name, kernel, defines in variants(patterns):
-        if (kernel.special and info.matrices is None) or ("_dot_" in name and not shape.dot):
-            continue
-        if kernel.threads(defines) > info.max_invocations:
+        if not launches(kernel, dict(defines), info, shape):
             continue
         try:
             pipelines.get(kernel, defines)

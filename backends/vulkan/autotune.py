@@ -35,6 +35,7 @@ log = logging.getLogger("logitless.devices")
 DOTS, MATRICES = "LOGITLESS_VULKAN_DOT", "LOGITLESS_VULKAN_MATRICES"
 # rows, outputs and depth of the products that are timed
 SIZES = ((64, 256, 1024), (256, 4096, 1024))
+QUALCOMM = 0x5143  # eight rows of floats do not fit its registers
 TURNS = 4  # of each kernel, by turns; the first does not count
 GROWTH = 64  # from one size to the next
 BUDGET_S = 0.25  # seconds for all sizes, beside compiling kernels that are needed anyway
@@ -64,7 +65,10 @@ class Tunable(Backend, Protocol):
 
 def class_of(info: DeviceInfo) -> Shape:
     """The class of a device, not yet with cooperative matrices."""
-    wish, gpu = os.environ.get(DOTS, ""), replace(SIMT, threads=info.max_invocations, local_bytes=info.local_bytes)
+    wish = os.environ.get(DOTS, "")
+    gpu = replace(SIMT, threads=info.max_invocations, local_bytes=info.local_bytes)
+    if info.vendor == QUALCOMM:
+        gpu = replace(gpu, rows=4)
     if "shaderIntegerDotProduct" in info.features and wish != "0" and (info.fast_dots or wish == "1"):
         return replace(gpu, dot=True)
     able = info.kind == "cpu" and info.broadcasts and "shaderInt64" in info.features

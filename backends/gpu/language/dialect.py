@@ -42,7 +42,8 @@ class Shape:
 
     `dot`: Vulkan GPUs that use integer dot products (matmul/linear_int_dot.py). `coop`: the number
     of rows from which they use cooperative matrices (matmul/linear_coop_matrix.py); 0: never.
-    `threads` and `local_bytes`: most threads of a group, and most bytes of its memory.
+    `threads` and `local_bytes`: most threads of a group, and most bytes of its memory. `rows`: most
+    rows of a group in products of floats, whose sums its threads have registers for.
     """
 
     name: Literal["simt", "cpu", "soft"]
@@ -51,6 +52,7 @@ class Shape:
     coop: int = 0
     threads: int = 256
     local_bytes: int = 32 << 10
+    rows: int = 8
 
 
 SIMT = Shape("simt")

@@ -97,7 +97,7 @@ def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch]
         many = 0 < shape.coop <= t.src[0].shape[0]
         return coop_product(t, shape, parts) if many else dot_product(t, shape, parts)
     m = t.src[0].shape[0]
-    mt = 1 if m == 1 else 4 if m <= 4 or shape.name == "cpu" else 8
+    mt = 1 if m == 1 else 4 if m <= 4 or shape.name == "cpu" else shape.rows
     kernel = f"linear_{dtype}"
     if shape.name == "cpu":
         return [launch.launch(t, parts, shape, kernel, launch.Tile(mt, 1, 1), SPLIT=1)]

@@ -29,7 +29,7 @@ def tile_for(
     `pair`: of a GLU.
     """
     tiles, units = -(-m // mt), sum(-(-w.shape[0] // LANES) for w in parts)
-    if m > 16 and tiles * -(-units * LANES // 64) >= FULL:
+    if m > 16 and mt == 8 and tiles * -(-units * LANES // 64) >= FULL:
         choices = []
     else:
         few, many = SPLITS

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from logitless.backends.errors import DeviceLost
+from logitless.backends.gpu.device import lower_all
 from logitless.backends.gpu.language.dialect import SIMT
 from logitless.backends.vulkan import autotune, coop_matrix
 from logitless.backends.vulkan.api import COMPUTE
@@ -21,7 +22,8 @@ from logitless.backends.vulkan.coop_matrix import F32, I8, I32, Entry, Matrices,
 from logitless.backends.vulkan.instance import DeviceInfo
 from logitless.cli.commands.machine.devices import as_text, vulkan_devices
 from logitless.graph.backend import Location
-from logitless.graph.tensor import Tensor
+from logitless.graph.ops.linear import linear
+from logitless.graph.tensor import Tensor, feed, variable
 
 F16 = 0
 BYTES, FLOATS = (I8, I8, I32, I32), (F16, F16, F32, F32)
@@ -82,6 +84,7 @@ INFO = DeviceInfo(
     fast_dots=True,
     matrices=Matrices(16, 16, 32, 32),
     broadcasts=True,
+    vendor=0,
     max_invocations=1024,
     local_bytes=32 << 10,
     identity=b"device and driver",
@@ -90,6 +93,15 @@ INFO = DeviceInfo(
     handle=None,
     instance=None,  # type: ignore[arg-type]
 )
+
+
+@pytest.mark.parametrize(("vendor", "rows"), [(0x5143, 4), (0x1002, 8)])
+def test_products_of_floats_have_four_rows_a_group_on_adreno(vendor: int, rows: int) -> None:
+    shape = autotune.class_of(replace(INFO, vendor=vendor, fast_dots=False))
+    w = variable("w", (4096, 64), "q8_0", constant=True)
+    for m in (5, 512):
+        (product,) = lower_all([linear(feed("x", (m, 64)), w)], shape)
+        assert dict(product.defines)["MT"] == rows
 
 
 @pytest.fixture(autouse=True)
