@@ -30,6 +30,7 @@ class Weight:
     shape: tuple[int, ...]
     read: Callable[[Sequence[Part]], Array]
     sources: tuple[Stored, ...]
+    floats: Weight | None = None  # of blocks: the same numbers as floats
 
 
 @dataclass(frozen=True)

@@ -157,8 +157,12 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
                 shape = before if move is None else move.shape(before, config)
             except IndexError:
                 raise checkpoint.error(name, f"has {len(before)} dimensions, which no {target} has") from None
-            dtype = "f32" if len(before) < 2 or _SMALL.search(target) else group[0].dtype
-            yield target, _info(target, shape, dtype, Converted(tuple(group), config, move))
+            small = len(before) < 2 or _SMALL.search(target) is not None
+            own = tuple(group)
+            if small or (move is not None and (move.floats or move.counts)):
+                own = tuple(weight.floats or weight for weight in group)
+            dtype = "f32" if small else own[0].dtype
+            yield target, _info(target, shape, dtype, Converted(own, config, move))
     yield from rope_factors(config)
 
 

@@ -24,11 +24,13 @@ def _same(shape: Shape, config: Config) -> Shape:
 
 @dataclass(frozen=True)
 class Move:
-    """`of`: the numbers; `shape`: the shape of the result; `counts`: it is a sum or product, of f32 then."""
+    """`of`: the numbers; `shape`: the shape of the result; `counts`: it is a sum or product, of f32 then;
+    `floats`: blocks cannot be moved so."""
 
     of: Callable[[Array, Config], Array]
     shape: Callable[[Shape, Config], Shape] = _same
     counts: bool = False
+    floats: bool = False
 
 
 def _pairs_in_turn(heads: str) -> Move:
@@ -68,7 +70,7 @@ def _transposed(shape: Shape, _: Config) -> Shape:
     return (*shape[:-2], shape[-1], shape[-2])
 
 
-TRANSPOSED = Move(lambda array, _: array.swapaxes(-1, -2), _transposed)
+TRANSPOSED = Move(lambda array, _: array.swapaxes(-1, -2), _transposed, floats=True)
 
 
 def half(i: int, *, in_turn: bool = False, axis: int = -2) -> Move:
@@ -92,6 +94,7 @@ def then(first: Move, second: Move) -> Move:
         lambda array, config: second.of(first.of(array, config), config),
         lambda shape, config: second.shape(first.shape(shape, config), config),
         first.counts or second.counts,
+        first.floats or second.floats,
     )
 
 
@@ -111,7 +114,7 @@ def _latent(which: int) -> Move:
         heads = array.reshape(n, n_key + n_value, -1)
         return heads[:, n_key:] if which else heads[:, :n_key].swapaxes(1, 2)
 
-    return Move(of, shape)
+    return Move(of, shape, floats=not which)
 
 
 LATENT_KEYS, LATENT_VALUES = _latent(0), _latent(1)

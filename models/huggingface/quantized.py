@@ -1,16 +1,268 @@
-"""Quantized checkpoints: weights of fewer bits, and their scales, as tensors of GGUF's types."""
+"""Quantized checkpoints: weights of few bits with their scales, as blocks of GGUF's types where they have the form.
+
+4-bit codes with a scale for each group of columns become Q4_0 (codes around 8: the numbers stay the same, but for
+scales that f16 rounds) or Q4_1 (with zero points, whose product with the scale is rounded to f16); 8-bit codes become
+Q8_0, MXFP4 stays what it is. 8-bit floats, and GPTQ's weights in another order of columns, become BF16 and F16."""
 
 from __future__ import annotations
 
-from logitless.models.huggingface.checkpoint import FLOATS, Checkpoint, Weight, plain
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.models.gguf.parse import Part
+from logitless.models.huggingface.checkpoint import FLOATS, Array, Checkpoint, Weight, as_f32, of_f32, plain
 from logitless.models.huggingface.config import Config
+from logitless.models.huggingface.safetensors import Stored
+
+log = logging.getLogger("logitless.huggingface")
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # columns of the eight codes in a number of 32 bits
+_UNUSED = (".input_scale", ".weight_shape", ".k_scale", ".v_scale", ".q_scale", ".input_global_scale", ".bias_scale")
+_METHODS = ("fp8", "fbgemm_fp8", "awq", "gptq", "compressed-tensors", "mxfp4")
+U8 = npt.NDArray[np.uint8]
 
 
 def weights_of(checkpoint: Checkpoint, config: Config) -> dict[str, Weight]:
-    """Weights by name. ModelFileError: a type that is not supported."""
-    weights = {}
-    for name, stored in checkpoint.tensors.items():
+    """Weights by name. ModelFileError: a type or method that is not supported."""
+    settings = config.get("quantization_config", "compression_config", default={})
+    method = settings.get("quant_method") if isinstance(settings, dict) else None
+    if settings and method not in _METHODS:
+        supported = f"supported are {', '.join(_METHODS)}"
+        raise config.error("quantization_config", f"has the method {method!r}, which is not supported; {supported}")
+    reader = _Reader(checkpoint, config, method, settings if isinstance(settings, dict) else {})
+    return {name: weight for stored in checkpoint.tensors for name, weight in reader.weights(stored)}
+
+
+class _Reader:
+    """Weights of a checkpoint; their scales and zero points belong to them and are no weights."""
+
+    def __init__(self, checkpoint: Checkpoint, config: Config, method: str | None, settings: dict[str, Any]) -> None:
+        self._checkpoint, self._config, self._method, self._settings = checkpoint, config, method, settings
+        self._tensors = checkpoint.tensors
+        self._warned = False
+
+    def weights(self, name: str) -> list[tuple[str, Weight]]:
+        """The weight that this tensor is, or is the main part of; [] for parts of others."""
+        stored = self._tensors[name]
+        module, _, end = name.rpartition(".")
+        if self._method is None:
+            return [(name, self._plain(name))]
+        if name.endswith(_UNUSED) or end in ("qzeros", "scales", "g_idx", "weight_zero_point", "weight_g_idx"):
+            return []
+        if end in ("weight_scale", "weight_scale_inv") or (name.endswith("_scales") and self._method == "mxfp4"):
+            return []
+        if name.endswith("_blocks") and self._method == "mxfp4":
+            return [(name.removesuffix("_blocks") + "_mxfp4", self._mxfp4(name))]
+        if end == "qweight":
+            make = self._awq if self._method == "awq" else self._gptq
+            return [(f"{module}.weight", make(module))]
+        if end == "weight_packed":
+            return [(f"{module}.weight", self._packed(module))]
+        if end == "weight" and stored.dtype in ("F8_E4M3", "I8"):
+            return [(name, self._scaled(module))]
+        return [(name, self._plain(name))]
+
+    def _plain(self, name: str) -> Weight:
+        stored = self._tensors[name]
         if stored.dtype not in FLOATS:
-            raise checkpoint.error(name, f"has the type {stored.dtype}, which is not supported")
-        weights[name] = plain(stored)
-    return weights
+            raise self._checkpoint.error(name, f"has the type {stored.dtype}, which is not supported")
+        return plain(stored)
+
+    def _part(self, name: str, *shape: int, dtypes: tuple[str, ...] = ()) -> Stored:
+        """A tensor of this shape. ModelFileError: it is missing, or of another."""
+        stored = self._tensors.get(name)
+        if stored is None:
+            raise self._checkpoint.error(name, f"is missing, which {self._method} has")
+        if (shape and stored.shape != shape) or (dtypes and stored.dtype not in dtypes):
+            problem = f"is {stored.dtype} of shape {stored.shape}, expected {'/'.join(dtypes)} {shape}"
+            raise self._checkpoint.error(name, problem)
+        return stored
+
+    def _check_bits(self, bits: object, *known: int) -> None:
+        if bits not in known:
+            problem = f"has weights of {bits} bits; supported are {', '.join(map(str, known))}"
+            raise self._config.error("quantization_config", problem)
+
+    def _mxfp4(self, name: str) -> Weight:
+        blocks = self._part(name, dtypes=("U8",))
+        if len(blocks.shape) < 3 or blocks.shape[-1] != 16:
+            raise self._checkpoint.error(name, f"has shape {blocks.shape}, expected (…, blocks, 16)")
+        scales = self._part(name.removesuffix("_blocks") + "_scales", *blocks.shape[:-1], dtypes=("U8",))
+        shape = (*blocks.shape[:-2], blocks.shape[-2] * 32)
+
+        def read(parts: Sequence[Part]) -> Array:
+            pairs = blocks.raw(parts).reshape(*blocks.shape)
+            codes = np.stack([pairs & 15, pairs >> 4], -1).reshape(*blocks.shape[:-1], 32)
+            packed = codes[..., :16] | codes[..., 16:] << 4
+            exponents = scales.raw(parts).reshape(*blocks.shape[:-1], 1)
+            return np.concatenate([exponents, packed], -1).reshape(*shape[:-1], -1)
+
+        return Weight("mxfp4", shape, read, (blocks, scales))
+
+    def _scaled(self, module: str) -> Weight:
+        """8-bit floats or integers with a scale of all, of each row, or of squares."""
+        weight = self._part(f"{module}.weight")
+        inverse = f"{module}.weight_scale_inv"
+        scale = self._part(
+            inverse if inverse in self._tensors else f"{module}.weight_scale", dtypes=("F32", "F16", "BF16")
+        )
+        n, k = weight.shape if len(weight.shape) == 2 else (1, weight.shape[-1])
+        size = self._settings.get("weight_block_size")
+        size = size if isinstance(size, list) and len(size) == 2 else [128, 128]
+        per_row = scale.shape in ((n,), (n, 1))
+        squares = (-(-n // int(size[0])), -(-k // int(size[1])))
+        if not per_row and scale.shape not in ((), (1,), (1, 1), squares):
+            raise self._checkpoint.error(f"{module}.weight", f"has scales of shape {scale.shape}, expected {squares}")
+
+        def scales(parts: Sequence[Part]) -> npt.NDArray[np.float32]:
+            values = _floats(scale, parts)
+            if per_row or values.size == 1:
+                return values.reshape(-1, 1)
+            rows = np.repeat(values, int(size[0]), 0)[:n]
+            return np.repeat(rows, int(size[1]), 1)[:, :k]
+
+        def floats(parts: Sequence[Part]) -> Array:
+            raw = weight.raw(parts)
+            values = _E4M3[raw] if weight.dtype == "F8_E4M3" else raw.view(np.int8).astype(np.float32)
+            return of_f32((values.reshape(n, k) * scales(parts)).reshape(weight.shape), "bf16")
+
+        def blocks(parts: Sequence[Part]) -> Array:
+            codes = weight.raw(parts).reshape(n, k // 32, 32)
+            d = np.broadcast_to(scales(parts), (n, k // 32)).astype(np.float16)
+            return np.concatenate([d[..., None].view(np.uint8), codes], -1).reshape(n, -1)
+
+        bf16 = Weight("bf16", weight.shape, floats, (weight, scale))
+        if weight.dtype == "F8_E4M3" or k % 32 or not (per_row or scale.shape in ((), (1,), (1, 1))):
+            return bf16
+        return Weight("q8_0", weight.shape, blocks, (weight, scale), floats=bf16)
+
+    def _awq(self, module: str) -> Weight:
+        self._check_bits(self._settings.get("bits", self._settings.get("w_bit")), 4)
+        if self._settings.get("version", "gemm").lower() != "gemm":
+            raise self._config.error("quantization_config", "has not the version gemm, the supported one")
+        codes = self._part(f"{module}.qweight", dtypes=("I32",))
+        k, n = codes.shape[0], codes.shape[1] * 8
+        scales = self._part(f"{module}.scales", dtypes=("F16", "BF16", "F32"))
+        n_groups = scales.shape[0]
+        zeros = self._part(f"{module}.qzeros", n_groups, n // 8, dtypes=("I32",))
+
+        def read(parts: Sequence[Part]) -> tuple[U8, Array, Array]:
+            ours = _unpacked(codes, parts, 1, _AWQ_ORDER).T
+            return ours, _floats(scales, parts).T, _unpacked(zeros, parts, 1, _AWQ_ORDER).T.astype(np.float32)
+
+        return self._blocks(module, n, k, n_groups, read, (codes, scales, zeros), centred=False)
+
+    def _gptq(self, module: str) -> Weight:
+        self._check_bits(self._settings.get("bits"), 4)
+        codes = self._part(f"{module}.qweight", dtypes=("I32",))
+        k, n = codes.shape[0] * 8, codes.shape[1]
+        scales = self._part(f"{module}.scales", dtypes=("F16", "BF16", "F32"))
+        n_groups = scales.shape[0]
+        zeros = self._part(f"{module}.qzeros", n_groups, n // 8, dtypes=("I32",))
+        plus = 0 if self._settings.get("checkpoint_format") == "gptq_v2" else 1
+
+        def read(parts: Sequence[Part]) -> tuple[U8, Array, Array]:
+            ours = _unpacked(codes, parts, 0).T
+            return ours, _floats(scales, parts).T, _unpacked(zeros, parts, 1).T.astype(np.float32) + plus
+
+        groups = self._tensors.get(f"{module}.g_idx")
+        order = None if groups is None else groups.raw(self._checkpoint.parts).view(np.int32)
+        if order is not None and (order == np.arange(k) // max(1, k // n_groups)).all():
+            order = None
+        centred = self._settings.get("sym") is True
+        return self._blocks(module, n, k, n_groups, read, (codes, scales, zeros), centred=centred, order=order)
+
+    def _packed(self, module: str) -> Weight:
+        """compressed-tensors: codes around 8, with zero points where they are not symmetric."""
+        codes = self._part(f"{module}.weight_packed", dtypes=("I32",))
+        n, k = codes.shape[0], codes.shape[1] * 8
+        shape = self._tensors.get(f"{module}.weight_shape")
+        if shape is not None and (size := shape.raw(self._checkpoint.parts).view(np.int64).tolist()) != [n, k]:
+            raise self._checkpoint.error(f"{module}.weight_packed", f"has not eight codes a number for {size}")
+        scales = self._part(f"{module}.weight_scale", dtypes=("F16", "BF16", "F32"))
+        if scales.shape[0] != n or len(scales.shape) != 2:
+            raise self._checkpoint.error(f"{module}.weight_scale", f"has shape {scales.shape}, expected ({n}, groups)")
+        zeros = self._tensors.get(f"{module}.weight_zero_point")
+
+        def read(parts: Sequence[Part]) -> tuple[U8, Array, Array]:
+            middle = np.full(scales.shape, 8, np.float32)
+            if zeros is not None:
+                middle = _unpacked(zeros, parts, 0)[:n].astype(np.float32)
+            return _unpacked(codes, parts, 1), _floats(scales, parts), middle
+
+        return self._blocks(module, n, k, scales.shape[1], read, (codes, scales), centred=zeros is None)
+
+    def _blocks(
+        self,
+        module: str,
+        n: int,
+        k: int,
+        n_groups: int,
+        read: Callable[[Sequence[Part]], tuple[U8, Array, Array]],
+        sources: tuple[Stored, ...],
+        *,
+        centred: bool,
+        order: npt.NDArray[np.int32] | None = None,
+    ) -> Weight:
+        """Codes (n, k), scales and zero points (n, groups) as Q4_0, Q4_1 or F16. `order`: the group of each column,
+        where the columns of a group are not neighbours."""
+        size = k // n_groups if n_groups else 0
+        if not size or k % n_groups or sources[1].shape not in ((n_groups, n), (n, n_groups)):
+            raise self._checkpoint.error(f"{module}.weight", f"has {n_groups} groups of scales for {k} columns")
+        of_column = np.arange(k) // size if order is None else order
+        if of_column.shape != (k,) or of_column.min() < 0 or of_column.max() >= n_groups:
+            raise self._checkpoint.error(f"{module}.g_idx", f"does not name one of {n_groups} groups for each column")
+
+        def floats(parts: Sequence[Part]) -> Array:
+            codes, scales, zeros = read(parts)
+            return of_f32((codes.astype(np.float32) - zeros[:, of_column]) * scales[:, of_column], "f16")
+
+        def blocks(parts: Sequence[Part]) -> Array:
+            codes, scales, zeros = read(parts)
+            if centred and (zeros != 8).any():
+                raise self._checkpoint.error(f"{module}.qzeros", "has zero points, and quantization_config says 'sym'")
+            by_block = codes.reshape(n, k // 32, 32)
+            heads = [scales] if centred else [scales, -scales * zeros]
+            heads = [np.repeat(head, size // 32, 1).astype(np.float16)[..., None] for head in heads]
+            packed = by_block[..., :16] | by_block[..., 16:] << 4
+            return np.concatenate([*(head.view(np.uint8) for head in heads), packed], -1).reshape(n, -1)
+
+        f16 = Weight("f16", (n, k), floats, sources)
+        if order is not None or size % 32:
+            if not self._warned:
+                reason = "are not neighbours" if order is not None else f"are {size}, not a multiple of 32"
+                log.warning("%s: columns of a group %s: weights become F16", self._checkpoint.folder, reason)
+            self._warned = True
+            return f16
+        return replace(f16, dtype="q4_0" if centred else "q4_1", read=blocks, floats=f16)
+
+
+def _floats(stored: Stored, parts: Sequence[Part]) -> npt.NDArray[np.float32]:
+    weight = plain(stored)
+    return as_f32(weight.read(parts), weight.dtype)
+
+
+def _unpacked(stored: Stored, parts: Sequence[Part], axis: int, order: Sequence[int] = range(8)) -> U8:
+    """4-bit codes of numbers of 32 bits: along rows (0) or columns (1); `order`: places of the eight in a number."""
+    numbers = stored.raw(parts).view(np.uint32).reshape(stored.shape)
+    codes = np.empty((*numbers.shape, 8), np.uint8)
+    for i, place in enumerate(order):
+        codes[..., place] = numbers >> np.uint32(4 * i) & np.uint32(15)
+    rows, columns = stored.shape
+    return codes.reshape(rows, columns * 8) if axis else codes.swapaxes(1, 2).reshape(rows * 8, columns)
+
+
+def _e4m3() -> npt.NDArray[np.float32]:
+    """The numbers of all 8-bit floats with four bits of exponent and three of fraction."""
+    bits = np.arange(256)
+    exponent, fraction = bits >> 3 & 15, bits & 7
+    values = np.where(exponent, (8 + fraction) * 2.0 ** (exponent - 10), fraction * 2.0**-9)
+    values[bits & 127 == 127] = np.nan
+    return np.where(bits < 128, values, -values).astype(np.float32)
+
+
+_E4M3 = _e4m3()

@@ -1,0 +1,198 @@
+"""Quantized checkpoints: the numbers of their formats, by the definitions, in the blocks that a folder is read as."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.huggingface.safetensors import write_safetensors
+from logitless.models.model import hparams_of
+from logitless.models.quantization.quantize import dequantized
+from tests.helpers.huggingface_folders import recorded, write_folder
+from tests.helpers.huggingface_weights import weight
+
+Array = np.ndarray[Any, Any]
+Parts = dict[str, tuple[str, Array]]  # by the end of the name: (type, numbers)
+GROUP = 32
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+def packed(codes: Array, axis: int, order: tuple[int, ...] = tuple(range(8))) -> Array:
+    """Eight 4-bit codes a number, along an axis."""
+    codes = np.moveaxis(codes, axis, -1).astype(np.uint32)
+    eight = codes.reshape(*codes.shape[:-1], -1, 8)
+    numbers = sum(eight[..., place] << np.uint32(4 * i) for i, place in enumerate(order))
+    return np.ascontiguousarray(np.moveaxis(np.asarray(numbers, np.uint32), -1, axis))
+
+
+def random_codes(shape: tuple[int, int], *, centred: bool) -> tuple[Array, Array, Array, Array]:
+    """Codes (n, k), scales and zero points (n, groups), and the numbers that they are."""
+    random, (n, k) = np.random.default_rng(7), shape
+    codes = random.integers(0, 16, shape)
+    scales = random.uniform(0.01, 0.02, (n, k // GROUP)).astype(np.float16)
+    zeros = np.full_like(codes[:, : k // GROUP], 8) if centred else random.integers(1, 15, (n, k // GROUP))
+    values = (codes - np.repeat(zeros, GROUP, 1)) * np.repeat(scales.astype(np.float64), GROUP, 1)
+    return codes, scales, zeros, values
+
+
+def gptq(shape: tuple[int, int], *, centred: bool = True) -> tuple[Parts, Array]:
+    codes, scales, zeros, values = random_codes(shape, centred=centred)
+    parts = {"qweight": packed(codes.T, 0), "qzeros": packed(zeros.T - 1, 1)}
+    groups = np.arange(shape[1], dtype=np.int32) // GROUP
+    return {**{k: ("I32", v) for k, v in parts.items()}, "scales": ("F16", scales.T), "g_idx": ("I32", groups)}, values
+
+
+def gptq_in_order(shape: tuple[int, int]) -> tuple[Parts, Array]:
+    parts, _ = gptq(shape)
+    codes, scales, _, _ = random_codes(shape, centred=True)
+    groups = np.random.default_rng(3).permutation(shape[1]) % (shape[1] // GROUP)
+    return parts | {"g_idx": ("I32", groups.astype(np.int32))}, (codes - 8) * scales.astype(np.float64)[:, groups]
+
+
+def awq(shape: tuple[int, int]) -> tuple[Parts, Array]:
+    codes, scales, zeros, values = random_codes(shape, centred=False)
+    parts = {"qweight": packed(codes.T, 1, AWQ_ORDER), "qzeros": packed(zeros.T, 1, AWQ_ORDER)}
+    return {**{k: ("I32", v) for k, v in parts.items()}, "scales": ("F16", scales.T)}, values
+
+
+def compressed(shape: tuple[int, int], *, centred: bool = True) -> tuple[Parts, Array]:
+    codes, scales, zeros, values = random_codes(shape, centred=centred)
+    parts: Parts = {
+        "weight_packed": ("I32", packed(codes, 1)),
+        "weight_scale": ("F16", scales),
+        "weight_shape": ("I64", np.array(shape)),
+    }
+    return parts | ({} if centred else {"weight_zero_point": ("I32", packed(zeros, 0))}), values
+
+
+def int8(shape: tuple[int, int]) -> tuple[Parts, Array]:
+    codes = np.random.default_rng(7).integers(-127, 128, shape).astype(np.int8)
+    scales = np.random.default_rng(8).uniform(0.001, 0.002, (shape[0], 1)).astype(np.float16)
+    return {"weight": ("I8", codes), "weight_scale": ("F16", scales)}, codes * scales.astype(np.float64)
+
+
+def fp8(shape: tuple[int, int], *, size: int = 32) -> tuple[Parts, Array]:
+    bits = np.random.default_rng(7).integers(0, 127, shape) | np.random.default_rng(8).integers(0, 2, shape) << 7
+    exponent, fraction = bits >> 3 & 15, bits & 7
+    values = np.where(exponent, (1 + fraction / 8) * 2.0 ** (exponent - 7), fraction / 8 * 2.0**-6)
+    values *= np.where(bits < 128, 1, -1)
+    n, k = shape
+    grid = (n, 1) if size == 0 else (-(-n // size), -(-k // size))
+    scales = np.random.default_rng(9).uniform(0.001, 0.002, grid).astype(np.float32)
+    spread = scales if size == 0 else np.repeat(np.repeat(scales, size, 0)[:n], size, 1)[:, :k]
+    name = "weight_scale" if size == 0 else "weight_scale_inv"
+    return {"weight": ("F8_E4M3", bits.astype(np.uint8)), name: ("F32", scales)}, values * spread
+
+
+Make = Callable[[tuple[int, int]], tuple[Parts, Array]]
+FORMATS: dict[str, tuple[dict[str, Any], Make, str, float]] = {  # settings, numbers, GGUF's type, largest error
+    "gptq": ({"quant_method": "gptq", "bits": 4, "sym": True}, gptq, "q4_0", 0),
+    "gptq with zero points": (
+        {"quant_method": "gptq", "bits": 4, "sym": False},
+        lambda shape: gptq(shape, centred=False),
+        "q4_1",
+        1e-3,
+    ),
+    "gptq in another order": ({"quant_method": "gptq", "bits": 4, "sym": True}, gptq_in_order, "f16", 1e-3),
+    "awq": ({"quant_method": "awq", "bits": 4, "version": "gemm"}, awq, "q4_1", 1e-3),
+    "compressed-tensors": ({"quant_method": "compressed-tensors"}, compressed, "q4_0", 0),
+    "compressed-tensors with zero points": (
+        {"quant_method": "compressed-tensors"},
+        lambda shape: compressed(shape, centred=False),
+        "q4_1",
+        1e-3,
+    ),
+    "compressed-tensors int8": ({"quant_method": "compressed-tensors"}, int8, "q8_0", 0),
+    "compressed-tensors fp8": ({"quant_method": "compressed-tensors"}, lambda shape: fp8(shape, size=0), "bf16", 4e-3),
+    "fp8": ({"quant_method": "fp8", "weight_block_size": [32, 32]}, fp8, "bf16", 4e-3),
+}
+
+
+def quantized_folder(folder: Path, settings: dict[str, Any], make: Make) -> dict[str, Array]:
+    """A Qwen 2 whose layers' matrices are quantized; returns their numbers."""
+    write_folder(folder, "qwen2")
+    tensors: dict[str, tuple[str, tuple[int, ...], list[Array]]] = {}
+    values = {}
+    for name, shape in recorded("qwen2")["tensors"].items():
+        if name.endswith("_proj.weight"):
+            parts, values[name] = make(tuple(shape))
+            for end, (dtype, array) in parts.items():
+                tensors[name.removesuffix("weight") + end] = (dtype, array.shape, [array])
+        else:
+            tensors[name] = ("F32", tuple(shape), [weight(name, shape)])
+    write_safetensors(folder / "model.safetensors", tensors)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
+    return values
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_quantized_weights_are_the_numbers_of_their_format(name: str, tmp_path: Path) -> None:
+    settings, make, dtype, error = FORMATS[name]
+    values = quantized_folder(tmp_path, settings, make)
+    with GGUFFile.open(tmp_path) as gguf:
+        hparams_of(gguf)
+        for ours, theirs in (("attn_q", "self_attn.q_proj"), ("ffn_down", "mlp.down_proj")):
+            info, expected = gguf.tensors[f"blk.1.{ours}.weight"], values[f"model.layers.1.{theirs}.weight"]
+            assert info.dtype == dtype
+            result = dequantized(info, gguf.bytes_of(info.name)).astype(np.float64)
+            assert np.abs(result - expected).max() <= error * np.abs(expected).max() + 1e-7
+
+
+def test_mxfp4_blocks_keep_their_numbers(tmp_path: Path) -> None:
+    folder, random = write_folder(tmp_path, "gpt-oss"), np.random.default_rng(5)
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    values = {}
+    tensors: dict[str, tuple[str, tuple[int, ...], list[Array]]] = {}
+    for name, shape in recorded("gpt-oss")["tensors"].items():
+        if name.endswith(("gate_up_proj", "down_proj")):
+            n, k, rows = shape
+            codes = random.integers(0, 16, (n, rows, k // 32, 32), np.uint8)
+            scales = random.integers(118, 124, (n, rows, k // 32), np.uint8)
+            values[name] = (numbers[codes] * 2.0 ** (scales[..., None].astype(int) - 127)).reshape(n, rows, k)
+            pairs = codes[..., ::2] | codes[..., 1::2] << 4
+            tensors |= {f"{name}_{end}": ("U8", a.shape, [a]) for end, a in (("blocks", pairs), ("scales", scales))}
+        else:
+            tensors[name] = ("F32", tuple(shape), [weight(name, shape)])
+    write_safetensors(folder / "model.safetensors", tensors)
+    config = json.loads((folder / "config.json").read_text()) | {"quantization_config": {"quant_method": "mxfp4"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    with GGUFFile.open(folder) as gguf:
+        hparams_of(gguf)
+        expected = values["model.layers.1.mlp.experts.gate_up_proj"]
+        for name, own in (("gate", expected[:, ::2]), ("up", expected[:, 1::2])):
+            info = gguf.tensors[f"blk.1.ffn_{name}_exps.weight"]
+            assert info.dtype == "mxfp4"
+            assert (dequantized(info, gguf.bytes_of(info.name)) == own).all()
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"quant_method": "bitsandbytes"}, "has the method 'bitsandbytes', which is not supported; supported are fp8"),
+        ({"quant_method": "gptq", "bits": 3}, "has weights of 3 bits; supported are 4"),
+        ({"quant_method": "awq", "bits": 4}, r"q_proj.scales' is missing|qzeros' is I32|groups of scales|expected"),
+    ],
+)
+def test_unsupported_quantization_is_refused(settings: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    quantized_folder(tmp_path, settings, gptq)
+    with pytest.raises(ModelFileError, match=problem) as error, GGUFFile.open(tmp_path) as gguf:
+        hparams_of(gguf)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_scales_are_named(tmp_path: Path) -> None:
+    def without(shape: tuple[int, int]) -> tuple[Parts, Array]:
+        parts, values = fp8(shape)
+        return {"weight": parts["weight"]}, values
+
+    quantized_folder(tmp_path, {"quant_method": "fp8"}, without)
+    with pytest.raises(ModelFileError, match=r"q_proj.weight_scale' is missing|_proj.weight_scale' is missing"):
+        GGUFFile.open(tmp_path)
