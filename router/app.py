@@ -29,9 +29,8 @@ from logitless.router.conversations import Conversations
 from logitless.router.fleet import LOADED, Entry, Fleet
 from logitless.router.jobs import RouterJobs
 from logitless.router.listing import Known, download_item, events, model_item
-from logitless.router.ollama.create import Creation
-from logitless.router.ollama.model_store import CreatedModels
-from logitless.router.ollama.routes import CreationRoutes, Fields, OllamaRoutes, Pass, add_refusals
+from logitless.router.ollama.routes import OllamaRoutes, add_refusals
+from logitless.router.ollama.store import CreatorAccess, Fields, ModelStore, Pass
 from logitless.router.process import ServerProcess
 from logitless.router.proxy import OUTLIVES, Unconnected, ask, pass_back, stream_over
 from logitless.server.api import info
@@ -64,7 +63,7 @@ _LISTS = frozenset({"/models", "/v1/models"})
 
 
 class Router:
-    """The handlers. `read` reads the catalog's entries (CatalogError); `created`: the folder of created models."""
+    """The handlers. `read` reads the catalog's entries (CatalogError); `created`: the store of created models."""
 
     def __init__(
         self,
@@ -76,7 +75,7 @@ class Router:
         *,
         autoload: bool,
         limit: int,
-        created: CreatedModels | None = None,
+        created: ModelStore | None = None,
     ) -> None:
         self._fleet, self._config, self._read, self._desk = fleet, config, read, desk
         self.autoload, self._limit = autoload, limit
@@ -107,10 +106,9 @@ class Router:
         ollama = OllamaRoutes(self._fleet, self._cached, self._is_known, self._read_body, guarded=guarded)
         ollama.add_to(app, prefix)
         if self._created is not None:
-            creation = Creation(self._fleet, self._created, self._read_again, ollama.ours)
-            CreationRoutes(self._created, creation, self._read_body, min(config.timeout, STRIDE_SECONDS)).add_to(
-                app, prefix
-            )
+            silence = min(config.timeout, STRIDE_SECONDS)
+            access = CreatorAccess(self._fleet, silence, self._read_again, ollama.ours, self._read_body)
+            self._created.add_to(app, prefix, access)
         else:
             add_refusals(app, prefix)
         own: dict[str, Handler] = {

@@ -13,7 +13,7 @@ from logitless.frontend.workers import to_thread
 from logitless.router.catalog import CatalogError
 from logitless.router.downloads import Download, Downloads, Report
 from logitless.router.fleet import Fleet
-from logitless.router.ollama.model_store import CreatedModels
+from logitless.router.ollama.store import ModelStore
 from logitless.router.process import ServerProcess
 
 
@@ -29,14 +29,14 @@ class Cache:
 
 
 class CachedModels:
-    """`read_again` updates the fleet from the catalog (CatalogError); `created`: the folder of created models."""
+    """`read_again` updates the fleet from the catalog (CatalogError); `created`: the store of created models."""
 
     def __init__(
         self,
         fleet: Fleet[ServerProcess],
         cache: Cache,
         read_again: Callable[[], Awaitable[None]],
-        created: CreatedModels | None = None,
+        created: ModelStore | None = None,
     ) -> None:
         self._fleet, self._cache, self._read_again, self._created = fleet, cache, read_again, created
         self.downloads = Downloads(cache.fetch, read_again, fleet.tell)

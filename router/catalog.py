@@ -11,7 +11,7 @@ from pathlib import Path
 from logitless.models.huggingface.config import is_folder
 from logitless.models.media.projector_names import is_projector_name
 from logitless.router.fleet import CACHE, FOLDER, PRESET, Entry
-from logitless.router.ollama.manifest import created_models, has_manifest
+from logitless.router.ollama.store import ModelStore
 
 _PART = re.compile(r".*-(\d{5})-of-\d{5}\.gguf")
 _EVERYONE = "*"
@@ -34,13 +34,13 @@ class Preset:
     dedup: bool = False  # hide downloaded models whose files the section uses
 
 
-def models_of_folder(folder: Path) -> dict[str, Path]:
+def models_of_folder(folder: Path, owns: Callable[[Path], bool] = lambda _: False) -> dict[str, Path]:
     """Models by name: `name.gguf`, a folder with one model (in parts or not, with an mmproj file or not), or one of
-    Hugging Face. Created models, and names that begin with a dot, are not among them."""
+    Hugging Face. Folders of created models (`owns`), and names that begin with a dot, are not among them."""
     models: dict[str, Path] = {}
     try:
         for path in sorted(folder.iterdir()):
-            if path.name.startswith(".") or has_manifest(path):
+            if path.name.startswith(".") or owns(path):
                 continue
             name = path.name if path.is_dir() else path.stem
             model = _model_in(path)
@@ -139,12 +139,17 @@ class Sources:
     presets: Path | None
     common: tuple[str, ...]  # arguments of every child; they come last, so they win
     downloaded: Callable[[], Mapping[str, tuple[Path, str]]] = dict  # by name: (file, alias or "")
+    store: ModelStore | None = None  # of created models in the folder
 
     def read(self, meaning_of: MeaningOf) -> list[Entry]:
         """All models by name. CatalogError: a source cannot be read, or has a setting that is no flag."""
         everyone, presets = read_presets(self.presets) if self.presets is not None else (Preset({}), {})
-        files = models_of_folder(self.folder) if self.folder is not None else {}
-        created = created_models(self.folder) if self.folder is not None else {}
+        files: dict[str, Path] = {}
+        if self.folder is not None:
+            files = (
+                models_of_folder(self.folder) if self.store is None else models_of_folder(self.folder, self.store.owns)
+            )
+        created = {} if self.store is None else self.store.models()
         created = {name: result for name, result in created.items() if name not in files}
         files |= {name: path for name, (path, _) in created.items()}
         cached = {name: result for name, result in self.downloaded().items() if name not in {*files, *presets}}

@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from logitless.engine.errors import BadGateway, InvalidRequest, NotFound, Unavailable
 from logitless.frontend.config import file_names
-from logitless.router.ollama.manifest import Manifest
+from logitless.router.ollama.store import CreatedModel
 
 log = logging.getLogger("logitless.router")
 UNLOADED, LOADING, LOADED, UNLOADING = "unloaded", "loading", "loaded", "unloading"
@@ -62,7 +62,7 @@ class Entry:
     preset: str = ""  # settings, as a section of an INI file
     images: bool = False  # it reads images, as far as is known before it is loaded
     audio: bool = False  # it reads sounds, likewise
-    created: Manifest | None = None  # of a model that a client of Ollama's API made
+    created: CreatedModel | None = None  # of a model that a client of Ollama's API made
     hidden: bool = False  # not listed, but found by its name
     load_on_startup: bool = False
     stop_seconds: float = 10.0  # for running requests to finish when the model is unloaded

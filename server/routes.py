@@ -69,7 +69,6 @@ class Route:
         return handle
 
 
-_row = Route
 _get, _post, _delete = (partial(Route, method) for method in ("get", "post", "delete"))
 _HELLO = [{"role": "user", "content": "Hello"}]
 _GRADER = {
@@ -221,14 +220,6 @@ ROUTES: tuple[Route, ...] = (
          body="ollama_bodies.PullBody", answer="ollama.PullProgress", events="ollama.PullProgress"),
     _post("/api/push", "ollama.models.not_here", OLLAMA, "Refused: nothing is uploaded from here",
          body="ollama_bodies.Named", refused=True),
-    _post("/api/copy", "ollama.models.only_in_router", OLLAMA, "Another name for a model (a router's)",
-         body="ollama_bodies.CopyBody", empty=200),
-    _post("/api/create", "ollama.models.only_in_router", OLLAMA,
-         "Make a model of uploaded files, or of another model (a router's)", body="ollama_bodies.CreateBody",
-         answer="ollama.PullProgress", events="ollama.PullProgress"),
-    _row("head", "/api/blobs/{id}", "ollama.models.only_in_router", OLLAMA, ""),
-    _post("/api/blobs/{id}", "ollama.models.only_in_router", OLLAMA,
-         "Upload a file; the path has its digest, sha256:… (a router's)", raw=True, empty=201),
     _delete("/api/delete", "ollama.models.only_in_router", OLLAMA, "Delete a model (a router's)",
          body="ollama_bodies.Named", empty=200),
     _post("/v1/audio/transcriptions", "transcriptions.transcriptions", OPENAI, "The text of a sound",

@@ -73,7 +73,6 @@ async def _serve(options: SimpleNamespace) -> None:
     from logitless.router.catalog import CatalogError, Sources
     from logitless.router.fleet import Fleet
     from logitless.router.jobs import RouterJobs
-    from logitless.router.ollama.model_store import CreatedModels
     from logitless.router.process import ServerProcess, download, environment, quantize
 
     flags = _flags()
@@ -84,12 +83,6 @@ async def _serve(options: SimpleNamespace) -> None:
     common += ("--log-format", "json") if is_json else ()
     common += ("--verbose",) if style.level == logging.DEBUG and not options.verbose else ()
     folder, presets = (Path(p) if p else None for p in (options.models_dir, options.models_preset))
-    sources = Sources(folder, presets, common, cached.models)
-    read = partial(sources.read, partial(meaning, flags, common))
-    try:
-        entries = read()
-    except CatalogError as error:
-        raise CliError(str(error)) from None
     own = frozenset(name for f in flags if f.dest in _OWN for name in (*f.env.split(), *_negatives(f)))
     environ = environment(own) | ({"HF_TOKEN": options.hf_token} if options.hf_token else {})
 
@@ -99,6 +92,20 @@ async def _serve(options: SimpleNamespace) -> None:
         if is_json:
             return partial(_say_json, name, style, sys.stdout if options.log_jsonl else sys.stderr)
         return partial(_say, name, style)
+
+    store = None
+    if folder is not None:
+        made = (
+            Store(folder, partial(quantize, environ, speaker("quantize")), options.max_blob_size << 30)
+            for Store in hooks.rows("model_stores")
+        )
+        store = next(made, None)
+    sources = Sources(folder, presets, common, cached.models, store)
+    read = partial(sources.read, partial(meaning, flags, common))
+    try:
+        entries = read()
+    except CatalogError as error:
+        raise CliError(str(error)) from None
 
     async def start(entry: Entry) -> ServerProcess:
         say = speaker(entry.name)
@@ -111,10 +118,6 @@ async def _serve(options: SimpleNamespace) -> None:
         words += ["--allow-private-addresses"] if options.allow_private_addresses else ["--public-only"]
         await download(words, {**environ, variable: source}, report, say)
 
-    created = None
-    if folder is not None:
-        most = options.max_blob_size << 30
-        created = CreatedModels(folder, partial(quantize, environ, speaker("quantize")), most)
     log.info("%d models", len(entries))
     fleet = Fleet(entries, start, options.models_max)
     router = Router(
@@ -125,7 +128,7 @@ async def _serve(options: SimpleNamespace) -> None:
         Cache(cached.name_of, fetch, cached.remove, cached.forget_parts),
         autoload=options.models_autoload,
         limit=options.models_max,
-        created=created,
+        created=store,
     )
     await serve(router, fleet, config)
 

@@ -3,47 +3,37 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from aiohttp import web
 from msgspec.structs import replace as replace_struct
 
-from logitless.engine.errors import Forbidden, InvalidRequest, NotFound, NotSupported, RequestError
-from logitless.frontend.answers import UNSET
+from logitless.engine.errors import Forbidden, InvalidRequest, NotFound, NotSupported
 from logitless.frontend.answers.errors import OllamaError
 from logitless.frontend.answers.models import LMStudioModels
 from logitless.frontend.answers.ollama import (
     ListedModels,
     OllamaAnswer,
-    OllamaMessage,
     PullProgress,
-    ShownModel,
 )
-from logitless.frontend.dialects.ollama import CopyBody, CreateBody, Named, PullBody, ShowBody
+from logitless.frontend.dialects.ollama import Named, PullBody, ShowBody
 from logitless.frontend.dialects.ollama_names import candidates, seconds, timestamp
 from logitless.frontend.fields import read
-from logitless.frontend.replies.encoding import encode_json, ollamas_error
+from logitless.frontend.replies.encoding import encode_json
 from logitless.frontend.replies.ollama import text_fields
 from logitless.frontend.workers import to_thread
 from logitless.router.cached import CachedModels
 from logitless.router.downloads import Download
 from logitless.router.fleet import LOADED, LOADING, Entry, Fleet
-from logitless.router.ollama.create import Creation
-from logitless.router.ollama.manifest import Manifest
-from logitless.router.ollama.model_store import CreatedModels
+from logitless.router.ollama.store import Fields, Pass, Read
 from logitless.router.process import ServerProcess
 from logitless.server.api.context import json_response
 from logitless.server.api.ollama.model_file import ModelFile, model_file, whole_info
 from logitless.server.api.ollama.models import FOREVER, listed, lmstudio_item, not_here, show_answer, version
 from logitless.server.clients import CLIENT
-
-Fields = dict[str, Any]
-Pass = Callable[[str], Awaitable[web.StreamResponse]]  # pass the request to the model of this name
-Read = Callable[[web.Request, Callable[[Fields, Pass], Awaitable[web.StreamResponse]]], Awaitable[web.StreamResponse]]
+from logitless.server.routes import all_routes
 
 
 class OllamaRoutes:
@@ -115,7 +105,7 @@ class OllamaRoutes:
             file = await to_thread(lambda: _file(entry))
             info = await to_thread(lambda: whole_info(entry.path)) if body.verbose else file.info
             answer = show_answer(entry.name, file, info)
-            return json_response(answer if entry.created is None else _as_created(answer, entry.created))
+            return json_response(answer if entry.created is None else entry.created.shown_in(answer))
 
         return await self._read_body(request, show)
 
@@ -207,18 +197,6 @@ def _file(entry: Entry) -> ModelFile:
     return replace(file, modified=built.created, digest=digest, details=details, template=template, capabilities=can)
 
 
-def _as_created(answer: ShownModel, built: Manifest) -> ShownModel:
-    """The answer of /api/show with the settings of a created model."""
-    return replace_struct(
-        answer,
-        modelfile=built.as_modelfile(),
-        parameters=built.shown_parameters(),
-        system=built.system or UNSET,
-        messages=[OllamaMessage(m["content"], role=m["role"]) for m in built.messages] or UNSET,
-        license="\n".join(built.licenses) or answer.license,
-    )
-
-
 async def stream(request: web.Request, lines: AsyncIterator[PullProgress | OllamaError]) -> web.StreamResponse:
     """The lines as they come."""
     response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
@@ -229,72 +207,14 @@ async def stream(request: web.Request, lines: AsyncIterator[PullProgress | Ollam
     return response
 
 
-class CreationRoutes:
-    """Handlers of /api/create, /api/copy and /api/blobs. `silence`: maximum seconds for 128 KiB of an upload."""
-
-    def __init__(self, created: CreatedModels, creation: Creation, read_body: Read, silence: float) -> None:
-        self._blobs, self._creation, self._read_body = created.blobs, creation, read_body
-        self._silence = silence
-
-    def add_to(self, app: web.Application, prefix: str) -> None:
-        """Add the routes; the paths begin with `prefix`."""
-        app.router.add_post(f"{prefix}/api/create", self._create)
-        app.router.add_post(f"{prefix}/api/copy", self._copy)
-        app.router.add_head(f"{prefix}/api/blobs/{{id}}", self._has)
-        app.router.add_post(f"{prefix}/api/blobs/{{id}}", self._upload)
-
-    async def _has(self, request: web.Request) -> web.Response:
-        """HEAD /api/blobs/{digest}: 200 if the file is here, else 404."""
-        path = await to_thread(lambda: self._blobs.path(request.match_info["id"]))
-        return web.Response(status=404 if path is None else 200)
-
-    async def _upload(self, request: web.Request) -> web.Response:
-        """POST /api/blobs/{digest}: keep the body, whose SHA-256 the path names."""
-        await self._blobs.receive(request, request.match_info["id"], self._silence)
-        return web.Response(status=201)
-
-    async def _create(self, request: web.Request) -> web.StreamResponse:
-        """POST /api/create: the checks come first, so that a stream begins only where a model can be made."""
-
-        async def create(fields: Fields, _: Pass) -> web.StreamResponse:
-            body = read(CreateBody, fields)
-            plan = await self._creation.plan(body, fields)
-            async with aclosing(self._creation.steps(plan)) as steps:
-                if body.stream:
-                    return await stream(request, _with_error(steps))
-                last = [line async for line in steps][-1]
-            return json_response(last)
-
-        return await self._read_body(request, create)
-
-    async def _copy(self, request: web.Request) -> web.StreamResponse:
-        """POST /api/copy: another name for a model, whose settings may differ then."""
-
-        async def copy(fields: Fields, _: Pass) -> web.StreamResponse:
-            body = read(CopyBody, fields)
-            await self._creation.copy(body.source, body.destination)
-            return web.Response()
-
-        return await self._read_body(request, copy)
-
-
 def add_refusals(app: web.Application, prefix: str) -> None:
-    """Add the routes of a router without a folder of models."""
+    """Add the routes of a router without a folder of models. Those that it has come first."""
 
     async def no_folder(request: web.Request) -> web.StreamResponse:
         raise NotSupported(
             f"{request.method} {request.path}: needs a folder: start the router with --models-dir FOLDER"
         )
 
-    for path in ("create", "copy", "blobs/{id}"):
-        app.router.add_post(f"{prefix}/api/{path}", no_folder)
-    app.router.add_head(f"{prefix}/api/blobs/{{id}}", no_folder)
-
-
-async def _with_error(steps: AsyncIterator[PullProgress]) -> AsyncIterator[PullProgress | OllamaError]:
-    """The steps, and an error as the last line."""
-    try:
-        async for line in steps:
-            yield line
-    except RequestError as error:
-        yield ollamas_error(error)
+    for route in all_routes():
+        if route.handler == "ollama.models.only_in_router":
+            app.router.add_route(route.method.upper(), prefix + route.path, no_folder)

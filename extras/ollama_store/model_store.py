@@ -13,6 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from logitless.engine.errors import InvalidRequest, unkept
+from logitless.extras.ollama_store.blobs import Blobs, discard
+from logitless.extras.ollama_store.manifest import (
+    MANIFEST,
+    MESSAGES,
+    MODEL,
+    PROJECTOR,
+    TEMPLATE,
+    Manifest,
+    created_models,
+    has_manifest,
+)
 from logitless.frontend.dialects.ollama_template import jinja_of
 from logitless.frontend.replies.encoding import encode_json
 from logitless.frontend.workers import to_thread
@@ -21,16 +32,6 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.projector_choice import projector_of_folder
 from logitless.models.model import hparams_of
-from logitless.router.ollama.blobs import Blobs, discard
-from logitless.router.ollama.manifest import (
-    MANIFEST,
-    MESSAGES,
-    MODEL,
-    PROJECTOR,
-    TEMPLATE,
-    Manifest,
-    has_manifest,
-)
 
 Quantize = Callable[[Path, Path, str], Awaitable[None]]  # from, to, type; ModelFileError
 _PART = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf")
@@ -43,6 +44,14 @@ class CreatedModels:
         self._folder, self.quantize = folder, quantize
         self.blobs = Blobs(folder, most)
         self._swapping = asyncio.Lock()
+
+    def owns(self, folder: Path) -> bool:
+        """True for the folder of a created model."""
+        return has_manifest(folder)
+
+    def models(self) -> dict[str, tuple[Path, Manifest]]:
+        """(first GGUF file, manifest) by name."""
+        return created_models(self._folder)
 
     @contextmanager
     def building(self) -> Iterator[Path]:

@@ -14,6 +14,8 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from logitless.engine.errors import InvalidRequest
+from logitless.extras.ollama_store.manifest import ADAPTER, FLAGS, MODEL, PROJECTOR, Manifest
+from logitless.extras.ollama_store.model_store import CreatedModels, check_adapter, file_kind, files_of
 from logitless.frontend.answers.ollama import PullProgress
 from logitless.frontend.dialects.ollama import CreateBody, Options
 from logitless.frontend.dialects.ollama_template import jinja_of
@@ -25,8 +27,6 @@ from logitless.models.errors import ModelFileError
 from logitless.models.quantization.presets import PresetError, preset
 from logitless.router.catalog import CatalogError
 from logitless.router.fleet import Entry, Fleet
-from logitless.router.ollama.manifest import ADAPTER, FLAGS, MODEL, PROJECTOR, Manifest
-from logitless.router.ollama.model_store import CreatedModels, check_adapter, file_kind, files_of
 from logitless.router.process import ServerProcess
 
 _NAME = re.compile(
@@ -150,6 +150,7 @@ class Creation:
         if entry.created is None:
             files = await to_thread(lambda: files_of(path, images=entry.images or entry.audio))
             return _Plan(replace(manifest, base=entry.name, model=next(iter(files))), files, {})
+        assert isinstance(entry.created, Manifest)
         built = replace(
             entry.created, name=manifest.name, created=manifest.created, base=entry.created.base or entry.name
         )

@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.extras.ollama_store.test_created_models import House, gguf, routing
 from tests.helpers.fuzz import examples
-from tests.router.test_created_models import House, gguf, routing
 
 NAMES = (
     "a",

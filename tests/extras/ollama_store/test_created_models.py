@@ -19,6 +19,8 @@ import pytest
 from aiohttp import web
 
 from logitless.cli.commands.router import _flags, meaning
+from logitless.extras.ollama_store import blobs
+from logitless.extras.ollama_store.model_stores import OllamaStore
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.write import Key, tensor, text, write_gguf
 from logitless.router.app import Router
@@ -26,8 +28,6 @@ from logitless.router.cached import Cache
 from logitless.router.catalog import Sources
 from logitless.router.fleet import Fleet
 from logitless.router.jobs import RouterJobs
-from logitless.router.ollama import blobs
-from logitless.router.ollama.model_store import CreatedModels
 from logitless.server.config import ServerConfig
 from tests.router.test_router_app import _broken, _fetch
 
@@ -83,11 +83,11 @@ async def _quantize(source: Path, place: Path, kind: str) -> None:
 
 @asynccontextmanager
 async def routing(folder: Path, most: int = 0, **settings: Any) -> AsyncIterator[House]:
-    sources = Sources(folder, None, ())
+    created = OllamaStore(folder, _quantize, most)
+    sources = Sources(folder, None, (), store=created)
     read = partial(sources.read, partial(meaning, _flags(), ()))
     fleet = Fleet(read(), _broken, 1)
     cache = Cache(str, _fetch, lambda _: None, lambda _: None)
-    created = CreatedModels(folder, _quantize, most)
     config = ServerConfig(**settings)
     router = Router(fleet, config, read, RouterJobs(""), cache, autoload=True, limit=1, created=created)
     runner = web.AppRunner(router.app(), access_log=None, shutdown_timeout=0.1)

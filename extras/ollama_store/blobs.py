@@ -18,9 +18,9 @@ from aiohttp import StreamReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from logitless.engine.errors import DiskFull, InvalidRequest, TooLarge, unkept
+from logitless.extras.ollama_store.manifest import BLOBS
 from logitless.frontend.workers import to_thread
 from logitless.models.gguf.atomic_write import ABANDONED, open_private, settle
-from logitless.router.ollama.manifest import BLOBS
 from logitless.server.bodies.room import STRIDE, in_time
 from logitless.server.bodies.unpack import content as unpacked
 

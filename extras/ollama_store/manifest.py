@@ -10,6 +10,10 @@ from urllib.parse import quote
 
 from msgspec import Struct, ValidationError
 from msgspec.json import decode
+from msgspec.structs import replace as replace_struct
+
+from logitless.frontend.answers import UNSET
+from logitless.frontend.answers.ollama import OllamaMessage, ShownModel
 
 log = logging.getLogger("logitless.router")
 MANIFEST, MODEL, PROJECTOR = "created.json", "model.gguf", "mmproj.gguf"
@@ -83,6 +87,17 @@ class Manifest(Struct, frozen=True, kw_only=True):
         lines += [f"MESSAGE {message['role']} {_quoted(message['content'])}" for message in self.messages]
         lines += [f"LICENSE {_quoted(text)}" for text in self.licenses]
         return "\n".join(lines) + "\n"
+
+    def shown_in(self, answer: ShownModel) -> ShownModel:
+        """The answer of /api/show with these settings."""
+        return replace_struct(
+            answer,
+            modelfile=self.as_modelfile(),
+            parameters=self.shown_parameters(),
+            system=self.system or UNSET,
+            messages=[OllamaMessage(m["content"], role=m["role"]) for m in self.messages] or UNSET,
+            license="\n".join(self.licenses) or answer.license,
+        )
 
     def shown_parameters(self) -> str:
         """The parameters, one a line."""
