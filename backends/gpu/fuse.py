@@ -13,6 +13,7 @@ from logitless.backends.gpu.language.dialect import SIMT, Shape
 from logitless.backends.gpu.lowering import LOWERINGS, is_packed
 from logitless.backends.gpu.matmul import launch, layout, moe_linear
 from logitless.graph.fusion import FusionRules, IsOurs, Sole, fuse_patterns, join_products
+from logitless.graph.ops.attention.paged_attention import attention
 from logitless.graph.ops.fused import (
     attention_rope,
     expert_parts,
@@ -23,6 +24,7 @@ from logitless.graph.ops.fused import (
     norm_parts,
     store_k_rope,
 )
+from logitless.graph.ops.shape import after
 from logitless.graph.order import toposort
 from logitless.graph.tensor import Tensor
 
@@ -117,11 +119,14 @@ def _(t: Tensor, sole: Sole) -> Tensor | None:
 
 @fusion("attention")
 def _(t: Tensor, sole: Sole) -> Tensor | None:
-    """Attention with RoPE of its queries."""
-    q, *others = t.src
-    if not sole(q, "rope"):
-        return None
-    return attention_rope(q.src[0], *others, q.src[1], **q.attrs, **t.attrs, name=t.name)
+    """Attention with RoPE of its queries. Its keys are stored when their values are there, too: in one launch."""
+    q, k, v, *others = t.src
+    if sole(k, "store_k_rope") and sole(v, "store_v"):
+        cache, keys, *places = k.src
+        k = store_k_rope(cache, after(keys, v.src[1]), *places, **k.attrs)
+    if sole(q, "rope"):
+        return attention_rope(q.src[0], k, v, *others, q.src[1], **q.attrs, **t.attrs, name=t.name)
+    return attention(q, k, v, *others, **t.attrs, name=t.name) if k is not t.src[1] else None
 
 
 def _siblings(

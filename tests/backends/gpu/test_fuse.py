@@ -27,6 +27,9 @@ from logitless.graph.testing.conformance import encode
 K = 64
 
 
+STORED = (("wk", "q8_0"), ("wv", "q4_0"))  # keys and values of products that no launch joins
+
+
 def weight(name: str, n: int, dtype: str = "q8_0") -> Tensor:
     return variable(name, (n, K), dtype, constant=True)
 
@@ -137,6 +140,19 @@ def test_kv_stores_of_keys_and_values_are_one_launch() -> None:
     assert kernels(store_v(variable("v", (2, 2, 16, 8), "f32"), rows, cells)) == ["store_k_rope_f16", "store_v_f32"]
     other = feed("other", (3,), "i32")
     assert kernels(store_v(variable("v", (2, 2, 16, 8), "f16"), rows, other)) == ["store_k_rope_f16", "store_v_f16"]
+
+
+def test_kv_stores_wait_for_values_of_another_product() -> None:
+    places = feed("tables", (1, 2), "i32"), feed("slot", (3,), "i32"), feed("pos", (3,), "i32")
+    cells, angles = feed("cells", (3,), "i32"), feed("angles", (3, 2, 4))
+    keys, values = (reshape(linear(X, weight(name, 16, dtype)), shape=(3, 2, 8)) for name, dtype in STORED)
+    k = store_k(variable("k", (2, 2, 8, 16), "f16"), rope(keys, angles, interleaved=True), cells)
+    v = store_v(variable("v", (2, 2, 16, 8), "f16"), values, cells)
+    for readers, stores in (((), ["store_kv_rope_f16"]), ((k,), ["store_k_rope_f16", "store_v_f16"])):
+        y = attention(feed("queries", (3, 4, 8)), k, v, *places, scale=0.5)
+        order = toposort(fuse((y, *readers), lambda t: not t.is_leaf, set()))
+        launches = lower_all([t for t in order if not t.is_leaf and t.op not in ALIASES], SIMT)
+        assert [d.kernel for d in launches if d.kernel.startswith("store")] == stores
 
 
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
