@@ -40,6 +40,7 @@ from tests.helpers.unigram import TOKENS, add_unigrams
 from tests.models.adapters.test_lora import random_adapter
 from tests.models.architectures.test_encoder import GEMMA, MODERN, opened
 from tests.models.architectures.test_gemma3n import GEMMA3N, GEMMA4, SMALL
+from tests.models.gguf.test_older_layouts import written_in_2025
 
 pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
 TEXT = [1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315]
@@ -279,6 +280,8 @@ def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
             path = tmp_path / f"{name}-{dtype}.gguf"
             write(path, replace(spec, n_vocab=2048, dtype=dtype.lower(), vocabulary=True))
             cases.append(Case(path, [], [[]]))
+            if name == "qwen3next":
+                cases.append(Case(written_in_2025(path, tmp_path / f"{name} of 2025-{dtype}.gguf"), [], [[]]))
     for case, (likeliest,) in zip(cases, theirs(cases), strict=True):
         (values,) = ours(case)
         pairs = [(row[id], value) for row, found in zip(values, likeliest, strict=True) for id, value in found]
