@@ -233,11 +233,13 @@ class Parser:
         finds behind it. "open": the text does not end before the answer or the next call does, so the call ends here.
         """
         hit_end, read = self.hit_end, ""
-        while c and c in before:
-            read += c
-            c = yield from self.next()
         self.back(c)
         end = yield from self.trigger(self.ends)
+        while not end and (c := (yield from self.next())) and c in before:
+            read += c
+        if not end:
+            self.back(c)
+            end = yield from self.trigger(self.ends)
         is_piece = self.rest is not None and len(self.rest) > 1 and any(e.startswith(self.rest) for e in self.ends)
         is_last = self.by_model and self.at_end and read.strip()  # brackets that the model ends with
         state, ahead = "open" if end or is_last else "cut" if is_piece else "", ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import re
 import string
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -23,8 +24,9 @@ _KEY, _COLON, _VALUE, _COMMA = "key", ":", "value", ","
 _HEX = frozenset("0123456789abcdefABCDEF")
 _WORD_END = frozenset(",]}[{<>\"'\n")
 _KEYS = frozenset(string.ascii_letters + "_$\"'")
-_VALUES = frozenset(string.ascii_letters + string.digits + "-+.\"'[{")
-_CLOSED = re.compile(r"""(?<!\\)(?:\\\\)*["']\s*(?:[\]}:]|,\s*["'{\[\w-])""")
+_VALUES = frozenset(string.ascii_letters + string.digits + "-+.\"'[{(")
+_CLOSED = re.compile(r"""(?<!\\)(?:\\\\)*["']\s*(?:[)\]}:]|,\s*["'{\[\w-])""")
+_AS_JSON = {")": "]"}  # of a tuple
 
 
 def value(p: Parser, take: Take, mark: str = "") -> Step[bool]:
@@ -36,39 +38,62 @@ def value(p: Parser, take: Take, mark: str = "") -> Step[bool]:
     return _Value(p, take, mark).read()
 
 
+def arguments(p: Parser, name: str, id: str | None) -> Step[bool]:
+    """Begin a call as Python writes one, f(x=1), and read its arguments, whose bracket has been read.
+
+    False: they are cut short. NotACall: they have no names."""
+    c = yield from p.after_blanks()
+    p.back(c)
+    end = yield from p.trigger(p.ends)
+    p.back(end)
+    if c != ")" and not end and not (yield from _begins_argument(p)):
+        raise NotACall
+    p.begin(name, id)
+    return (yield from _Value(p, p.argument, is_call=True).read())
+
+
 class _Value:
-    def __init__(self, p: Parser, take: Take, mark: str) -> None:
-        self._p, self._take, self._mark = p, take, mark
-        self._stack = ""  # the brackets that close what is open, the innermost last
-        self._expects, self._is_first = _VALUE, False  # the first of an object or array
-        self._key: list[str] = []  # in Gemma's notation, told with its colon
+    def __init__(self, p: Parser, take: Take, mark: str = "", *, is_call: bool = False) -> None:
+        self._p, self._take, self._mark, self._is_call = p, take, mark, is_call
+        self._stack = ")" if is_call else ""  # the brackets that close what is open, the innermost last
+        self._closing = f"]}}{self._stack}"
+        self._expects, self._is_first = _KEY if is_call else _VALUE, is_call  # the first of an object or array
+        self._is_spaced = bool(mark) or is_call  # blanks are not the model's
+        self._key: list[str] = []  # then told with its colon
 
     def read(self) -> Step[bool]:
-        p, mark = self._p, self._mark
+        p = self._p
+        if self._is_call:
+            self._take("{")
         c = yield from p.after_blanks()
         while c:
+            colon = ":"
+            if self._is_call and self._stack == ")":
+                colon = "="
+                if self._expects == _VALUE and c in ",)":  # templates without quotes write an empty text so
+                    self._take('""')
+                    self._expects = _COMMA
             if c in BLANK:
-                if not mark:
+                if not self._is_spaced:
                     self._take(c)
-            elif self._expects in (_KEY, _VALUE) and (quote := (yield from _quote(p, c, mark))):
-                self._tell('"')
-                if not (yield from _text(p, self._tell, quote, "" if mark else self._stack, self._expects == _KEY)):
+            elif self._expects in (_KEY, _VALUE) and (quote := (yield from _quote(p, c, self._mark, self._is_call))):
+                if not (yield from self._string(quote)):
                     return False
-                self._tell('"')
-                self._expects = _COLON if self._expects == _KEY else _COMMA
             elif c in "{[" and self._expects == _VALUE:
                 self._open(c)
-            elif c in "]}":
+            elif c in self._closing:
                 self._close(c)
-            elif c == ":" and self._expects == _COLON:
-                self._take("".join(self._key) + (": " if mark else ":"))
+            elif c == colon and self._expects == _COLON:
+                self._take("".join(self._key) + (": " if self._is_spaced else ":"))
                 self._key.clear()
                 self._expects, self._is_first = _VALUE, False
             elif c == "," and self._expects == _COMMA:
                 if not (yield from self._comma()):
                     return False
+            elif c == "(" and self._is_call and self._expects == _VALUE:
+                self._open(c)
             elif self._expects in (_KEY, _VALUE) and c not in ",:<>":
-                if not (yield from self._bare(c)):
+                if not (yield from self._bare(c, colon)):
                     return False
             else:
                 p.back(c)
@@ -79,13 +104,22 @@ class _Value:
         return False
 
     def _tell(self, text: str) -> None:
-        (self._key.append if self._mark and self._expects == _KEY else self._take)(text)
+        (self._key.append if self._is_spaced and self._expects == _KEY else self._take)(text)
+
+    def _string(self, quote: str) -> Step[bool]:
+        is_key, stack = self._expects == _KEY, "" if self._mark else self._stack
+        self._tell('"')
+        if not (yield from _text(self._p, self._tell, quote, stack, is_key)):
+            return False
+        self._tell('"')
+        self._expects = _COLON if is_key else _COMMA
+        return True
 
     def _open(self, c: str) -> None:
         if len(self._stack) == (_MAX_MARKED if self._mark else _MAX_DEPTH):
             raise NotACall
-        self._take(c)
-        self._stack += "}" if c == "{" else "]"
+        self._take("[" if c == "(" else c)
+        self._stack += {"{": "}", "[": "]", "(": ")"}[c]
         self._expects, self._is_first = (_KEY if c == "{" else _VALUE), True
 
     def _close(self, c: str) -> None:
@@ -95,31 +129,37 @@ class _Value:
             if self._expects == _COLON or (self._expects == _VALUE and not self._is_first):
                 raise NotACall
             n = self._stack.rfind(c)
-            self._take(self._stack[n:][::-1])
+            text = "".join(_AS_JSON.get(bracket, bracket) for bracket in self._stack[n:][::-1])
+            self._take(text[:-1] + "}" if self._is_call and n == 0 else text)
             self._stack, self._expects = self._stack[:n], _COMMA
 
     def _comma(self) -> Step[bool]:
         """Read what follows a comma up to its first character. False: nothing does."""
-        p, in_object = self._p, self._stack[-1] == "}"
+        p, in_object = self._p, self._stack[-1] == "}" or (self._is_call and self._stack == ")")
         following = yield from _following(p)
         if not following:
-            if p.is_cut and not self._mark:  # at a limit: the comma says that the member before it is whole
+            if p.is_cut and not self._is_spaced:  # at a limit: the comma says that the member before it is whole
                 self._take(",")
             yield from p.after_blanks()
             return False
-        if following in "]}":
+        if following in self._closing:
             return True
         if following not in (_KEYS if in_object else _VALUES) and not self._mark:
             raise NotACall
         self._expects, self._is_first = (_KEY if in_object else _VALUE), False
-        self._tell(", " if self._mark else ",")
+        self._tell(", " if self._is_spaced else ",")
         return True
 
-    def _bare(self, c: str) -> Step[bool]:
+    def _bare(self, c: str, colon: str) -> Step[bool]:
         """Read a word or number that begins with a character. False: the answer ends in it."""
-        is_value = self._expects == _VALUE
-        word, is_whole = yield from _word(self._p, c, self._mark, self._stack[-1:] if is_value else ":")
-        if is_whole:
+        is_value, p = self._expects == _VALUE, self._p
+        stops = frozenset(",)]}") if self._is_call else frozenset(',]}[{<"') if self._mark else _WORD_END
+        word, is_whole = yield from _word(
+            p, c, stops if is_value else _WORD_END | {colon}, self._is_call, is_value and self._stack[-1:] in "})"
+        )
+        if is_value and self._mark and is_whole and (yield from _following(p)) in ("[", "{", "<"):
+            raise NotACall
+        if is_whole or (is_value and p.by_model and word and not is_begun(word)):
             self._tell(bare(word) if is_value else json.dumps(word, ensure_ascii=False))
             self._expects = _COMMA if is_value else _COLON
         elif is_value and is_begun(word):
@@ -127,10 +167,21 @@ class _Value:
         return is_whole
 
 
-def _quote(p: Parser, c: str, mark: str) -> Step[str]:
+def _begins_argument(p: Parser) -> Step[bool]:
+    """True if a name and an equals sign follow. Nothing is read."""
+    n, start = 0, len(p.raw)
+    while (c := (yield from p.next())) and (c == "_" or c.isalnum()) and n < MAX_NAME:
+        n += 1
+    if c in (" ", "\t"):
+        c = yield from p.after_blanks()
+    p.back(p.raw[start:])
+    return c == "=" and n > 0
+
+
+def _quote(p: Parser, c: str, mark: str, is_python: bool) -> Step[str]:
     """The quote that begins with this character; "": it is none."""
     if c in "\"'":
-        return c
+        return c * 3 if is_python and (yield from p.literal(c * 2)) else c
     if not mark or c != mark[0]:
         return ""
     p.back(c)
@@ -165,8 +216,8 @@ def _text(p: Parser, tell: Take, quote: str, stack: str, is_key: bool) -> Step[b
                 return True
             elif p.rest is not None and quote[1:].startswith(p.rest):
                 return (yield from drop(p))
-        if c == "\\" and len(quote) == 1:
-            tell((yield from _escape(p)))
+        if c == "\\" and quote[0] in "\"'":
+            tell((yield from _escape(p, stack)))
         else:
             tell(c if c == "'" else json.dumps(c, ensure_ascii=False)[1:-1])
     return False
@@ -210,6 +261,15 @@ def _ends_text(p: Parser, stack: str, is_key: bool) -> Step[bool]:
         p.back(read)
         return True
     read += yield from p.next()
+    if stack[0] == ")":  # Python's
+        is_last = not c or c in ")]}" or (c in ",:" and len(stack) > 1)
+        if c == "," and len(stack) == 1:
+            blanks, c = yield from _blanks(p)
+            p.back(c)
+            is_last = c in ("", ")") or (yield from _begins_argument(p))
+            read += blanks
+        p.back(read)
+        return is_last
     is_last = not c or c in (":" if is_key else "]}")
     if c == "," and not is_key:
         blanks, c = yield from _blanks(p)
@@ -219,19 +279,22 @@ def _ends_text(p: Parser, stack: str, is_key: bool) -> Step[bool]:
     return is_last
 
 
-def _escape(p: Parser) -> Step[str]:
+def _escape(p: Parser, stack: str) -> Step[str]:
     """An escape, whose backslash has been read, as JSON has it; a backslash that begins none is doubled."""
     c = yield from p.next()
     if not c:
         return "\\"
-    if c == "u":
+    n_digits = 4 if c == "u" else {"x": 2, "U": 8}.get(c, 0) if stack[:1] == ")" else 0  # Python's
+    if n_digits:
         digits = ""
-        while len(digits) < 4 and (d := (yield from p.next())):
+        while len(digits) < n_digits and (d := (yield from p.next())):
             if d not in _HEX:
                 p.back(d)
-                return "\\\\u" + digits
+                return f"\\\\{c}{digits}"
             digits += d
-        return "\\u" + digits
+        if c == "U" and len(digits) == 8 and int(digits, 16) <= sys.maxunicode:
+            return json.dumps(chr(int(digits, 16)))[1:-1]
+        return f"\\u{digits.rjust(n_digits + 2, '0')}" if c == "x" else f"\\u{digits[-4:]}"
     if c in '"\\/bfnrt':
         return "\\" + c
     if c < " ":
@@ -239,24 +302,30 @@ def _escape(p: Parser) -> Step[str]:
     return "'" if c == "'" else "\\\\" + c
 
 
-def _word(p: Parser, c: str, mark: str, within: str) -> Step[tuple[str, bool]]:
-    """(a bare word or number that begins with a character, True) before what ends it; (its beginning, False)
-    where the answer ends. `within`: the bracket that ends the object or array; a colon of a key."""
-    word = ""
-    while c and (c not in _WORD_END or (mark and c in ">'\n" and within != ":")) and (within != ":" or c != ":"):
+def _word(p: Parser, c: str, stops: frozenset[str], is_python: bool, in_object: bool) -> Step[tuple[str, bool]]:
+    """(a bare word or number that begins with a character, True) before one of `stops`; (its beginning, False) where
+    the answer ends. Brackets within it are balanced in Python; in an object a comma may be within digits (1,000)."""
+    word, depth = "", 0
+    while c and (depth or c not in stops):
         word += c
+        depth += (c in "([{") - (c in ")]}") if is_python else 0
         if len(word) > MAX_NAME:
             raise NotACall
         c = yield from p.next()
-        if c == "," and within == "}" and word[-1:].isdigit():  # 1,000
+        if c == "," and in_object and word[-1:].isdigit():
             digit = yield from p.next()
             if digit.isdigit():
                 word, c = f"{word},", digit
             else:
                 p.back(digit)
+        if is_python and c and c in p.end_begins:
+            p.back(c)
+            end = yield from p.trigger(p.ends)
+            p.back(end)
+            if end:
+                return word.strip(), True
+            c = yield from p.next()
     p.back(c)
-    if c and c in "[{<" and mark:
-        raise NotACall
     return word.strip(), bool(c)
 
 

@@ -430,7 +430,12 @@ def test_a_schema_that_repeats_itself_has_a_bounded_grammar(vocabulary: Tokenize
         ("zone='he said 'hi', then 'bye'', x=1", {"zone": "he said 'hi', then 'bye'", "x": 1}),
         ("zone='abc", {"zone": "abc"}),
         ('x=2, zone="abc', {"x": 2, "zone": "abc"}),
-        ("zone={'a': 'b', 'c': [1", {"zone": "{'a': 'b', 'c': [1"}),
+        ("zone={'a': 'b', 'c': [1", {"zone": {"a": "b", "c": [1]}}),
+        (
+            r"""zone='\x41\'\U0001f600\d', y=f(1, [2]), z=r'a', w='''c
+'d' '''""",
+            {"zone": "A'😀\\d", "y": "f(1, [2])", "z": "r'a'", "w": "c\n'd' "},
+        ),
         ("zone='a', 'b'", {"zone": "a', 'b"}),
         ("zone='UTC', x={'k': None}", {"zone": "UTC", "x": {"k": None}}),
         ("zone='a, b=c', x='(d)]'", {"zone": "a, b=c", "x": "(d)]"}),
@@ -701,6 +706,8 @@ def test_templates_that_write_nearly_python_have_calls_in_python(name: str) -> N
         ("add", {"a": 1, "unit": "C"}),
         *(("now", {"zone": z}) for z in ("Z", "Paris")),
     ]
+    assert found(parsed(calls, text.replace("Paris", "")))[-1] == ("now", {"zone": ""})
+    assert found(parsed(calls, text.replace("Paris", "a\n(b, c)")))[-1] == ("now", {"zone": "a\n(b, c)"})
     assert parsed(calls, text, "Done.").content == "Done."
     assert parsed(calls, "[1] says: now (or never).").content == "[1] says: now (or never)."
 

@@ -7,10 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from logitless.models.chat.tool_calls.free_text import TEXT
+from logitless.models.chat.tool_calls.free_text import TEXT, json_string
 from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, TYPE, Markers
-from logitless.models.chat.tool_calls.probed.python_schema import any_rules
-from logitless.models.chat.tool_calls.probed.pythonic import argument_rules, value_rule
+from logitless.models.chat.tool_calls.probed.python_schema import any_rules, literal
 from logitless.models.chat.tool_calls.probed.tagged import CDATA, CDATA_END
 from logitless.models.grammar import in_regex, json_rule, quoted
 from logitless.models.grammar.json_schema import parameters_of, standalone
@@ -45,7 +44,7 @@ def rules_of_calls(
             arguments, values = _parameters(m, function, i)
             rules += values
         elif m.style == PYTHON:
-            rules += argument_rules(function, i)
+            rules += _python_arguments(function, i)
             arguments = f'given_{i} ")"'
         parts = (rule(m.head), named, id, middle, arguments, _tail(m.tail), rule(m.end))
         rules.append(f"call_{i}: {between.join(part for part in parts if part)}")
@@ -76,6 +75,32 @@ def syntax_rule(text: str) -> str:
         else:
             parts.append(quoted(piece) if piece.strip() or "\n" not in piece else f"({quoted(piece)})?")
     return " ".join(parts)
+
+
+def _python_arguments(function: Mapping[str, Any], i: int) -> list[str]:
+    """Rules of the arguments of function number i, in the order of its properties; the first rule
+    is given_i."""
+    schema, properties, required = parameters_of(function)
+    named = list(properties.items())
+    rules = [f"given_{i}: first_{i}_0", f'first_{i}_{len(named)}: ""', f'more_{i}_{len(named)}: ""']
+    for k, (name, inner) in enumerate(named):
+        one = f"{quoted(name + '=')} value_{i}_{k}"
+        more = f'"," " "? {one}'
+        skipped = "" if name in required else f" | first_{i}_{k + 1}"
+        text = function.get(TEXT)
+        value = [f"value_{i}_{k}: {value_rule(inner, schema)}"] if text is None else json_string(text, f"value_{i}_{k}")
+        rules += [
+            *value,
+            f"first_{i}_{k}: {one} more_{i}_{k + 1}{skipped}",
+            f"more_{i}_{k}: {more if name in required else f'({more})?'} more_{i}_{k + 1}",
+        ]
+    return rules
+
+
+def value_rule(schema: Any, whole: Mapping[str, Any]) -> str:
+    """Rule of a value: JSON, or a Python literal."""
+    rule, python = json_rule(standalone(schema, whole)), literal(schema, whole)
+    return f"({rule} | {python})" if python and python != rule else rule
 
 
 def _tail(text: str) -> str:

@@ -64,7 +64,9 @@ class Markers:
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """Texts of tags that end a call, or all of them."""
+        """Texts of tags that end a call, or all of them; brackets of Python's without tags."""
+        if self.style == PYTHON and "<" not in self.end + self.section_end:
+            return (f"){self.end}{self.section_end}".strip(),)
         return tuple(end[0].rstrip() for text in (self.end, self.section_end) if (end := _END.search(text)))
 
     @property

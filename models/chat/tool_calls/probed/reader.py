@@ -12,9 +12,8 @@ from typing import Any
 from logitless.models.chat.tool_calls.call_object import CallObject, closing
 from logitless.models.chat.tool_calls.parser import BLANK, Broken, CallFormat, NotACall, Parser, PlainText, Step
 from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NAMED, NUMBER, PYTHON, TAGGED, TYPE, Markers
-from logitless.models.chat.tool_calls.probed.pythonic import arguments
 from logitless.models.chat.tool_calls.probed.tagged import tagged_value
-from logitless.models.chat.tool_calls.values import MAX_NAME, unwrapped, value
+from logitless.models.chat.tool_calls.values import MAX_NAME, arguments, unwrapped, value
 
 FOUND, ABSENT, CUT = "found", "absent", "cut"
 _KIMI = "<|tool_calls_section_begin|>"  # K2 Thinking calls in reasoning that it does not close
@@ -163,7 +162,7 @@ def _call(m: Markers, p: Parser) -> Step[bool]:
     """Read one call, whose beginning has been read. False: the answer ended in it."""
     name, id = yield from _name(m, p)
     if m.style == PYTHON:
-        if not (yield from arguments(p, name, id, m.end + m.section_end)):
+        if not (yield from arguments(p, name, id)):
             return False
     else:
         c = yield from p.after_blanks()

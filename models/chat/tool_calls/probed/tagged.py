@@ -41,12 +41,13 @@ def tagged_value(
         p.argument('"')
     ends, closed = (end, end.removeprefix("\n")), re.compile(re.escape(end.strip()))
     run = without("\n" + "".join(text.strip()[0] for text in (end, *p.ends, key[0])))
+    begins = p.style.calls.triggers if p.style.calls is not None else ()
     is_whole = is_closed = False
     while True:
         c = yield from p.run(run, take)
         p.back(c)
         if text := (yield from p.trigger(ends)):
-            if is_whole := (yield from _is_end(p, end, (key[0].strip(), *p.ends))):
+            if is_whole := (yield from _is_end(p, end, (key[0].strip(), *p.ends, *begins))):
                 break
             take(text)
             continue
