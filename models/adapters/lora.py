@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -87,8 +88,9 @@ class Adapter:
 
 
 def read_adapter(path: str | Path, base: GGUFFile, h: Hparams) -> Adapter:
-    """Read an adapter of this model. ModelFileError names the tensor that does not fit."""
-    with GGUFFile.open(path) as gguf:
+    """Read an adapter of this model, a GGUF file or a folder of peft. ModelFileError names the tensor that does not
+    fit."""
+    with _open(Path(path), h) as gguf:
         kind = gguf.metadata.get("general.type"), gguf.metadata.get("adapter.type")
         if kind != ("adapter", "lora"):
             raise ModelFileError(path, f"is not a LoRA adapter (general.type {kind[0]!r}, adapter.type {kind[1]!r})")
@@ -105,6 +107,15 @@ def read_adapter(path: str | Path, base: GGUFFile, h: Hparams) -> Adapter:
         texts = {key.rpartition(".")[2]: gguf.metadata[key] for key in keys if isinstance(gguf.metadata.get(key), str)}
         trained = _trained(gguf)
     return Adapter(pairs, float(alpha), texts, trained)
+
+
+def _open(path: Path, h: Hparams) -> GGUFFile:
+    """A GGUF file, or a folder of peft read as one."""
+    if not os.path.isfile(path / "adapter_config.json"):
+        return GGUFFile.open(path)
+    from logitless.models.huggingface.adapter import read_peft  # here: files do not need it
+
+    return GGUFFile(read_peft(path, h), path)
 
 
 def _trained(gguf: GGUFFile) -> Scaling | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.atomic_write import unfinished
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.huggingface.safetensors import write_safetensors
 from logitless.models.quantization.quantize import dequantized
 
 # architectures whose modules have Hugging Face's names of Llama; `llama`: GGUF has the rows of queries
@@ -85,7 +85,9 @@ def write_peft(folder: str | Path, adapter: Adapter, base: GGUFFile, h: Hparams)
     }
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    _write_safetensors(path / "adapter_model.safetensors", tensors)
+    floats = {name: np.ascontiguousarray(values, np.float32) for name, values in tensors.items()}
+    arrays = {name: ("F32", values.shape, [values]) for name, values in floats.items()}
+    write_safetensors(path / "adapter_model.safetensors", arrays)
     with unfinished(path / "adapter_config.json") as part:
         part.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
@@ -111,18 +113,3 @@ def _in_order(name: str, rows: F32, h: Hparams) -> F32:
     n = h.n_head if kind == "attn_q" else h.n_head_kv
     by_pair = rows.reshape(n, -1, 2, *rows.shape[1:])
     return np.ascontiguousarray(by_pair.swapaxes(1, 2)).reshape(rows.shape)
-
-
-def _write_safetensors(path: Path, tensors: Mapping[str, F32]) -> None:
-    """Write the format of the safetensors package: the header's length, JSON, the numbers."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, values in sorted(tensors.items()):
-        header[name] = {"dtype": "F32", "shape": list(values.shape), "data_offsets": [at, at + values.nbytes]}
-        at += values.nbytes
-    raw = json.dumps(header, separators=(",", ":")).encode()
-    raw += b" " * (-len(raw) % 8)
-    with unfinished(path) as part, part.open("wb") as file:
-        file.write(len(raw).to_bytes(8, "little") + raw)
-        for _, values in sorted(tensors.items()):
-            file.write(np.ascontiguousarray(values, np.float32).tobytes())

@@ -42,6 +42,8 @@ _BLOCKS = {kind.name.lower(): kind for kind in TENSOR_TYPES.values()}
 def read_folder(folder: Path) -> list[Part]:
     """The folder's files; the first has all metadata and tensors. ModelFileError: one is missing, damaged or of a
     model that is not supported."""
+    if not (folder / "config.json").exists() and (folder / "adapter_config.json").exists():
+        raise ModelFileError(folder, "is an adapter of peft, not a model: give its base model, and this as --lora")
     if not (folder / "config.json").exists():
         names = sorted(path.name for path in folder.glob("*.gguf"))
         hint = f"; name its file {names[0]}" if names else ""
@@ -138,7 +140,7 @@ class Constant:
 
 
 def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator[tuple[str, TensorInfo]]:
-    names = _Names(config, family.arch)
+    names = Names(config, family.arch)
     weights = weights_of(checkpoint, config)
     tied = config.get("tie_word_embeddings") is True
     for name, group in _stacks(checkpoint, weights).items():
@@ -146,7 +148,7 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
             continue
         if names.is_mtp(name):  # models/architectures/mtp.py reads GGUF files only
             continue
-        targets = list(_targets(family, names, name))
+        targets = list(targets_of(family, names, name))
         if not targets:
             raise checkpoint.error(name, f"is unknown in {family.arch}, of {config.count('num_hidden_layers')} layers")
         if len({(weight.dtype, weight.shape) for weight in group}) > 1:
@@ -166,7 +168,7 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
     yield from rope_factors(config)
 
 
-def _targets(family: Family, names: _Names, name: str) -> Iterator[tuple[str, Move | None]]:
+def targets_of(family: Family, names: Names, name: str) -> Iterator[tuple[str, Move | None]]:
     """GGUF names of the tensors that are made of one, with their moves."""
     for pattern, own in family.splits:
         if match := re.search(pattern, name):
@@ -201,7 +203,12 @@ def _info(name: str, shape: tuple[int, ...], dtype: str, source: Converted | Con
     return TensorInfo(name, shape, dtype, 0, math.prod(shape) // kind.block * kind.nbytes, source=source)
 
 
-class _Names:
+def f32_info(name: str, shape: tuple[int, ...], source: Converted) -> TensorInfo:
+    """A tensor of f32."""
+    return _info(name, shape, "f32", source)
+
+
+class Names:
     """Names of tensors in GGUF, by the gguf package's map."""
 
     def __init__(self, config: Config, arch: str) -> None:

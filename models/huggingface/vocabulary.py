@@ -18,6 +18,7 @@ from logitless.models.gguf.types import ValueType
 from logitless.models.gguf.write import Key, flag, text, u32
 from logitless.models.huggingface.config import Config, read_json
 from logitless.models.huggingface.pretokenizer import pre_tokenizer_name
+from logitless.models.huggingface.sentencepiece_model import BPE, UNIGRAM, read_model
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # GGUF's token types
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
@@ -295,34 +296,25 @@ def _wordpiece(path: Path, whole: Mapping[str, Any], model: Mapping[str, Any]) -
 
 
 def _of_sentencepiece(path: Path) -> Vocabulary:
-    from sentencepiece import SentencePieceProcessor  # here: folders with tokenizer.json do not need it
-
-    try:
-        pieces = SentencePieceProcessor(model_file=str(path))
-    except (OSError, RuntimeError):
-        raise ModelFileError(path, "is no SentencePiece model") from None
-    n = pieces.vocab_size()
-    scores = [pieces.get_score(i) for i in range(n)]
-    if any(score != int(score) for score in scores):
-        raise ModelFileError(path, "is a unigram model, which needs its tokenizer.json")
+    model = read_model(path)
+    if model.kind not in (UNIGRAM, BPE):
+        raise ModelFileError(path, "is neither a unigram nor a BPE model, which is not supported")
+    n = len(model.pieces)
     added = read_json(path.with_name("added_tokens.json"))
     settings = read_json(path.with_name("tokenizer_config.json")).get("added_tokens_decoder") or {}
     more = {i: token for token, i in added.items() if isinstance(i, int) and i >= n}
     more |= {int(i): token["content"] for i, token in settings.items() if i.isdecimal() and int(i) >= n}
-    found = Vocabulary("llama", {i: pieces.id_to_piece(i) for i in range(n)} | more, path)
-    found.scores = scores + [-1000.0] * (len(found.tokens) - n)
-    for i in range(n):
-        if pieces.is_byte(i):
-            found.types[i] = _BYTE
-        elif pieces.is_unknown(i):
-            found.types[i] = _UNKNOWN
-        elif pieces.is_control(i):
-            found.types[i] = _CONTROL
-        elif pieces.is_unused(i):
-            found.types[i] = _UNUSED
+    pieces = {i: piece for i, (piece, _, _) in enumerate(model.pieces)}
+    found = Vocabulary("t5" if model.kind == UNIGRAM else "llama", pieces | more, path)
+    found.scores = [score for _, score, _ in model.pieces] + [-1000.0] * (len(found.tokens) - n)
+    found.types[:n] = [kind for _, _, kind in model.pieces]
     special = {token["content"] for token in settings.values() if token.get("special")}
     for token in more.values():
         found.set_type(token, _CONTROL if token in special else _USER_DEFINED)
-    begins = pieces.encode("a", out_type=str)
-    found.keys["add_space_prefix"] = flag(bool(begins) and begins[0].startswith("▁"))
+    found.keys["add_space_prefix"] = flag(model.add_space_prefix)
+    if model.kind == UNIGRAM:
+        found.keys["remove_extra_whitespaces"] = flag(model.merge_spaces)
+    if model.charsmap and model.kind == UNIGRAM:
+        charsmap = np.frombuffer(model.charsmap, np.uint8)
+        found.keys["precompiled_charsmap"] = Key(charsmap, ValueType.ARRAY, ValueType.UINT8)
     return found

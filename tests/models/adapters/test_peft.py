@@ -124,6 +124,15 @@ def test_the_weights_with_the_adapter_are_those_of_a_merged_model(kind: str, mod
         adapter = read_adapter(tmp_path / "a.gguf", base, h)
         write_peft(tmp_path / "peft", adapter, base, h)
         found = effective(tmp_path / "peft", hugging_face(base))
+        if "dora" in kind:
+            with pytest.raises(ModelFileError, match="is of DoRA, which is read from GGUF adapters only"):
+                read_adapter(tmp_path / "peft", base, h)
+        else:
+            again = read_adapter(tmp_path / "peft", base, h)
+            assert again.pairs.keys() == adapter.pairs.keys()
+            for name, pair in again.pairs.items():
+                np.testing.assert_array_equal(pair.a, adapter.pairs[name].a)
+                np.testing.assert_allclose(pair.b, adapter.factor(name) * adapter.pairs[name].b, rtol=1e-6, atol=1e-7)
         pairs = {name: pair for name, pair in adapter.pairs.items() if name != EMBEDDING}  # is the output, too
         merge(tmp_path / "m.gguf", base, h, [(replace(adapter, pairs=pairs), 1.0)])
     with GGUFFile.open(tmp_path / "m.gguf") as merged:
@@ -243,6 +252,29 @@ def _config(h: Hparams) -> dict[str, Any]:
         "rope_theta": h.rope_base,
         "tie_word_embeddings": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"peft_type": "IA3"}, "'peft_type' is 'IA3'; supported is LORA"),
+        ({"bias": "all"}, "'bias' is 'all'; supported is none"),
+        ({"lora_alpha": "x"}, "'lora_alpha' is 'x', not a number"),
+        ({"alpha_pattern": {"(": 1}}, "'alpha_pattern' has '\\(', no regular expression"),
+    ],
+)
+def test_folder_of_peft_with_unknown_settings_is_refused(
+    changes: dict[str, Any], problem: str, model: Path, tmp_path: Path
+) -> None:
+    with GGUFFile.open(model) as base:
+        h = hparams_of(base)
+        write_peft(tmp_path, adapter_of(base, "plain"), base, h)
+        path = tmp_path / "adapter_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+        with pytest.raises(ModelFileError, match=problem):
+            read_adapter(tmp_path, base, h)
+        with pytest.raises(ModelFileError, match="is an adapter of peft, not a model"):
+            GGUFFile.open(tmp_path)
 
 
 def test_module_unknown_to_peft_is_refused(model: Path, tmp_path: Path) -> None:

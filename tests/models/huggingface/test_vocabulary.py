@@ -10,10 +10,14 @@ import numpy as np
 import pytest
 import tokenizers
 
+from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.huggingface.config import Config
+from logitless.models.huggingface.pretokenizer import pre_tokenizer_name
 from logitless.models.huggingface.vocabulary import vocabulary_keys
 from logitless.models.tokenizer import Tokenizer, from_metadata
+from logitless.models.tokenizer.pretokenizers import PRE_TOKENIZERS as known_pre_tokenizers
+from tests.helpers.huggingface_folders import tokenizer_json
 
 QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -83,7 +87,7 @@ def vocabulary_values(folder: Path, n: int) -> dict[str, Any]:
     return {name: key.value for name, key in keys.items()}
 
 
-@pytest.mark.parametrize("name", [*PRE_TOKENIZERS, "llama-spm"])
+@pytest.mark.parametrize("name", ["starcoder", "llama-spm"])
 def test_ids_of_a_folder_are_those_of_tokenizers(name: str, shared_data: Path, tmp_path: Path) -> None:
     path = shared_data / "vocabs" / f"ggml-vocab-{name}.gguf"
     with GGUFFile.open(path) as file:
@@ -95,3 +99,61 @@ def test_ids_of_a_folder_are_those_of_tokenizers(name: str, shared_data: Path, t
     theirs = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     texts = path.with_suffix(".gguf.inp").read_text().split("\n__ggml_vocab_test__\n")
     assert [ours.encode(text) for text in texts if text] == [theirs.encode(text).ids for text in texts if text]
+
+
+def test_ids_of_tokenizer_model_are_those_of_sentencepiece(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    texts = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen jugs", "a lot of foxes"]
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts * 4),
+        model_prefix=str(tmp_path / "tokenizer"),
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        remove_extra_whitespaces=False,  # as Llama's
+        user_defined_symbols=["<|user|>"],
+        minloglevel=2,
+    )
+    ours = from_metadata(vocabulary_values(tmp_path, 320))
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    for text in (*texts, "the fox, Ünïcode 日本", "  two  spaces", "a<|user|>"):
+        assert ours.encode(text, add_special=False) == theirs.encode(text), text
+    assert ours.text(319) == "[PAD319]"
+
+
+def test_ends_templates_and_padding_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [257, 260, 261]}')
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    words = of_folder(
+        tmp_path, tokenizer_json(), 280, bos_token={"content": "<s>"}, eos_token="</s>", chat_template="no"
+    )
+    assert (words.bos_id, words.eos_id, words.n_vocab, words.add_bos) == (256, 257, 280, False)
+    assert {257, 260, 261} <= words.eog_ids
+    values = vocabulary_values(tmp_path, 272)
+    assert values["tokenizer.chat_template"] == "{{ messages }}"
+    (tmp_path / "chat_template.jinja").unlink()
+    named = [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    values = vocabulary_values(tmp_path, 272)
+    assert (values["tokenizer.chat_template"], values["tokenizer.chat_template.tool_use"]) == ("d", "t")
+
+
+@pytest.mark.parametrize(("name", "known"), [(name, "gpt-2" if name == "mpt" else name) for name in PRE_TOKENIZERS])
+def test_pre_tokenizer_of_a_folder_has_the_name_of_one_that_cuts_alike(name: str, known: str, tmp_path: Path) -> None:
+    whole = {**tokenizer_json(), "pre_tokenizer": PRE_TOKENIZERS[name]}
+    assert known_pre_tokenizers[pre_tokenizer_name(tmp_path, whole)] == known_pre_tokenizers[known]
+
+
+def test_pre_tokenizer_unlike_all_known_ones_is_refused(tmp_path: Path) -> None:
+    odd = {**tokenizer_json(), "pre_tokenizer": {"type": "Split", "pattern": {"String": "e"}, "behavior": "Isolated"}}
+    odd["pre_tokenizer"]["invert"] = False
+    with pytest.raises(ModelFileError, match="its pre-tokenizer is none of the"):
+        of_folder(tmp_path, odd, 272)
+
+
+def test_tokenizer_model_that_is_none_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece")
+    (tmp_path / "tokenizer.model").write_bytes(b"none")
+    with pytest.raises(ModelFileError, match=r"tokenizer.model: is no SentencePiece model"):
+        vocabulary_values(tmp_path, 272)

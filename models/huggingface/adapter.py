@@ -1,0 +1,96 @@
+"""A peft folder (adapter_config.json, adapter_model.safetensors) as the parts of a GGUF adapter of a model."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from logitless.models.errors import ModelFileError, shown
+from logitless.models.gguf.metadata import Metadata
+from logitless.models.gguf.parse import Part, TensorInfo
+from logitless.models.gguf.types import ValueType
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.huggingface.checkpoint import FLOATS, Checkpoint, open_checkpoint, plain
+from logitless.models.huggingface.config import Config, read_json
+from logitless.models.huggingface.families import FAMILIES
+from logitless.models.huggingface.folder import Converted, Names, f32_info, targets_of
+from logitless.models.huggingface.moves import TRANSPOSED, Move, then
+
+CONFIG = "adapter_config.json"
+_HALF = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(embedding_)?([AB])(?:\.\w+)?(?:\.weight)?")
+
+
+def read_peft(folder: Path, h: Hparams) -> list[Part]:
+    """The folder's files as those of an adapter of this model; B has the factor of its pair. ModelFileError names what
+    is missing or not supported."""
+    settings = read_json(folder / CONFIG)
+    for name, value, known in (
+        ("peft_type", settings.get("peft_type"), "LORA"),
+        ("bias", settings.get("bias"), "none"),
+    ):
+        if value not in (known, None):
+            raise ModelFileError(folder / CONFIG, f"{name!r} is {shown(str(value))}; supported is {known}")
+    if settings.get("use_dora"):
+        raise ModelFileError(folder / CONFIG, "is of DoRA, which is read from GGUF adapters only")
+    checkpoint = open_checkpoint(folder)
+    try:
+        tensors = dict(_tensors(checkpoint, settings, h))
+    except BaseException:
+        checkpoint.close()
+        raise
+    texts = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": h.arch}
+    first = checkpoint.parts[0]
+    metadata = Metadata(folder / CONFIG, first.buffer, dict(texts), dict.fromkeys(texts, (ValueType.STRING, None)))
+    return [replace(first, metadata=metadata, tensors=tensors), *checkpoint.parts[1:]]
+
+
+def _tensors(checkpoint: Checkpoint, settings: Mapping[str, Any], h: Hparams) -> Iterator[tuple[str, TensorInfo]]:
+    family = next((family for family in FAMILIES.values() if family.arch == h.arch), None)
+    if family is None:
+        raise ModelFileError(checkpoint.folder, f"adapters of peft are not read for {h.arch}")
+    heads = {"num_attention_heads": h.n_head, "num_key_value_heads": h.n_head_kv, "num_hidden_layers": h.n_layer}
+    config = Config(checkpoint.folder / CONFIG, heads)
+    names = Names(config, h.arch)
+    for name, stored in checkpoint.tensors.items():
+        half = _HALF.fullmatch(name)
+        if half is None:
+            raise checkpoint.error(name, "is no pair of LoRA: weights that are trained as a whole are not supported")
+        if stored.dtype not in FLOATS or len(stored.shape) != 2:
+            raise checkpoint.error(name, f"is {stored.dtype} of shape {stored.shape}, expected a matrix of floats")
+        module, of_embedding, which = half[1], bool(half[2]), half[3]
+        targets = list(targets_of(family, names, f"{module}.weight"))
+        move = targets[0][1] if len(targets) == 1 else None
+        if len(targets) != 1 or (move is not None and (move.counts or move.floats)):
+            raise checkpoint.error(name, f"is of a matrix that {h.arch} has in another form, which is not supported")
+        if which == "A":
+            own = TRANSPOSED if of_embedding else None
+        else:
+            factor = _factor(config, settings, module, rank=stored.shape[1])
+            own = _times(factor) if move is None else then(_times(factor), move)
+        shape = stored.shape if own is None else own.shape(stored.shape, config)
+        target = f"{targets[0][0]}.lora_{which.lower()}"
+        yield target, f32_info(target, shape, Converted((plain(stored),), config, own))
+
+
+def _times(factor: float) -> Move:
+    return Move(lambda array, _: array * np.float32(factor), counts=True)
+
+
+def _factor(config: Config, settings: Mapping[str, Any], module: str, rank: int) -> float:
+    """alpha / r of a module, with rsLoRA alpha / √r; `alpha_pattern` has other alphas by the ends of names."""
+    alpha: object = settings.get("lora_alpha", rank)
+    patterns = settings.get("alpha_pattern") or {}
+    for pattern, other in patterns.items() if isinstance(patterns, dict) else ():
+        try:
+            alpha = other if re.fullmatch(rf"(.*\.)?({pattern})", module) else alpha
+        except re.error:
+            raise config.error("alpha_pattern", f"has {shown(pattern)}, no regular expression") from None
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise config.error("lora_alpha", f"is {shown(str(alpha))}, not a number")
+    return alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
