@@ -148,17 +148,11 @@ class CallObject:
         p = self._p
         c = yield from p.after_blanks()
         p.back(c)
-        if c and c in "\"'nN":  # an object as JSON in a string; null
+        if self._name is None or (c and c in "\"'nN"):  # or an object as JSON in a string, or null
             chars: list[str] = []
             if not (yield from value(p, chars.append)):
                 return False
             self._give(unwrapped("".join(chars)))
-            return True
-        if self._name is None:
-            chars = []
-            if not (yield from value(p, chars.append)):
-                return False
-            self._give("".join(chars))
             return True
         self._begin()
         whole = yield from value(p, p.argument)

@@ -226,3 +226,19 @@ def test_a_number_is_read_as_the_whole_of_it(written: str, meant: Any) -> None:
         (call,) = read(calls, *(text % written)).calls
         value = json.loads(call.arguments)["x"]
         assert (value, type(value)) == (meant, type(meant)), calls.name
+
+
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [
+        (families.QWEN3_CODER, "Use <function=NAME> and <parameter=x> tags, closed by </parameter></function>."),
+        (families.HERMES, "Write `<tool_call>` and JSON:\n```\n<tool_call>\n{...}\n</tool_call>\n```"),
+        (families.MISTRAL_NAMED, "Write [TOOL_CALLS]name[ARGS]arguments to call."),
+        (families.LFM2, "<|tool_call_start|> opens a list such as [add(zone=1)]."),
+        (families.GEMMA4, "<|tool_call>call:NAME begins one, call:add{n:1} does not."),
+        (families.COMMAND_R_ACTION, "Action: be bold.\n```py\nx = 1\n```"),
+    ],
+)
+def test_words_about_the_syntax_stay_text(calls: CallFormat, text: str) -> None:
+    message = read(calls, *text, by_model=True)
+    assert (message.content, message.calls) == (text, [])

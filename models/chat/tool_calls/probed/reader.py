@@ -168,6 +168,8 @@ def _call(m: Markers, p: Parser) -> Step[bool]:
         c = yield from p.after_blanks()
         p.back(c)
         is_known = m.trigger and name in p.style.names
+        if m.style == TAGGED and name not in p.style.names and not (yield from _goes_on(m, p)):
+            raise NotACall
         if m.style == NAMED and c not in ("{", "`") and not (is_known or (m.trigger and not c)):  # it may be text
             raise NotACall
         p.begin(name, id)
@@ -178,6 +180,20 @@ def _call(m: Markers, p: Parser) -> Step[bool]:
     p.end_call()
     yield from _closed(p, m.end)
     return True
+
+
+def _goes_on(m: Markers, p: Parser) -> Step[bool]:
+    """True if a parameter or the end of the call follows, or the answer ends. Nothing is read."""
+    start, hit_end = len(p.raw), p.hit_end
+    for marker in (m.key_begin, m.end.partition("\n")[0]):
+        state = yield from syntax(p, marker)
+        p.back(p.raw[start:])
+        if state != ABSENT:
+            return True
+    c = yield from p.after_blanks()
+    p.back(p.raw[start:])
+    p.hit_end = hit_end
+    return not c
 
 
 def body(p: Parser, after: str = "", *, is_block: bool = False) -> Step[bool]:
