@@ -2,7 +2,8 @@
 
 No device is needed and nothing is computed. Mesa's drivers run over Debian's mesa-drm-shim, a library that answers in
 place of a kernel driver for a chip that is not there; VK_KHR_pipeline_executable_properties tells the compiler's
-statistics and its machine code, whose loads from memory are counted by width. ocloc compiles the OpenCL text for Intel.
+statistics and its machine code, whose loads from memory are counted by width. The OpenCL text is compiled by ocloc for
+Intel and by clang and ptxas (PyPI: nvidia-cuda-nvcc-cu12) for NVIDIA.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import fnmatch
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,6 +41,11 @@ CHIPS = {
     "ad102": ("nouveau", "nouveau", "NOUVEAU_CHIPSET", "0x192"),
 }
 INTEL = {"battlemage": "bmg", "dg2": "dg2", "tigerlake": "tgllp"}
+NVIDIA = ("sm_75", "sm_86", "sm_89", "sm_120")
+CLANG = ["clang", "-x", "cl", "-cl-std=CL2.0", "-target", "nvptx64-nvidia-nvcl", "-Xclang", "-cl-ext=+cl_khr_fp16"]
+CLANG += ["-Xclang", "-target-feature", "-Xclang", "+ptx78", "-Xclang", "-target-cpu", "-Xclang", "sm_75"]
+CLANG += ["-Xclang", "-disable-llvm-verifier", "-O3", "-S", "-w"]
+REGISTERS = 65536  # of a multiprocessor of NVIDIA
 EXTENSION = "VK_KHR_pipeline_executable_properties"
 FEATURES, PIPELINE, PROPERTIES, EXECUTABLE, STATISTIC, TEXT = range(1000269000, 1000269006)
 CAPTURE = 0x40 | 0x80  # statistics, internal representations
@@ -188,9 +195,37 @@ def compile_for_intel(target: str, patterns: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
+def compile_for_nvidia(target: str, patterns: list[str]) -> list[dict[str, Any]]:
+    ptxas = shutil.which("ptxas") or next(Path(sys.prefix).rglob("cuda_nvcc/bin/ptxas"))
+    head, rows = Path(__file__).with_suffix(".cl").read_text(), []
+    for name, kernel, defines in variants(patterns):
+        if kernel.extensions:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            text, code = Path(folder, "kernel.cl"), Path(folder, "kernel.ptx")
+            text.write_text(head + render_opencl(kernel, defines, SIMT))
+            start, said = time.perf_counter(), ""
+            for command in ([*CLANG, str(text), "-o", str(code)], [ptxas, "-v", f"-arch={target}", str(code)]):
+                if code.exists():  # clang writes another target than ptxas is to compile for
+                    code.write_text(re.sub(r"\.target sm_\w+", f".target {target}", code.read_text()))
+                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+                said += done.stdout + done.stderr
+                if done.returncode:
+                    break
+        registers = max(map(int, re.findall(r"Used (\d+) registers", said)), default=0)
+        spills = sum(map(int, re.findall(r"(\d+) bytes spill", said))) // 4
+        warps = min(REGISTERS // (32 * registers), 48) if registers else 0
+        row = {"kernel": name, "seconds": time.perf_counter() - start, "loads": {}}
+        row["statistics"] = {"spills": spills, "registers": registers, "max warps/sm": warps}
+        rows.append(row | ({"failed": said} if done.returncode else {}))
+    return rows
+
+
 def rows_of(chip: str, patterns: list[str]) -> list[dict[str, Any]]:
     if chip in INTEL:
         return compile_for_intel(INTEL[chip], patterns)
+    if chip in NVIDIA:
+        return compile_for_nvidia(chip, patterns)
     driver, shim, variable, value = CHIPS[chip]
     with tempfile.TemporaryDirectory() as cache:
         env = os.environ | {
@@ -220,7 +255,7 @@ def cell(row: dict[str, Any] | None) -> list[str]:
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--chips", default=",".join(CHIPS), help=f"of {', '.join([*CHIPS, *INTEL])}")
+    parser.add_argument("--chips", default=",".join(CHIPS), help=f"of {', '.join([*CHIPS, *INTEL, *NVIDIA])}")
     parser.add_argument("--json", type=Path, help="file for all numbers")
     parser.add_argument("--before", type=Path, help="an earlier --json: each number becomes `before → now`")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
