@@ -490,6 +490,7 @@ class Parser:
                 continue
             if trigger in calls.syntax:
                 self.frame()
+                self._fresh = self._fresh and self._after_call
                 continue
             n_calls, self.hit_end = self.n_calls, False
             try:

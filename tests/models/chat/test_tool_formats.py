@@ -228,6 +228,7 @@ TWICE = [("add", '{"a": 1}'), ("add", '{"a": 5}')]
         (MUSE, " to=add<|message|>what", content(" to=add<|message|>what")),
         (MUSE, "<|message|>Two.", content("Two.")),
         (FUNCTIONARY, "all\nTwo.\nall\n", content("Two.\nall\n")),
+        (FUNCTIONARY, 'all\nadd\n{"a": 1}', content('add\n{"a": 1}')),
         (FUNCTIONARY, 'add\n{"a": 1}>>>add\n{"a": 5}', ("", "", TWICE)),
         (FUNCTIONARY, 'all\nSo.>>>add\n{"a": 1}', ("So.", "", TWICE[:1])),
         (FUNCTIONARY, "all\na >>> b, >>>add\nnothing", content("a >>> b, >>>add\nnothing")),
