@@ -17,11 +17,10 @@ from logitless.engine.loading.options import OPTIONS, ModelOptions, OptionConfli
 FLAGS = [flag for group in SERVE for flag in group.flags]
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(ModelOptions)])
-def test_each_option_is_a_flag_of_the_server_with_its_name_and_default(name: str) -> None:
-    assert OPTIONS[name].flag == "--" + name.replace("_", "-")
-    found = [flag for flag in FLAGS if flag.dest == name]
-    assert [f.default for f in found] == [getattr(ModelOptions(), name)]
+def test_each_option_is_a_flag_of_the_server_with_its_name_and_default() -> None:
+    for name in (f.name for f in fields(ModelOptions)):
+        assert OPTIONS[name].flag == "--" + name.replace("_", "-")
+        assert [flag.default for flag in FLAGS if flag.dest == name] == [getattr(ModelOptions(), name)], name
 
 
 def test_flags_and_keywords_mean_the_same() -> None:

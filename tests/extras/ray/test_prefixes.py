@@ -63,11 +63,9 @@ def test_adapters_and_images_make_other_prefixes() -> None:
 
 
 @pytest.mark.parametrize("field", ["prompt", "input", "messages", "tools", "system", "documents", "lora", "model"])
-@pytest.mark.parametrize(
-    "value", [None, 3, 1e400, True, [], {}, [None], {"a": [{"b": None}]}, "\ud800", [1, 2, 3] * 500]
-)
-def test_odd_bodies_have_a_route(field: str, value: Any) -> None:
-    assert isinstance(route_of({field: value, "prompt_cache_key": value}, {}).session, str)
+def test_odd_bodies_have_a_route(field: str) -> None:
+    for value in (None, 3, 1e400, True, [], {}, [None], {"a": [{"b": None}]}, "\ud800", [1, 2, 3] * 500):
+        assert isinstance(route_of({field: value, "prompt_cache_key": value}, {}).session, str), value
 
 
 def test_long_prompts_are_bounded() -> None:

@@ -340,10 +340,9 @@ def cut(name: str, text: str) -> list[str]:
     return [piece for piece, _ in Sequence(splits).pre_tokenize_str(text)]
 
 
-@pytest.mark.parametrize("name", PRE_TOKENIZERS)
-def test_every_pre_tokenizer_keeps_the_text(name: str) -> None:
+def test_every_pre_tokenizer_keeps_the_text() -> None:
     text = "Hello, y'ALL'S 12345 año 中文かな ไทย éa\u0301 \n\n x\t\ty <sentinel:12>IMGIMGABZ…"
-    assert "".join(cut(name, text)) == text
+    assert {name: again for name in PRE_TOKENIZERS if (again := "".join(cut(name, text))) != text} == {}
 
 
 @pytest.mark.parametrize(
