@@ -54,8 +54,8 @@ COMMANDS = (
     ),
     Command(
         "convert",
-        "FOLDER -o FILE.gguf [--type TYPE]",
-        "Write a Hugging Face folder (config.json, safetensors) as a GGUF file.",
+        "FOLDER -o FILE.gguf [--type TYPE] | FILE.gguf --base FOLDER -o FOLDER",
+        "Write a Hugging Face folder (config.json, safetensors) as a GGUF file, or a fine-tuned file as a folder.",
         _QUANTIZATION,
         "quantization.convert",
         words=("--model",),

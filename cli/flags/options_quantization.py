@@ -48,7 +48,15 @@ CONVERT = (
         "Convert",
         (
             Flag("-m --model", "the folder: the first word, FOLDER", file_name, None, "FOLDER", common=True),
-            Flag("-o --output", "the GGUF file to write", file_name, None, "FILE", common=True),
+            Flag("-o --output", "the GGUF file to write; with --base the folder", file_name, None, "FILE", common=True),
+            Flag(
+                "--base",
+                "write a fine-tuned GGUF file (the first word) as a folder, in the form and types of this one",
+                file_name,
+                None,
+                "FOLDER",
+                common=True,
+            ),
             Flag("--type", "type of the file, as of quantize (default: the folder's)", text, None, "TYPE", common=True),
             *GENERAL,
         ),

@@ -563,7 +563,7 @@ class ModelOptions:
     lora: Sequence[str] = _option(
         "--lora",
         (),
-        "a LoRA adapter; may be given again, or several separated by commas",
+        "a LoRA adapter, a GGUF file or a folder of peft; may be given again, or several separated by commas",
         file_names,
         "FILE",
         many=True,

@@ -25,12 +25,13 @@ def _same(shape: Shape, config: Config) -> Shape:
 @dataclass(frozen=True)
 class Move:
     """`of`: the numbers; `shape`: the shape of the result; `counts`: it is a sum or product, of f32 then;
-    `floats`: blocks cannot be moved so."""
+    `floats`: blocks cannot be moved so; `inverse`: the numbers before, None where they are not written."""
 
     of: Callable[[Array, Config], Array]
     shape: Callable[[Shape, Config], Shape] = _same
     counts: bool = False
     floats: bool = False
+    inverse: Callable[[Array, Config], Array] | None = None
 
 
 def _pairs_in_turn(heads: str) -> Move:
@@ -40,11 +41,15 @@ def _pairs_in_turn(heads: str) -> Move:
         n = config.count(heads, "num_attention_heads")
         return array.reshape(n, 2, -1, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
-    return Move(of)
+    def inverse(array: Array, config: Config) -> Array:
+        n = config.count(heads, "num_attention_heads")
+        return array.reshape(n, -1, 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
+
+    return Move(of, inverse=inverse)
 
 
 PAIRS_OF_QUERIES, PAIRS_OF_KEYS = _pairs_in_turn("num_attention_heads"), _pairs_in_turn("num_key_value_heads")
-PLUS_ONE = Move(lambda array, _: array + np.float32(1), counts=True)
+PLUS_ONE = Move(lambda array, _: array + np.float32(1), counts=True, inverse=lambda array, _: array - np.float32(1))
 MINUS_EXP = Move(lambda array, _: -np.exp(array), counts=True)
 
 
@@ -70,7 +75,9 @@ def _transposed(shape: Shape, _: Config) -> Shape:
     return (*shape[:-2], shape[-1], shape[-2])
 
 
-TRANSPOSED = Move(lambda array, _: array.swapaxes(-1, -2), _transposed, floats=True)
+TRANSPOSED = Move(
+    lambda array, _: array.swapaxes(-1, -2), _transposed, floats=True, inverse=lambda array, _: array.swapaxes(-1, -2)
+)
 
 
 def half(i: int, *, in_turn: bool = False, axis: int = -2) -> Move:

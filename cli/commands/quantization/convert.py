@@ -1,4 +1,4 @@
-"""`logitless convert`: a Hugging Face folder as a GGUF file, which llama.cpp loads, too."""
+"""`logitless convert`: a Hugging Face folder as a GGUF file, and a fine-tuned file as a folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from logitless.cli.commands.quantization.quantize import write
-from logitless.cli.flags.flags import UsageError
+from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.outputs import check_output
 
 
@@ -18,8 +18,11 @@ def run(o: SimpleNamespace) -> int:
 
     if not o.model or not o.output:
         raise UsageError("convert: FOLDER and -o FILE.gguf are required")
+    if o.base:
+        return _as_folder(o)
     if Path(o.model).is_file():
-        raise UsageError(f"convert: {o.model} is a file, not a folder; `logitless quantize` reads GGUF files")
+        hint = "--base FOLDER makes a folder of it, and `logitless quantize` another file"
+        raise UsageError(f"convert: {o.model} is a file, not a folder; {hint}")
     check_output(o.output, "-o")
     try:
         with GGUFFile.open(o.model) as gguf:
@@ -30,4 +33,24 @@ def run(o: SimpleNamespace) -> int:
     except PresetError as error:
         raise UsageError(f"convert: {error}") from None
     print(f"{o.output}: {len(plan.types)} tensors, {plan.nbytes / 1e6:.1f} MB", file=sys.stderr)
+    return 0
+
+
+def _as_folder(o: SimpleNamespace) -> int:
+    from logitless.models.gguf.file import GGUFFile
+    from logitless.models.huggingface.save import write_folder
+
+    out = Path(o.output)
+    if o.type:
+        raise UsageError("convert: --type is of GGUF files; a folder has the types of --base")
+    if not Path(o.base).is_dir():
+        raise CliError(f"--base: {o.base} is no folder")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise CliError(f"-o: {o.output} is there already, and not an empty folder")
+    try:
+        with GGUFFile.open(o.base) as base, GGUFFile.open(o.model) as tuned:
+            write_folder(out, base, tuned)
+    except OSError as error:
+        raise CliError(f"{o.output}: cannot be written: {error.strerror}") from None
+    print(f"{o.output}: {len(list(out.iterdir()))} files", file=sys.stderr)
     return 0
