@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from logitless.async_llm import AsyncLLM as AsyncLLM
     from logitless.errors import DeviceError as DeviceError
     from logitless.errors import Error as Error
+    from logitless.errors import FileError as FileError
     from logitless.errors import ModelError as ModelError
     from logitless.errors import OptionError as OptionError
     from logitless.errors import RequestError as RequestError
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "async_llm": ("AsyncFinetuneJob", "AsyncLLM"),
-    "errors": ("DeviceError", "Error", "ModelError", "OptionError", "RequestError", "TrainingError"),
+    "errors": ("DeviceError", "Error", "FileError", "ModelError", "OptionError", "RequestError", "TrainingError"),
     "llm": ("FinetuneJob", "LLM"),
     "outputs": (
         *("BeamSearchOutput", "BeamSearchSequence", "ChatChunk", "ChatCompletion", "Chunk", "Completion", "Message"),

@@ -35,6 +35,10 @@ class TrainingError(Error):
     """Data or settings of a training run cannot be used."""
 
 
+class FileError(Error, OSError):
+    """A file or folder is missing, or cannot be read or written."""
+
+
 @contextmanager
 def public_errors() -> Iterator[None]:
     """Raise the errors of the engine as those of the API."""
@@ -61,6 +65,10 @@ def public_errors() -> Iterator[None]:
         raise RequestError(_in_python(error.message), error.code) from None
     except training.TrainingError as error:
         raise TrainingError(_in_python(str(error))) from None
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise FileError(f"{error.filename}: {(error.strerror or 'cannot be used').lower()}") from None
 
 
 def _in_python(message: str) -> str:

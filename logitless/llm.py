@@ -317,7 +317,7 @@ def _end(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Threa
     if not llm.in_this_process:
         return
     closing = asyncio.run_coroutine_threadsafe(llm.close(), loop)
-    closing.add_done_callback(lambda _: loop.call_soon(loop.stop))
+    closing.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))  # here, if it is done already
     if threading.current_thread() is not thread:  # the garbage collector runs in any thread
         closing.result()
         thread.join()

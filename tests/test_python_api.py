@@ -26,6 +26,7 @@ from logitless import (
     AsyncLLM,
     DeviceError,
     Error,
+    FileError,
     ModelError,
     OptionError,
     RequestError,
@@ -35,6 +36,7 @@ from logitless import (
     serve,
 )
 from logitless.engine.loading.options import ModelOptions
+from logitless.llm import _end
 from logitless.options import _SOURCES, Options
 from logitless.trainer import Control, Event, Finished, Step
 from logitless.training.config import TrainingConfig
@@ -419,6 +421,8 @@ def test_a_model_of_vectors_does_not_write(shared_data: Path) -> None:
         ({"lora": "nowhere.gguf"}, ModelError, "nowhere.gguf: no such file"),
         ({"hf_repo": "nonsense"}, OptionError, "hf_repo: 'nonsense' is not USER/REPO or USER/REPO:QUANT"),
         ({"hf_file": "x.gguf"}, OptionError, "hf_file needs hf_repo"),
+        ({"chat_template_file": "/nope"}, FileError, "/nope: no such file or directory"),
+        ({"data_dir": __file__}, FileError, "file exists"),
     ],
 )
 def test_wrong_options_are_one_line(options: dict[str, Any], kind: type[Error], line: str) -> None:
@@ -426,6 +430,26 @@ def test_wrong_options_are_one_line(options: dict[str, Any], kind: type[Error], 
         LLM(**options)
     assert line in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_that_closes_at_once_ends_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed:
+        in_this_process = True
+
+        async def close(self) -> None:
+            pass
+
+    def until_done(coroutine: Any, loop: asyncio.AbstractEventLoop) -> Any:
+        future = submit(coroutine, loop)
+        future.result()
+        return future
+
+    submit, loop = asyncio.run_coroutine_threadsafe, asyncio.new_event_loop()
+    monkeypatch.setattr(asyncio, "run_coroutine_threadsafe", until_done)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    _end(Closed(), loop, thread)  # type: ignore[arg-type]
+    assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -451,11 +475,12 @@ def test_wrong_options_are_one_line(options: dict[str, Any], kind: type[Error], 
         ({"callbacks": [5]}, "callbacks: expected a list of functions, got [5]"),
         ({"mmproj": "/nope.gguf", "callbacks": None}, "/nope.gguf: no such file"),
         ({"data": None}, "data: expected a file or rows, got NoneType"),
+        ({"data": "/nope.jsonl"}, "/nope.jsonl: no such file or directory"),
         ({"data": [{"text": "a"}, None]}, "data: row 1: expected an object, got NoneType"),
     ],
 )
 def test_wrong_settings_of_a_training_name_the_option(options: dict[str, Any], line: str) -> None:
-    with pytest.raises((OptionError, TrainingError, ModelError)) as caught:
+    with pytest.raises((OptionError, TrainingError, ModelError, FileError)) as caught:
         Trainer(None, **{"data": [{"text": "hello there"}], **options})
     assert line in str(caught.value)
 

@@ -245,7 +245,8 @@ async def test_tokenize_and_back():
         assert len((await server.post("/tokenize", {"content": text, "parse_special": False}))[1]["tokens"]) == 7
         assert (await server.post("/tokenize", {"content": [1, "a"]}))[1] == {"tokens": [1, 97]}
         assert (await server.post("/tokenize", {}))[1] == {"tokens": []}
-        assert (await server.post("/tokenize", {"content": {}}))[0] == 400
+        for content in ({}, [None], [1, "a", None]):
+            assert (await server.post("/tokenize", {"content": content}))[0] == 400
         for tokens in ([259], [-1], ["a"], "abc", [1.5], [10**40]):
             assert (await server.post("/detokenize", {"tokens": tokens}))[0] == 400
 

@@ -72,7 +72,8 @@ async def tokenize(request: web.Request) -> web.Response:
         if "content" not in body and ("prompt" in body or "messages" in body):
             return json_response(_count(body, context, parser, most))
         params = read(TokenizeBody, body)
-        parts = params.content if isinstance(params.content, list) else [params.content]
+        content = params.content
+        parts = content if isinstance(content, list) else [] if content is None else [content]
         ids: list[int] = []
         if isinstance(params.content, dict):
             ids = _with_media(params.content, most, parser, add_special=params.add_special)
@@ -85,7 +86,7 @@ async def tokenize(request: web.Request) -> web.Response:
                 for some in tokenizer.encode_parts(part, add_special=special, parse_special=params.parse_special):
                     check()
                     ids += some
-            elif part is not None:
+            else:
                 ids.append(_token("content", part, tokenizer))
         if not params.with_pieces:
             return json_response(TokenIds(ids))
