@@ -22,10 +22,7 @@ from logitless.backends.cpu.kernels.matmul.unpack_blocks import float_index, sec
 
 @kernel("get_rows")
 def get_rows(dtype):
-    """Gather rows as f32. a: table, ids (i32), y (f32), row length, bytes of a packed group.
-
-    A unit is a row.
-    """
+    """Gather rows of k as f32 from a table in packed groups. A unit is a row."""
     if dtype == "rows":
         return gather_f32
     layout = LAYOUTS[dtype]
@@ -34,10 +31,9 @@ def get_rows(dtype):
     return gather_blocks(layout)
 
 
-def gather_f32(a, begin, end, scratch):
-    k = a[3]
+def gather_f32(table_at, ids_at, y_at, k, group_nbytes, begin, end, scratch):
     for t in range(begin, end):
-        x, y = f32p(a[0] + i32p(a[1])[t] * k * 4), f32p(a[2] + t * k * 4)
+        x, y = f32p(table_at + i32p(ids_at)[t] * k * 4), f32p(y_at + t * k * 4)
         for i in range(k):
             y[i] = x[i]
 
@@ -62,11 +58,10 @@ def float_reader(dtype):
 def gather_floats(dtype):
     get = float_reader(dtype)
 
-    def run(a, begin, end, scratch):
-        k, group_nbytes = a[3], a[4]
+    def run(table_at, ids_at, y_at, k, group_nbytes, begin, end, scratch):
         for t in range(begin, end):
-            row = np.int64(i32p(a[1])[t])
-            group, y = a[0] + row // 16 * group_nbytes, f32p(a[2] + t * k * 4)
+            row = np.int64(i32p(ids_at)[t])
+            group, y = table_at + row // 16 * group_nbytes, f32p(y_at + t * k * 4)
             for i in range(k):
                 y[i] = get(group, i, row % 16)
 
@@ -133,38 +128,32 @@ def block_decoder(layout):
 def gather_blocks(layout):
     decode = block_decoder(layout)
 
-    def run(a, begin, end, scratch):
-        k, group_nbytes = a[3], a[4]
+    def run(table_at, ids_at, y_at, k, group_nbytes, begin, end, scratch):
         for t in range(begin, end):
-            row = np.int64(i32p(a[1])[t])
+            row = np.int64(i32p(ids_at)[t])
             for i in range(k // 32):
-                decode(a[0] + row // 16 * group_nbytes, row % 16, i, 0, 8, a[2] + (t * k + i * 32) * 4)
+                decode(table_at + row // 16 * group_nbytes, row % 16, i, 0, 8, y_at + (t * k + i * 32) * 4)
 
     return run
 
 
 @kernel("unpack")
 def unpack(dtype):
-    """Unpack a weight to f32. a: table, y (f32), row length, bytes of a packed group.
-
-    A unit is a row.
-    """
+    """Unpack a weight to f32 rows of k. A unit is a row."""
     layout = LAYOUTS[dtype]
     decode = block_decoder(layout) if layout.block > 1 else None
     get = float_reader(dtype) if layout.block == 1 else None
 
-    def blocks(a, begin, end, scratch):
-        k = a[2]
+    def blocks(table_at, y_at, k, group_nbytes, begin, end, scratch):
         for row in range(begin, end):
             for i in range(k // 32):
-                decode(a[0] + row // 16 * a[3], row % 16, i, 0, 8, a[1] + (row * k + i * 32) * 4)
+                decode(table_at + row // 16 * group_nbytes, row % 16, i, 0, 8, y_at + (row * k + i * 32) * 4)
 
-    def floats(a, begin, end, scratch):
-        k = a[2]
+    def floats(table_at, y_at, k, group_nbytes, begin, end, scratch):
         for row in range(begin, end):
-            y = f32p(a[1] + row * k * 4)
+            y = f32p(y_at + row * k * 4)
             for i in range(k):
-                y[i] = get(a[0] + row // 16 * a[3], i, row % 16)
+                y[i] = get(table_at + row // 16 * group_nbytes, i, row % 16)
 
     return blocks if layout.block > 1 else floats
 

@@ -23,30 +23,29 @@ def norm_row(x, w, y, n, eps):
 
 @kernel("rms_norm")
 def rms_norm():
-    """RMS norm. a: x, w, y, n (row length), eps bits."""
+    """RMS norm."""
 
-    def run(a, begin, end, scratch):
-        n = a[3]
+    def run(x_at, w_at, y_at, n, eps_bits, begin, end, scratch):
         for r in range(begin, end):
-            norm_row(a[0] + r * n * 4, a[1], a[2] + r * n * 4, n, bits_f32(a[4]))
+            norm_row(x_at + r * n * 4, w_at, y_at + r * n * 4, n, bits_f32(eps_bits))
 
     return run
 
 
 @kernel("rms_norm_act")
 def rms_norm_act(group_size):
-    """RMS norm and `quantize_act`. a: x, w, y, m, blocks of a row, panel rows, panels, eps bits.
+    """RMS norm and `quantize_act`.
 
     Scratch: a row.
     """
     quantize_row = row_quantizer(int(group_size))
 
-    def run(a, begin, end, scratch):
-        m, count, panel_rows, n_panels, eps = a[3], a[4], a[5], a[6], bits_f32(a[7])
+    def run(x_at, w_at, y_at, m, count, panel_rows, n_panels, eps_bits, begin, end, scratch):
+        eps = bits_f32(eps_bits)
         for row in range(begin, end):
             r0, rows = panel_of(row, m, panel_rows, n_panels)
-            norm_row(a[0] + row * count * 128, a[1], scratch, count * 32, eps)
-            quantize_row(scratch, a[2] + (r0 * count + row - r0) * ACT_BLOCK, rows * ACT_BLOCK, count)
+            norm_row(x_at + row * count * 128, w_at, scratch, count * 32, eps)
+            quantize_row(scratch, y_at + (r0 * count + row - r0) * ACT_BLOCK, rows * ACT_BLOCK, count)
 
     return run
 
@@ -56,29 +55,25 @@ gradient = m.elementwise(2, 2, lambda b, x, s: b.fsub(b.fmul(x[0], s[0]), b.fmul
 
 @kernel("rms_norm_plain")
 def rms_norm_plain():
-    """RMS norm with a scalar weight. a: x, y, n, eps bits, weight."""
+    """RMS norm with a scalar weight."""
 
-    def run(a, begin, end, scratch):
-        n = a[2]
+    def run(x_at, y_at, n, eps_bits, w_at, begin, end, scratch):
         for r in range(begin, end):
-            x = a[0] + r * n * 4
-            k = f32p(a[4])[0] / sqrt_f32(row_dot(x, x, n) / np.float32(n) + bits_f32(a[3]))
-            m.scale_elements(x, a[1] + r * n * 4, n, k)
+            x = x_at + r * n * 4
+            k = f32p(w_at)[0] / sqrt_f32(row_dot(x, x, n) / np.float32(n) + bits_f32(eps_bits))
+            m.scale_elements(x, y_at + r * n * 4, n, k)
 
     return run
 
 
 @kernel("rms_norm_back")
 def rms_norm_back():
-    """Gradient of RMS norm: k·g − x·k³·mean(g·x), with k the norm's factor. a: g, x, y, n, eps
-    bits.
-    """
+    """Gradient of RMS norm: k·g − x·k³·mean(g·x), with k the norm's factor."""
 
-    def run(a, begin, end, scratch):
-        n = a[3]
+    def run(g_at, x_at, y_at, n, eps_bits, begin, end, scratch):
         for r in range(begin, end):
-            g, x = a[0] + r * n * 4, a[1] + r * n * 4
-            k = np.float32(1) / sqrt_f32(row_dot(x, x, n) / np.float32(n) + bits_f32(a[4]))
-            gradient(g, x, a[2] + r * n * 4, n, k, k * k * k * (row_dot(g, x, n) / np.float32(n)))
+            g, x = g_at + r * n * 4, x_at + r * n * 4
+            k = np.float32(1) / sqrt_f32(row_dot(x, x, n) / np.float32(n) + bits_f32(eps_bits))
+            gradient(g, x, y_at + r * n * 4, n, k, k * k * k * (row_dot(g, x, n) / np.float32(n)))
 
     return run

@@ -37,12 +37,10 @@ def input_row(x, states, state, first, t, columns, size, c0):
 
 @kernel("text_begins")
 def text_begins():
-    """State of each row: 0 where a sample starts, −1 elsewhere. a: start, y, length. A unit is a
-    row.
-    """
+    """State of each row: 0 where a sample starts, −1 elsewhere. A unit is a row."""
 
-    def run(a, begin, end, scratch):
-        start, y, length = i32p(a[0]), i32p(a[1]), a[2]
+    def run(start_at, y_at, length, begin, end, scratch):
+        start, y = i32p(start_at), i32p(y_at)
         for t in range(begin, end):
             y[t] = 0 if start[t] == t % length else -1
 
@@ -82,14 +80,13 @@ def _convolve(typingctx, x, x_step, taps, y, y_step, rows, size):
 
 @kernel("causal_conv")
 def causal_conv():
-    """Causal convolution. a: x, w, states, begin, end, y, T, C, K, N. A unit is 64 columns.
+    """Causal convolution. A unit is 64 columns.
 
     Scratch: their weights, by tap; input rows that are not contiguous; a row of y.
     """
 
-    def run(a, begin, end, scratch):
-        x, states, rows, columns, size, n_states = a[0], a[2], a[6], a[7], a[8], a[9]
-        begins, ends, taps = i32p(a[3]), i32p(a[4]), f32p(scratch)
+    def run(x, w_at, states, begins_at, ends_at, y_at, rows, columns, size, n_states, begin, end, scratch):
+        begins, ends, taps = i32p(begins_at), i32p(ends_at), f32p(scratch)
         gathered = scratch + size * COLUMNS * 4
         y_row = gathered + size * COLUMNS * 4
         for i in range((2 * size + 1) * COLUMNS):  # columns beyond the last
@@ -97,7 +94,7 @@ def causal_conv():
         for unit in range(begin, end):
             c0 = unit * COLUMNS
             n = min(COLUMNS, columns - c0)
-            w = f32p(a[1] + c0 * size * 4)
+            w = f32p(w_at + c0 * size * 4)
             for j in range(size):
                 for c in range(n):
                     taps[j * COLUMNS + c] = w[c * size + j]
@@ -105,7 +102,7 @@ def causal_conv():
             while t < rows:
                 if begins[t] >= 0:
                     first, state = t, np.int64(begins[t])
-                y = a[5] + (t * columns + c0) * 4
+                y = y_at + (t * columns + c0) * 4
                 # up to the sequence's end its rows are contiguous
                 if n == COLUMNS and t - first >= size - 1:
                     stop = t + 1
@@ -120,7 +117,7 @@ def causal_conv():
                         copy_rows(source, 0, gathered + j * COLUMNS * 4, 0, 1, n)
                     _convolve(gathered, COLUMNS * 4, scratch, y_row, 0, 1, size)
                     copy_rows(y_row, 0, y, 0, 1, n)
-                if a[4] != 0:
+                if ends_at != 0:
                     for u in range(t, stop):
                         for j in range(size - 1 if 0 <= ends[u] < n_states else 0):
                             source = input_row(x, states, state, first, u - size + 2 + j, columns, size, c0)
@@ -227,14 +224,16 @@ def key_head(h, heads, k_heads, grouped):
 def linear_attention():
     """Linear attention. A unit is WIDTH columns of a head.
 
-    a: q, k, v, decay, beta, states, begin, end, y, T, H, H_k, D, E, scale bits, delta, grouped,
-    N. Scratch: the state, and a row each of v, y and the recalled value.
+    Scratch: the state, and a row each of v, y and the recalled value.
     """
 
-    def run(a, begin, end, scratch):
-        rows, heads, k_heads, size, width, scale = a[9], a[10], a[11], a[12], a[13], bits_f32(a[14])
-        delta = a[15] != 0
-        decay, beta, begins, ends = f32p(a[3]), f32p(a[4]), i32p(a[6]), i32p(a[7])
+    def run(
+        q_at, k_at, v_at, decay_at, beta_at, states_at, begins_at, ends_at, y_at, rows, heads, k_heads, size, width,
+        scale_bits, is_delta, grouped, n_states, begin, end, scratch,
+    ):  # fmt: skip
+        scale = bits_f32(scale_bits)
+        delta = is_delta != 0
+        decay, beta, begins, ends = f32p(decay_at), f32p(beta_at), i32p(begins_at), i32p(ends_at)
         parts = (width + WIDTH - 1) // WIDTH
         v_row = scratch + size * WIDTH * 4
         y_row = v_row + WIDTH * 4
@@ -243,25 +242,25 @@ def linear_attention():
             f32p(scratch)[i] = np.float32(0)
         for unit in range(begin, end):
             h, c0 = unit // parts, unit % parts * WIDTH
-            n, k_head = min(WIDTH, width - c0), key_head(h, heads, k_heads, a[16])
-            place = a[5] + (h * size * width + c0) * 4  # this unit's part of the first state
+            n, k_head = min(WIDTH, width - c0), key_head(h, heads, k_heads, grouped)
+            place = states_at + (h * size * width + c0) * 4  # this unit's part of the first state
             for t in range(rows):
                 if begins[t] >= 0:
                     copy_rows(place + np.int64(begins[t]) * heads * size * width * 4, width, scratch, WIDTH, size, n)
                     if delta:
-                        _read_state(scratch, a[1] + (t * k_heads + k_head) * size * 4, recalled, size)
-                at, k_at = (t * heads + h) * width + c0, (t * k_heads + k_head) * size * 4
-                copy_rows(a[2] + at * 4, 0, v_row, 0, 1, n)
+                        _read_state(scratch, k_at + (t * k_heads + k_head) * size * 4, recalled, size)
+                at, key = (t * heads + h) * width + c0, (t * k_heads + k_head) * size * 4
+                copy_rows(v_at + at * 4, 0, v_row, 0, 1, n)
                 i = t * heads + h
-                k = a[1] + k_at
+                k = k_at + key
                 next_k = k + (k_heads * size * 4 if t + 1 < rows else 0)
-                q, fades, learns = a[0] + k_at, decay[i], beta[i]
+                q, fades, learns = q_at + key, decay[i], beta[i]
                 if delta:
                     _step_delta(scratch, k, q, v_row, y_row, recalled, next_k, size, fades, learns, scale)
                 else:
                     _step(scratch, k, q, v_row, y_row, recalled, next_k, size, fades, learns, scale)
-                copy_rows(y_row, 0, a[8] + at * 4, 0, 1, n)
-                if a[7] != 0 and 0 <= ends[t] < a[17]:
+                copy_rows(y_row, 0, y_at + at * 4, 0, 1, n)
+                if ends_at != 0 and 0 <= ends[t] < n_states:
                     copy_rows(scratch, WIDTH, place + np.int64(ends[t]) * heads * size * width * 4, width, size, n)
 
     return run

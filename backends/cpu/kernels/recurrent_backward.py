@@ -13,36 +13,35 @@ CHECKPOINT = 16  # rows between checkpoints of the state
 
 @kernel("causal_conv_back")
 def causal_conv_back():
-    """Gradient of the convolution. a: g, x, w, states, begin, y (of x, then of w), T, C, K.
+    """Gradient of the convolution; y: that of x, then of w. A unit is 64 columns.
 
-    A unit is 64 columns. Scratch: the gradient of w.
+    Scratch: the gradient of w.
     """
 
-    def run(a, begin, end, scratch):
-        rows, columns, size = a[6], a[7], a[8]
-        begins, of_taps = i32p(a[4]), f32p(scratch)
+    def run(g_at, x_at, w_at, states_at, begins_at, y_at, rows, columns, size, begin, end, scratch):
+        begins, of_taps = i32p(begins_at), f32p(scratch)
         for unit in range(begin, end):
             c0 = unit * COLUMNS
             n = min(COLUMNS, columns - c0)
-            w, of_w = f32p(a[2] + c0 * size * 4), f32p(a[5] + (rows * columns + c0 * size) * 4)
+            w, of_w = f32p(w_at + c0 * size * 4), f32p(y_at + (rows * columns + c0 * size) * 4)
             for i in range(size * COLUMNS):
                 of_taps[i] = np.float32(0)
             for t in range(rows):
-                of_x = f32p(a[5] + (t * columns + c0) * 4)
+                of_x = f32p(y_at + (t * columns + c0) * 4)
                 for c in range(n):
                     of_x[c] = np.float32(0)
             first, state = 0, 0
             for t in range(rows):
                 if begins[t] >= 0:
                     first, state = t, np.int64(begins[t])
-                g = f32p(a[0] + (t * columns + c0) * 4)
+                g = f32p(g_at + (t * columns + c0) * 4)
                 for j in range(size):
                     p = t - size + 1 + j
-                    source = f32p(input_row(a[1], a[3], state, first, p, columns, size, c0))
+                    source = f32p(input_row(x_at, states_at, state, first, p, columns, size, c0))
                     for c in range(n):
                         of_taps[j * COLUMNS + c] += g[c] * source[c]
                     if p >= first:
-                        of_x = f32p(a[5] + (p * columns + c0) * 4)
+                        of_x = f32p(y_at + (p * columns + c0) * 4)
                         for c in range(n):
                             of_x[c] += g[c] * w[c * size + j]
             for c in range(n):
@@ -74,15 +73,19 @@ def _forward(s, k, v, decay, beta, residual_at, size, width, delta):
 def linear_attention_back():
     """Gradient of linear attention. A unit is a head of keys.
 
-    a: g, q, k, v, decay, beta, states, begin, y (of q, k, v, decay, beta), T, H, H_k, D, E, scale
-    bits, delta, grouped. Scratch: states at every CHECKPOINT-th row, then before each row between
-    two checkpoints, the last state, its gradient; `missing` of those rows, and two rows.
+    y: gradients of q, k, v, decay and beta. Scratch: states at every CHECKPOINT-th row, then before
+    each row between two checkpoints, the last state, its gradient; `missing` of those rows, and two
+    rows.
     """
 
-    def run(a, begin, end, scratch):
-        rows, heads, k_heads, size, width, scale = a[9], a[10], a[11], a[12], a[13], bits_f32(a[14])
-        begins, delta, grouped = i32p(a[7]), a[15] != 0, a[16] != 0
-        of_q = a[8]
+    def run(
+        g_at, q_at, k_at, v_at, decay_at, beta_at, states_at, begins_at, y_at, rows, heads, k_heads, size, width,
+        scale_bits, is_delta, is_grouped, begin, end, scratch,
+    ):  # fmt: skip
+        scale = bits_f32(scale_bits)
+        decays, betas = f32p(decay_at), f32p(beta_at)
+        begins, delta, grouped = i32p(begins_at), is_delta != 0, is_grouped != 0
+        of_q = y_at
         of_k = of_q + rows * k_heads * size * 4
         of_v = of_k + rows * k_heads * size * 4
         of_decay = of_v + rows * heads * width * 4
@@ -103,14 +106,14 @@ def linear_attention_back():
             for h in range(heads):
                 if key_head(h, heads, k_heads, grouped) != k_head:
                     continue
-                place = a[6] + h * whole * 4
+                place = states_at + h * whole * 4
                 for t in range(rows):
                     if begins[t] >= 0:
                         copy_rows(place + np.int64(begins[t]) * heads * whole * 4, 0, s, 0, 1, whole)
                     if t % CHECKPOINT == 0:
                         copy_rows(s, 0, scratch + t // CHECKPOINT * whole * 4, 0, 1, whole)
-                    i, k = t * heads + h, a[2] + (t * k_heads + k_head) * size * 4
-                    _forward(s, k, a[3] + i * width * 4, f32p(a[4])[i], f32p(a[5])[i], residuals, size, width, delta)
+                    i, k = t * heads + h, k_at + (t * k_heads + k_head) * size * 4
+                    _forward(s, k, v_at + i * width * 4, decays[i], betas[i], residuals, size, width, delta)
                 for j in range(whole):
                     ds[j] = np.float32(0)
                 for segment in range(n_segments - 1, -1, -1):
@@ -121,15 +124,15 @@ def linear_attention_back():
                         if begins[t] >= 0:
                             copy_rows(place + np.int64(begins[t]) * heads * whole * 4, 0, s, 0, 1, whole)
                         copy_rows(s, 0, states + (t - t0) * whole * 4, 0, 1, whole)
-                        i, k = t * heads + h, a[2] + (t * k_heads + k_head) * size * 4
+                        i, k = t * heads + h, k_at + (t * k_heads + k_head) * size * 4
                         residual = residuals + (t - t0) * width * 4
-                        _forward(s, k, a[3] + i * width * 4, f32p(a[4])[i], f32p(a[5])[i], residual, size, width, delta)
+                        _forward(s, k, v_at + i * width * 4, decays[i], betas[i], residual, size, width, delta)
                     for t in range(stop - 1, t0 - 1, -1):
                         i, at = t * heads + h, (t * k_heads + k_head) * size * 4
-                        g, dv = f32p(a[0] + i * width * 4), f32p(of_v + i * width * 4)
-                        q, k, dq, dk = f32p(a[1] + at), f32p(a[2] + at), f32p(of_q + at), f32p(of_k + at)
+                        g, dv = f32p(g_at + i * width * 4), f32p(of_v + i * width * 4)
+                        q, k, dq, dk = f32p(q_at + at), f32p(k_at + at), f32p(of_q + at), f32p(of_k + at)
                         before, residual = f32p(states + (t - t0) * whole * 4), f32p(residuals + (t - t0) * width * 4)
-                        decay, beta = f32p(a[4])[i], f32p(a[5])[i]
+                        decay, beta = decays[i], betas[i]
                         for c in range(width):
                             of_sum[c] = np.float32(0)
                         for d in range(size):

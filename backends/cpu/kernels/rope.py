@@ -16,15 +16,12 @@ from logitless.backends.cpu.kernels.ir.registry import bits_f32, f32p, i32p, ker
 
 @kernel("rope_angles")
 def rope_angles():
-    """Cosines and sines. a: pos, frequency, y, n/2, magnitude bits. A unit is a token.
+    """Cosines, then sines, of angles in f64. A unit is a token."""
 
-    Angles are computed in f64.
-    """
-
-    def run(a, begin, end, scratch):
-        pos, frequency, half, magnitude = i32p(a[0]), f32p(a[1]), a[3], bits_f32(a[4])
+    def run(pos_at, frequency_at, y_at, half, magnitude_bits, begin, end, scratch):
+        pos, frequency, magnitude = i32p(pos_at), f32p(frequency_at), bits_f32(magnitude_bits)
         for t in range(begin, end):
-            y = f32p(a[2] + t * half * 8)
+            y = f32p(y_at + t * half * 8)
             for i in range(half):
                 angle = np.float64(pos[t]) * np.float64(frequency[i])
                 y[i] = np.float32(math.cos(angle)) * magnitude
@@ -35,15 +32,13 @@ def rope_angles():
 
 @kernel("mrope_angles")
 def mrope_angles():
-    """`rope_angles` by component. a: pos (S, T), frequency, component, y, n/2, T, magnitude bits. A
-    unit is a token.
-    """
+    """`rope_angles` by component; pos (S, T). A unit is a token."""
 
-    def run(a, begin, end, scratch):
-        pos, frequency, component, half, n = i32p(a[0]), f32p(a[1]), i32p(a[2]), a[4], a[5]
-        magnitude = bits_f32(a[6])
+    def run(pos_at, frequency_at, component_at, y_at, half, n, magnitude_bits, begin, end, scratch):
+        pos, frequency, component = i32p(pos_at), f32p(frequency_at), i32p(component_at)
+        magnitude = bits_f32(magnitude_bits)
         for t in range(begin, end):
-            y = f32p(a[3] + t * half * 8)
+            y = f32p(y_at + t * half * 8)
             for i in range(half):
                 angle = np.float64(pos[component[i] * n + t]) * np.float64(frequency[i])
                 y[i] = np.float32(math.cos(angle)) * magnitude
@@ -113,20 +108,20 @@ def rope_function(*, interleaved):
 
 @kernel("rope")
 def rope(layout):
-    """RoPE. a: x, angles, y, heads, D, n/2, sign bits. A unit is a token.
+    """RoPE. A unit is a token.
 
     `layout`: interleaved or halves.
     """
     rotate = rope_function(interleaved=layout == "interleaved")
 
-    def run(a, begin, end, scratch):
-        heads, size, half, sign = a[3], a[4], a[5], bits_f32(a[6])
+    def run(x_at, angles_at, y_at, heads, size, half, sign_bits, begin, end, scratch):
+        sign = bits_f32(sign_bits)
         for t in range(begin, end):
-            x_at, y_at = a[0] + t * heads * size * 4, a[2] + t * heads * size * 4
-            rotate(x_at, y_at, a[1] + t * half * 8, heads, size, half, sign)
+            x_row, y_row = x_at + t * heads * size * 4, y_at + t * heads * size * 4
+            rotate(x_row, y_row, angles_at + t * half * 8, heads, size, half, sign)
             if 2 * half < size:
                 for h in range(heads):
-                    x, y = f32p(x_at + h * size * 4), f32p(y_at + h * size * 4)
+                    x, y = f32p(x_row + h * size * 4), f32p(y_row + h * size * 4)
                     for i in range(2 * half, size):
                         y[i] = x[i]
 

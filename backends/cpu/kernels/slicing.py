@@ -11,11 +11,11 @@ CHUNK = 4096  # elements of a unit of `copy` and `cast`
 
 @kernel("copy")
 def copy():
-    """Copy. a: x, y, n."""
+    """Copy. A unit is CHUNK elements."""
 
-    def run(a, begin, end, scratch):
-        x, y = f32p(a[0]), f32p(a[1])
-        for i in range(begin * CHUNK, min(a[2], end * CHUNK)):
+    def run(x_at, y_at, n, begin, end, scratch):
+        x, y = f32p(x_at), f32p(y_at)
+        for i in range(begin * CHUNK, min(n, end * CHUNK)):
             y[i] = x[i]
 
     return run
@@ -23,20 +23,19 @@ def copy():
 
 @kernel("block")
 def block(how):
-    """Strided copy, or with `how` "add" y += x. a: x, y, n, d1, d2, strides of x, strides of y.
+    """Strided copy, or with `how` "add" y += x. x0…x3, y0…y3: strides.
 
     A unit is a row of n, out of d0 · d1 · d2 rows. Strides count elements of four axes. Both
     addresses are of the first element.
     """
     accumulate = how == "add"
 
-    def run(a, begin, end, scratch):
-        n, d1, d2 = a[2], a[3], a[4]
+    def run(x_at, y_at, n, d1, d2, x0, x1, x2, x3, y0, y1, y2, y3, begin, end, scratch):
         for r in range(begin, end):
             i, j, k = r // (d1 * d2), r // d2 % d1, r % d2
-            x = f32p(a[0] + (i * a[5] + j * a[6] + k * a[7]) * 4)
-            y = f32p(a[1] + (i * a[9] + j * a[10] + k * a[11]) * 4)
-            sx, sy = a[8], a[12]
+            x = f32p(x_at + (i * x0 + j * x1 + k * x2) * 4)
+            y = f32p(y_at + (i * y0 + j * y1 + k * y2) * 4)
+            sx, sy = x3, y3
             for c in range(n):
                 if accumulate:
                     y[c * sy] += x[c * sx]
@@ -48,13 +47,13 @@ def block(how):
 
 @kernel("causal_mask")
 def causal_mask():
-    """Causal mask. a: x, y, T, S, past, fill bits. A unit is a row."""
+    """Causal mask. A unit is a row."""
 
-    def run(a, begin, end, scratch):
-        n, fill = a[3], bits_f32(a[5])
+    def run(x_at, y_at, rows, n, past, fill_bits, begin, end, scratch):
+        fill = bits_f32(fill_bits)
         for r in range(begin, end):
-            x, y = f32p(a[0] + r * n * 4), f32p(a[1] + r * n * 4)
-            n_visible = max(0, min(n, r % a[2] + a[4] + 1))
+            x, y = f32p(x_at + r * n * 4), f32p(y_at + r * n * 4)
+            n_visible = max(0, min(n, r % rows + past + 1))
             for i in range(n_visible):
                 y[i] = x[i]
             for i in range(n_visible, n):
@@ -65,45 +64,43 @@ def causal_mask():
 
 @kernel("diag")
 def diag():
-    """Diagonal matrix. a: x (n,), y (n, n), n. A unit is a row."""
+    """Diagonal matrix. A unit is a row."""
 
-    def run(a, begin, end, scratch):
-        n = a[2]
+    def run(x_at, y_at, n, begin, end, scratch):
         for r in range(begin, end):
-            y = f32p(a[1] + r * n * 4)
+            y = f32p(y_at + r * n * 4)
             for i in range(n):
                 y[i] = np.float32(0)
-            y[r] = f32p(a[0])[r]
+            y[r] = f32p(x_at)[r]
 
     return run
 
 
 @kernel("cast")
 def cast(source, target):
-    """Cast f16 ↔ f32. a: x, y, n."""
+    """Cast f16 ↔ f32."""
 
-    def run(a, begin, end, scratch):
-        for i in range(begin * CHUNK, min(a[2], end * CHUNK)):
+    def run(x_at, y_at, n, begin, end, scratch):
+        for i in range(begin * CHUNK, min(n, end * CHUNK)):
             if source == "f16":
-                f32p(a[1])[i] = f16_to_f32(u16p(a[0])[i])
+                f32p(y_at)[i] = f16_to_f32(u16p(x_at)[i])
             else:
-                u16p(a[1])[i] = f32_to_f16(f32p(a[0])[i])
+                u16p(y_at)[i] = f32_to_f16(f32p(x_at)[i])
 
     return run
 
 
 @kernel("argmax")
 def argmax():
-    """Argmax. a: x, y (i32), n. A unit is a row."""
+    """Argmax. A unit is a row."""
 
-    def run(a, begin, end, scratch):
-        n = a[2]
+    def run(x_at, y_at, n, begin, end, scratch):
         for r in range(begin, end):
-            x = f32p(a[0] + r * n * 4)
+            x = f32p(x_at + r * n * 4)
             best = 0
             for i in range(1, n):
                 if x[i] > x[best]:
                     best = i
-            i32p(a[1])[r] = best
+            i32p(y_at)[r] = best
 
     return run

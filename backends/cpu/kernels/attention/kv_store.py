@@ -33,8 +33,7 @@ def _block_scale(x, j):
 def _row_mover(dtype, cells_last, *, load):
     """Kernel that stores rows into the cache or, with `load`, reads them as f32. A unit is a token.
 
-    a: cache, rows, cells, H_kv, D, n_cells. `cells_last`: keys; otherwise values. Rows whose cell
-    is outside the cache are skipped.
+    `cells_last`: keys; otherwise values. Rows whose cell is outside the cache are skipped.
     """
     block_nbytes = page_nbytes(dtype, 32)  # bytes of 32 elements of a page's cells
     step = 16 if cells_last else 1  # distance between elements of a row
@@ -42,8 +41,8 @@ def _row_mover(dtype, cells_last, *, load):
         (u16p, f32_to_f16, f16_to_f32) if dtype == "f16" else (f32p, np.float32, np.float32)
     )
 
-    def run(a, begin, end, scratch):
-        cells, heads, size, n_cells = i32p(a[2]), a[3], a[4], a[5]
+    def run(cache_at, rows_at, cells_at, heads, size, n_cells, begin, end, scratch):
+        cells = i32p(cells_at)
         page = size * block_nbytes // 32
         for t in range(begin, end):
             if cells[t] < 0 or cells[t] >= n_cells:
@@ -51,8 +50,8 @@ def _row_mover(dtype, cells_last, *, load):
             cell = cells[t] % 16
             first = cell if cells_last else cell * size
             for h in range(heads):
-                x = f32p(a[1] + (t * heads + h) * size * 4)
-                base = a[0] + (np.int64(cells[t] // 16) * heads + h) * page
+                x = f32p(rows_at + (t * heads + h) * size * 4)
+                base = cache_at + (np.int64(cells[t] // 16) * heads + h) * page
                 if dtype == "q8_0":
                     q, scales = i8p(base), u16p(base + size * 16)
                     first_scale = cell if cells_last else cell * (size // 32)
@@ -100,18 +99,18 @@ def load_v(dtype):
 
 @kernel("copy_pages")
 def copy_pages():
-    """Copy pages within the cache, in order. a: cache, pairs, n pairs, bytes of a page, n pages.
+    """Copy pages of `size` bytes within the cache of n pages, in order. One unit.
 
-    One unit. Pairs with a page outside the cache are skipped.
+    Pairs with a page outside the cache are skipped.
     """
 
-    def run(a, begin, end, scratch):
-        pairs, size, n = i32p(a[1]), a[3], a[4]
-        for i in range(a[2]):
+    def run(cache_at, pairs_at, count, size, n, begin, end, scratch):
+        pairs = i32p(pairs_at)
+        for i in range(count):
             least, most = min(pairs[2 * i], pairs[2 * i + 1]), max(pairs[2 * i], pairs[2 * i + 1])
             if 0 <= least < most < n:
-                source = u8p(a[0] + np.int64(pairs[2 * i]) * size)
-                destination = u8p(a[0] + np.int64(pairs[2 * i + 1]) * size)
+                source = u8p(cache_at + np.int64(pairs[2 * i]) * size)
+                destination = u8p(cache_at + np.int64(pairs[2 * i + 1]) * size)
                 for j in range(size):
                     destination[j] = source[j]
 

@@ -1,14 +1,15 @@
 """Kernel registry, and typed pointers and conversions for numba.
 
-A kernel is a plain function `kernel(a, begin, end, scratch)` that numba compiles:
+A kernel is a plain function `kernel(x_at, y_at, n, …, begin, end, scratch)` that numba compiles:
 
-    a            pointer to its int64 argument block: addresses, sizes, float attributes as bits
+    x_at, n, …   its arguments, int64 each: addresses (`_at`), sizes, float attributes as `_bits`
     begin, end   the units of work (rows, tiles, heads …) of this call; units are independent
     scratch      address of this thread's scratch memory
 
 It returns nothing, raises nothing and allocates nothing. Batch invariance: it gives the same bits
 for any division into units. `@kernel("name")` registers a factory `make(*params) -> function`,
-requested as "name" or "name:param:param". The docstring of a factory lists the arguments as "a: …".
+requested as "name" or "name:param:param". A test compares the number of arguments with the lowerings'.
+`kernel(a, begin, end, scratch)` reads the block of arguments itself; its docstring lists them.
 This package is imported only to compile a kernel: a warm start never imports numba.
 """
 

@@ -206,21 +206,19 @@ def small_gemm(a, a_nbytes, a_of_k, b, b_nbytes, b_of_k, c, c_nbytes, m, n, k, a
 
 @kernel("pack_tiles")
 def pack_tiles(layout):
-    """Pack A into tiles. a: x (M, K), or (K, M) with layout `k`, y (tiles, K, MT), M, K.
+    """Pack A (M, K), or (K, M) with layout `k`, into tiles (tiles, K, MT).
 
     A unit is a tile, or PACK_STEPS rows of x.
     """
 
-    def columns(a, begin, end, scratch):
-        m, k = a[2], a[3]
+    def columns(x_at, y_at, m, k, begin, end, scratch):
         k0, k1 = begin * PACK_STEPS, min(k, end * PACK_STEPS)
-        copy_a_panels(a[0] + k0 * m * 4, m * 4, m, k1 - k0, a[1] + k0 * MT * 4, k * MT * 4)
+        copy_a_panels(x_at + k0 * m * 4, m * 4, m, k1 - k0, y_at + k0 * MT * 4, k * MT * 4)
 
-    def rows(a, begin, end, scratch):
-        m, k = a[2], a[3]
+    def rows(x_at, y_at, m, k, begin, end, scratch):
         for t in range(begin, end):
             rows = min(MT, m - t * MT)
-            pack_a_exact(a[0] + t * MT * k * 4, k * 4, rows, k, a[1] + t * MT * k * 4)
+            pack_a_exact(x_at + t * MT * k * 4, k * 4, rows, k, y_at + t * MT * k * 4)
 
     return columns if layout == "k" else rows
 
@@ -261,10 +259,10 @@ def group_unpacker(dtype):
 
 @kernel("gemm")
 def gemm(a_layout, b_layout, dtype="", variant=""):
-    """GEMM. a: A, B, C, M, N, K, rows and columns of a block, bytes of a packed weight's group,
+    """GEMM. m_block, n_block: rows and columns of a block; group_nbytes: of a packed weight's group.
 
-    whether C is accumulated; begin and end of the part of K to sum, multiples of KC but for the
-    last. Parts of one product come one after the other.
+    The part of K to sum begins and ends at multiples of KC but for the last; parts of one product
+    come one after the other.
 
     Scratch: NR·KC floats for each of STRIPS of B, and MT·(KC+2) for each tile of a block's rows (if
     A is not packed).
@@ -274,41 +272,43 @@ def gemm(a_layout, b_layout, dtype="", variant=""):
     compute = compute_bf16_tile if variant == "bf16" else compute_tile
     decode = strip_decoder(dtype, NR) if packed and not columns_of_k else None
 
-    def run(a, begin, end, scratch):
-        m, n, k, m_block, n_block, group_nbytes = a[3], a[4], a[5], a[6], a[7], a[8]
+    def run(
+        a_at, b_at, c_at, m, n, k, m_block, n_block, group_nbytes, accumulated, k_first, k_last,
+        begin, end, scratch,
+    ):  # fmt: skip
         m_blocks = (m + m_block - 1) // m_block
         strip_at = scratch
         tiles_at = scratch + STRIPS * NR * KC * 4
         for unit in range(begin, end):
             m0, n0 = unit % m_blocks * m_block, unit // m_blocks * n_block
             m1, n1 = min(m, m0 + m_block), min(n, n0 + n_block)
-            for k0 in range(a[10], a[11], KC):
+            for k0 in range(k_first, k_last, KC):
                 steps = min(KC, k - k0)
                 tile_nbytes = k * MT * 4 if tiled else steps * MT * 4
-                tiles = a[0] + (m0 // MT * k + k0) * MT * 4 if tiled else tiles_at
+                tiles = a_at + (m0 // MT * k + k0) * MT * 4 if tiled else tiles_at
                 if rows_of_k:
                     for r in range(m0, m1, MT):
                         at = tiles_at + (r - m0) // MT * tile_nbytes
-                        pack_a(a[0] + (r * k + k0) * 4, k * 4, min(MT, m1 - r), steps, at)
+                        pack_a(a_at + (r * k + k0) * 4, k * 4, min(MT, m1 - r), steps, at)
                 elif not tiled:
-                    copy_a_panels(a[0] + (k0 * m + m0) * 4, m * 4, m1 - m0, steps, tiles_at, tile_nbytes)
+                    copy_a_panels(a_at + (k0 * m + m0) * 4, m * 4, m1 - m0, steps, tiles_at, tile_nbytes)
                 for c in range(n0, n1, NR):
                     columns = min(NR, n1 - c)
                     if packed and columns_of_k:
-                        unpack(a[1] + c // 16 * group_nbytes, (n - c - 1) // 16, group_nbytes, k0, steps, strip_at)
+                        unpack(b_at + c // 16 * group_nbytes, (n - c - 1) // 16, group_nbytes, k0, steps, strip_at)
                     elif packed:
-                        decode(a[1], group_nbytes, n, k0, steps, c, columns, strip_at)
+                        decode(b_at, group_nbytes, n, k0, steps, c, columns, strip_at)
                     elif columns_of_k:
-                        pack_b(a[1] + (c * k + k0) * 4, k * 4, columns, steps, strip_at)
+                        pack_b(b_at + (c * k + k0) * 4, k * 4, columns, steps, strip_at)
                     else:
                         slot = (c - n0) // NR % STRIPS
                         if slot == 0:
-                            at = a[1] + (k0 * n + c) * 4
+                            at = b_at + (k0 * n + c) * 4
                             copy_b_panels(at, n * 4, min(STRIPS * NR, n1 - c), steps, scratch, steps * NR * 4)
                         strip_at = scratch + slot * steps * NR * 4
                     for r in range(m0, m1, MT):
-                        x, y = tiles + (r - m0) // MT * tile_nbytes, a[2] + (r * n + c) * 4
-                        fresh = 1 if k0 == 0 and a[9] == 0 else 0
+                        x, y = tiles + (r - m0) // MT * tile_nbytes, c_at + (r * n + c) * 4
+                        fresh = 1 if k0 == 0 and accumulated == 0 else 0
                         compute(x, strip_at, y, n * 4, steps, fresh, min(MT, m1 - r), columns)
 
     return run

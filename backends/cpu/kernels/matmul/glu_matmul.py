@@ -56,24 +56,22 @@ def glu_tile(activation):
 
 @kernel("glu_act")
 def glu_act(activation, group_size):
-    """GLU and quantisation. a: gate, up, y, m, blocks of a row, blocks of a unit, panel rows,
-    panels.
+    """GLU and quantisation.
 
-    A unit is a part of a row. Scratch: a unit as floats.
+    A unit is `unit_blocks` of the `count` blocks of a row. Scratch: a unit as floats.
     """
     glu = glu_function(activation)
     quantize_row = row_quantizer(int(group_size))
 
-    def run(a, begin, end, scratch):
-        m, count, unit_blocks, panel_rows, n_panels = a[3], a[4], a[5], a[6], a[7]
+    def run(gate_at, up_at, y_at, m, count, unit_blocks, panel_rows, n_panels, begin, end, scratch):
         parts = (count + unit_blocks - 1) // unit_blocks
         for unit in range(begin, end):
             row, first = unit // parts, unit % parts * unit_blocks
             n = min(unit_blocks, count - first)
             at = (row * count + first) * 128
-            glu(a[0] + at, a[1] + at, scratch, n * 32)
+            glu(gate_at + at, up_at + at, scratch, n * 32)
             r0, rows = panel_of(row, m, panel_rows, n_panels)
-            quantize_row(scratch, a[2] + (r0 * count + first * rows + row - r0) * ACT_BLOCK, rows * ACT_BLOCK, n)
+            quantize_row(scratch, y_at + (r0 * count + first * rows + row - r0) * ACT_BLOCK, rows * ACT_BLOCK, n)
 
     return run
 

@@ -23,12 +23,11 @@ INFINITY = np.float32(np.inf)
 
 @kernel("top_experts")
 def top_experts():
-    """Top-k experts. a: logits (T, E), ids (T, n), E, n. A unit is a row. NaN counts as −inf."""
+    """Top-k experts. A unit is a row. NaN counts as −inf."""
 
-    def run(a, begin, end, scratch):
-        size, n = a[2], a[3]
+    def run(logits_at, ids_at, size, n, begin, end, scratch):
         for t in range(begin, end):
-            logits, ids = f32p(a[0] + t * size * 4), i32p(a[1] + t * n * 4)
+            logits, ids = f32p(logits_at + t * size * 4), i32p(ids_at + t * n * 4)
             # the previous choice: the next is below it, or equal and behind it
             previous, previous_id = INFINITY, np.int64(-1)
             for j in range(n):
@@ -47,14 +46,11 @@ def top_experts():
 
 @kernel("expert_weights")
 def expert_weights():
-    """Router softmax over the chosen. a: logits (T, E), ids (T, k), y (T, k), E, k. A unit is a
-    row.
-    """
+    """Router softmax over the chosen. A unit is a row."""
 
-    def run(a, begin, end, scratch):
-        size, n = a[3], a[4]
+    def run(logits_at, ids_at, y_at, size, n, begin, end, scratch):
         for t in range(begin, end):
-            logits, ids, y = f32p(a[0] + t * size * 4), i32p(a[1] + t * n * 4), f32p(a[2] + t * n * 4)
+            logits, ids, y = f32p(logits_at + t * size * 4), i32p(ids_at + t * n * 4), f32p(y_at + t * n * 4)
             top, total = logits[ids[0]], np.float32(0)
             for j in range(1, n):
                 top = max(top, logits[ids[j]])
@@ -69,12 +65,11 @@ def expert_weights():
 
 @kernel("expert_gather")
 def expert_gather():
-    """Values at the chosen experts. a: x (T, E), ids (T, k), y (T, k), E, k. A unit is a row."""
+    """Values at the chosen experts. A unit is a row."""
 
-    def run(a, begin, end, scratch):
-        size, n = a[3], a[4]
+    def run(x_at, ids_at, y_at, size, n, begin, end, scratch):
         for t in range(begin, end):
-            x, ids, y = f32p(a[0] + t * size * 4), i32p(a[1] + t * n * 4), f32p(a[2] + t * n * 4)
+            x, ids, y = f32p(x_at + t * size * 4), i32p(ids_at + t * n * 4), f32p(y_at + t * n * 4)
             for j in range(n):
                 y[j] = x[ids[j]]
 
@@ -83,12 +78,11 @@ def expert_gather():
 
 @kernel("expert_scatter")
 def expert_scatter():
-    """Inverse of `expert_gather`. a: x (T, k), ids (T, k), y (T, E), k, E. A unit is a row."""
+    """Inverse of `expert_gather`. A unit is a row."""
 
-    def run(a, begin, end, scratch):
-        n, size = a[3], a[4]
+    def run(x_at, ids_at, y_at, n, size, begin, end, scratch):
         for t in range(begin, end):
-            x, ids, y = f32p(a[0] + t * n * 4), i32p(a[1] + t * n * 4), f32p(a[2] + t * size * 4)
+            x, ids, y = f32p(x_at + t * n * 4), i32p(ids_at + t * n * 4), f32p(y_at + t * size * 4)
             for i in range(size):
                 y[i] = np.float32(0)
             for j in range(n):
@@ -99,15 +93,14 @@ def expert_scatter():
 
 @kernel("expert_order")
 def expert_order():
-    """Counting sort of rows by expert. a: ids (R,), order (3, R), R, number of experts. One unit.
+    """Counting sort of rows by expert. One unit.
 
     Scratch: a number per expert, and one more.
     """
 
-    def run(a, begin, end, scratch):
-        rows, n = a[2], a[3]
-        ids, starts = i32p(a[0]), i32p(scratch)
-        places, place_of, experts = i32p(a[1]), i32p(a[1] + rows * 4), i32p(a[1] + 2 * rows * 4)
+    def run(ids_at, order_at, rows, n, begin, end, scratch):
+        ids, starts = i32p(ids_at), i32p(scratch)
+        places, place_of, experts = i32p(order_at), i32p(order_at + rows * 4), i32p(order_at + 2 * rows * 4)
         for i in range(n + 1):
             starts[i] = 0
         for r in range(rows):
@@ -147,12 +140,11 @@ def panel_at(order, place, rows, per_row):
 
 @kernel("expert_rows")
 def expert_rows():
-    """Gather rows by expert. a: x (T, K), order, y (R, K), K, R // T. A unit is a position."""
+    """Gather rows by expert. A unit is a position."""
 
-    def run(a, begin, end, scratch):
-        k, per_row = a[3], a[4]
+    def run(x_at, order_at, y_at, k, per_row, begin, end, scratch):
         for place in range(begin, end):
-            x, y = f32p(a[0] + i32p(a[1])[place] // per_row * k * 4), f32p(a[2] + place * k * 4)
+            x, y = f32p(x_at + i32p(order_at)[place] // per_row * k * 4), f32p(y_at + place * k * 4)
             for i in range(k):
                 y[i] = x[i]
 
@@ -161,19 +153,17 @@ def expert_rows():
 
 @kernel("expert_sum")
 def expert_sum():
-    """Weighted sum of the experts' results. a: y (R, N), weights (T, k), order, out (T, N), R, k,
-    N.
+    """Weighted sum of the experts' results y (R, N): out (T, N).
 
     A unit is a row of out.
     """
 
-    def run(a, begin, end, scratch):
-        rows, per_row, n = a[4], a[5], a[6]
-        places, weights = i32p(a[2] + rows * 4), f32p(a[1])
+    def run(y_at, weights_at, order_at, out_at, rows, per_row, n, begin, end, scratch):
+        places, weights = i32p(order_at + rows * 4), f32p(weights_at)
         for t in range(begin, end):
-            out = f32p(a[3] + t * n * 4)
+            out = f32p(out_at + t * n * 4)
             for j in range(per_row):
-                weight, y = weights[t * per_row + j], f32p(a[0] + places[t * per_row + j] * n * 4)
+                weight, y = weights[t * per_row + j], f32p(y_at + places[t * per_row + j] * n * 4)
                 if j == 0:
                     for i in range(n):
                         out[i] = weight * y[i]
@@ -187,16 +177,15 @@ def expert_sum():
 def panel_packer(pack_row, x_nbytes, y_nbytes):
     """Kernel that packs rows into the panels of their experts with `pack_row(x, y, stride, count)`.
 
-    a: x, order, y (R, K), R, blocks of a row, R over x's rows (0: x is sorted already). A row has
-    `count` blocks, of `x_nbytes` in x and `y_nbytes` in y. A unit is a position.
+    per_row: R over x's rows (0: x is sorted already). A row has `count` blocks, of `x_nbytes` in x
+    and `y_nbytes` in y. A unit is a position.
     """
 
-    def run(a, begin, end, scratch):
-        rows, count = a[3], a[4]
+    def run(x_at, order_at, y_at, rows, count, per_row, begin, end, scratch):
         for place in range(begin, end):
-            first, panel, row = panel_at(a[1], place, rows, a[5])
-            y = a[2] + (first * count + place - first) * y_nbytes
-            pack_row(a[0] + row * count * x_nbytes, y, panel * y_nbytes, count)
+            first, panel, row = panel_at(order_at, place, rows, per_row)
+            y = y_at + (first * count + place - first) * y_nbytes
+            pack_row(x_at + row * count * x_nbytes, y, panel * y_nbytes, count)
 
     return run
 
@@ -225,19 +214,20 @@ def pack_experts():
 def expert_linear(dtype, shape, variant=""):
     """GEMM of each expert's rows. Scratch: as for `linear` with few rows.
 
-    a: w, x (packed), y (R, N), order, R, N, count (blocks or k), K block, bytes of a group, units,
-    fewest and most rows of the experts that this kernel takes. A unit is an equal part of the
-    strips of all these experts, in order. `variant` "bf16": activations are bf16 like the weights,
-    and a k is a pair.
+    It takes experts of min_rows to max_rows rows; `count`: blocks or k. A unit is one of `units`
+    equal parts of the strips of all these experts, in order. `variant` "bf16": activations are bf16
+    like the weights, and a k is a pair.
     """
     mt, nt = (int(s) for s in shape.split("x"))
     run_strips = packed_strips(dtype, mt, nt, variant)
     x_nbytes = ACT_BLOCK if LAYOUTS[dtype].block > 1 else 4
 
-    def run(a, begin, end, scratch):
-        rows, n, count, units, min_rows, max_rows = a[4], a[5], a[6], a[9], a[10], a[11]
-        experts = i32p(a[3] + 2 * rows * 4)
-        strips, expert_nbytes = (n // 16 + nt - 1) // nt, n // 16 * a[8]
+    def run(
+        w_at, x_at, y_at, order_at, rows, n, count, k_block, group_nbytes, units, min_rows, max_rows,
+        begin, end, scratch,
+    ):  # fmt: skip
+        experts = i32p(order_at + 2 * rows * 4)
+        strips, expert_nbytes = (n // 16 + nt - 1) // nt, n // 16 * group_nbytes
         work, place = np.int64(0), np.int64(0)
         while place < rows:
             after = expert_end(experts, place, rows)
@@ -250,8 +240,9 @@ def expert_linear(dtype, shape, variant=""):
             if min_rows <= after - place <= max_rows:
                 s0, s1 = max(first - at, 0), min(last - at, strips)
                 if s0 < s1:
-                    w, x = a[0] + experts[place] * expert_nbytes, a[1] + place * count * x_nbytes
-                    run_strips(w, x, a[2] + place * n * 4, after - place, n, count, a[7], a[8], 0, s0, s1, scratch, 0)
+                    w, x = w_at + experts[place] * expert_nbytes, x_at + place * count * x_nbytes
+                    y = y_at + place * n * 4
+                    run_strips(w, x, y, after - place, n, count, k_block, group_nbytes, 0, s0, s1, scratch, 0)
                 at += strips
             place = after
 
@@ -260,8 +251,7 @@ def expert_linear(dtype, shape, variant=""):
 
 @kernel("expert_matmul")
 def expert_matmul(dtype):
-    """Gradient of the experts' input. a: x (R, N), w, y (R, K), order, R, N, K, bytes of a packed
-    group.
+    """Gradient of the experts' input: x (R, N) to y (R, K).
 
     A unit is 32 columns of y. Scratch: 32 floats.
     """
@@ -270,9 +260,8 @@ def expert_matmul(dtype):
     decode = block_decoder(layout) if quantised else None
     get = None if quantised else float_reader(dtype)
 
-    def run(a, begin, end, scratch):
-        rows, n, k, group_nbytes = a[4], a[5], a[6], a[7]
-        experts, part = i32p(a[3] + 2 * rows * 4), f32p(scratch)
+    def run(x_at, w_at, y_at, order_at, rows, n, k, group_nbytes, begin, end, scratch):
+        experts, part = i32p(order_at + 2 * rows * 4), f32p(scratch)
         for block in range(begin, end):
             columns = min(32, k - 32 * block)
             place = np.int64(0)
@@ -281,12 +270,12 @@ def expert_matmul(dtype):
                 for i in range(n):
                     row = experts[place] * n + i
                     if quantised:
-                        decode(a[1] + row // 16 * group_nbytes, row % 16, block, 0, 8, scratch)
+                        decode(w_at + row // 16 * group_nbytes, row % 16, block, 0, 8, scratch)
                     else:
                         for c in range(columns):
-                            part[c] = get(a[1] + row // 16 * group_nbytes, block * 32 + c, row % 16)
+                            part[c] = get(w_at + row // 16 * group_nbytes, block * 32 + c, row % 16)
                     for r in range(place, after):
-                        x, y = f32p(a[0])[r * n + i], f32p(a[2] + (r * k + block * 32) * 4)
+                        x, y = f32p(x_at)[r * n + i], f32p(y_at + (r * k + block * 32) * 4)
                         for c in range(columns):
                             y[c] = x * part[c] + (y[c] if i > 0 else np.float32(0))
                 place = after
@@ -299,17 +288,14 @@ def expert_matmul(dtype):
 
 @kernel("plain_expert_linear")
 def plain_expert_linear():
-    """Rows times their experts' weights. a: x (R, K), w (n · N, K), y (R, N), order, R, N, K. A unit
-    is a position.
-    """
+    """Rows times their experts' weights: x (R, K), w (n · N, K), y (R, N). A unit is a position."""
 
-    def run(a, begin, end, scratch):
-        rows, n, k = a[4], a[5], a[6]
-        experts = i32p(a[3] + 2 * rows * 4)
+    def run(x_at, w_at, y_at, order_at, rows, n, k, begin, end, scratch):
+        experts = i32p(order_at + 2 * rows * 4)
         for place in range(begin, end):
-            x, y = f32p(a[0] + place * k * 4), f32p(a[2] + place * n * 4)
+            x, y = f32p(x_at + place * k * 4), f32p(y_at + place * n * 4)
             for i in range(n):
-                w, total = f32p(a[1] + (experts[place] * n + i) * k * 4), np.float32(0)
+                w, total = f32p(w_at + (experts[place] * n + i) * k * 4), np.float32(0)
                 for j in range(k):
                     total += x[j] * w[j]
                 y[i] = total
@@ -319,19 +305,18 @@ def plain_expert_linear():
 
 @kernel("plain_expert_matmul")
 def plain_expert_matmul():
-    """Gradient of the rows. a: x (R, N), w (n · N, K), y (R, K), order, R, N, K. A unit is a position;
-    its products are summed in order, so that zeros among x change no bit.
+    """Gradient of the rows: x (R, N), w (n · N, K), y (R, K). A unit is a position; its products are
+    summed in order, so that zeros among x change no bit.
     """
 
-    def run(a, begin, end, scratch):
-        rows, n, k = a[4], a[5], a[6]
-        experts = i32p(a[3] + 2 * rows * 4)
+    def run(x_at, w_at, y_at, order_at, rows, n, k, begin, end, scratch):
+        experts = i32p(order_at + 2 * rows * 4)
         for place in range(begin, end):
-            x, y = f32p(a[0] + place * n * 4), f32p(a[2] + place * k * 4)
+            x, y = f32p(x_at + place * n * 4), f32p(y_at + place * k * 4)
             for j in range(k):
                 y[j] = np.float32(0)
             for i in range(n):
-                w, factor = f32p(a[1] + (experts[place] * n + i) * k * 4), x[i]
+                w, factor = f32p(w_at + (experts[place] * n + i) * k * 4), x[i]
                 for j in range(k):
                     y[j] += factor * w[j]
 
@@ -341,17 +326,17 @@ def plain_expert_matmul():
 
 @kernel("expert_products")
 def expert_products():
-    """Gradient of the experts' weights. a: a (R, M), b (R, K), order, out (n · M, K), R, M, K, blocks.
+    """Gradient of the experts' weights: a (R, M), b (R, K), out (n · M, K).
+
     A unit is 16 rows of an expert's part of out, of `blocks`; zero where no row has chosen it.
     """
 
-    def run(a, begin, end, scratch):
-        rows, m, k, blocks = a[4], a[5], a[6], a[7]
-        experts = i32p(a[2] + 2 * rows * 4)
+    def run(a_at, b_at, order_at, out_at, rows, m, k, blocks, begin, end, scratch):
+        experts = i32p(order_at + 2 * rows * 4)
         for unit in range(begin, end):
             expert, column = unit // blocks, unit % blocks * 16
             width = min(16, m - column)
-            out = a[3] + (expert * m + column) * k * 4
+            out = out_at + (expert * m + column) * k * 4
             first, last = np.int64(0), rows  # the expert's first position lies between
             while first < last:
                 middle = (first + last) // 2
@@ -362,7 +347,7 @@ def expert_products():
             for j in range(width * k):
                 f32p(out)[j] = np.float32(0)
             while first < rows and experts[first] == expert:
-                b, factors = f32p(a[1] + first * k * 4), f32p(a[0] + (first * m + column) * 4)
+                b, factors = f32p(b_at + first * k * 4), f32p(a_at + (first * m + column) * 4)
                 for c in range(width):
                     factor, y = factors[c], f32p(out + c * k * 4)
                     for j in range(k):

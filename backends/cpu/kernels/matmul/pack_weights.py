@@ -16,24 +16,23 @@ from logitless.backends.cpu.kernels.matmul.unpack_blocks import float_index, sec
 
 @kernel("pack")
 def pack(dtype):
-    """Pack a weight. a: source, destination, n, k, bytes of a packed group."""
+    """Pack a weight."""
     layout = LAYOUTS[dtype]
     if layout.block == 1:
         return float_packer(layout)
     block, block_nbytes = layout.block, layout.gguf_nbytes
     pack_block = BLOCK_PACKERS[dtype](layout)
 
-    def run(a, begin, end, scratch):
-        n, k, group_nbytes = a[2], a[3], a[4]
+    def run(source_at, y_at, n, k, group_nbytes, begin, end, scratch):
         row_nbytes = k // block * block_nbytes
         for group in range(begin, end):
-            out = a[1] + group * group_nbytes
+            out = y_at + group * group_nbytes
             rows = min(16, n - group * 16)
             if rows < 16:
                 zeros = u32p(out)
                 for i in range(group_nbytes // 4):
                     zeros[i] = 0
-            source = a[0] + group * 16 * row_nbytes
+            source = source_at + group * 16 * row_nbytes
             for i in range(k // block):
                 for r in range(rows):
                     pack_block(source + r * row_nbytes + i * block_nbytes, out, i, r)
@@ -44,11 +43,10 @@ def pack(dtype):
 def float_packer(layout):
     width, k_interleave = layout.gguf_nbytes, layout.k_interleave
 
-    def run(a, begin, end, scratch):
-        n, k, group_nbytes = a[2], a[3], a[4]
+    def run(source_at, y_at, n, k, group_nbytes, begin, end, scratch):
         for group in range(begin, end):
-            out = a[1] + group * group_nbytes
-            source = a[0] + group * 16 * k * width
+            out = y_at + group * group_nbytes
+            source = source_at + group * 16 * k * width
             rows = min(16, n - group * 16)
             for i in range((k + k_interleave - 1) // k_interleave * k_interleave):
                 for r in range(16):

@@ -208,25 +208,24 @@ def _expanded_kernel(dtype, mt, nt, accumulate):
 
 @kernel("linear_rows")
 def linear_rows(rows):
-    """GEMM with plain f32 weights (n, k). a: w, x, y, m, n, k. A unit is a group of 16 columns.
+    """GEMM with plain f32 weights (n, k). A unit is a group of 16 columns.
 
     Each group is packed into scratch first. Scratch: the group and a tile's sums.
     """
     mt = int(rows)
     tile, copy = float_tile("f32", mt, 1), tile_writer(mt, 1)
 
-    def run(a, begin, end, scratch):
-        m, n, k = a[3], a[4], a[5]
+    def run(w_at, x_at, y_at, m, n, k, begin, end, scratch):
         panel, sums = f32p(scratch), scratch + k * 64
         for g in range(begin, end):
             columns = min(16, n - g * 16)
-            w = f32p(a[0] + g * 16 * k * 4)
+            w = f32p(w_at + g * 16 * k * 4)
             for i in range(k):
                 for c in range(16):
                     panel[i * 16 + c] = w[min(c, columns - 1) * k + i]
             for r in range(0, m, mt):
                 r = min(r, m - mt)
-                tile(scratch, 0, 0, a[1] + r * 4, m * 4, sums, sums, 64, 0, 0, k, 0, 0, 0, 0, 0, 0)
-                copy(sums, a[2] + (r * n + g * 16) * 4, n, columns, 0)
+                tile(scratch, 0, 0, x_at + r * 4, m * 4, sums, sums, 64, 0, 0, k, 0, 0, 0, 0, 0, 0)
+                copy(sums, y_at + (r * n + g * 16) * 4, n, columns, 0)
 
     return run

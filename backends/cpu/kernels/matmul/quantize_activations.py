@@ -161,29 +161,27 @@ def row_quantizer(group):
 
 @kernel("quantize_act")
 def quantize_act(group_size):
-    """Quantise activations. a: x, y, m, blocks of a row, panel rows, panels. A unit is a row.
+    """Quantise activations. A unit is a row.
 
     `group_size` elements share a scale.
     """
     quantize_row = row_quantizer(int(group_size))
 
-    def run(a, begin, end, scratch):
-        m, count, panel_rows, n_panels = a[2], a[3], a[4], a[5]
+    def run(x_at, y_at, m, count, panel_rows, n_panels, begin, end, scratch):
         for row in range(begin, end):
             r0, rows = panel_of(row, m, panel_rows, n_panels)
-            y = a[1] + (r0 * count + row - r0) * ACT_BLOCK
-            quantize_row(a[0] + row * count * 128, y, rows * ACT_BLOCK, count)
+            y = y_at + (r0 * count + row - r0) * ACT_BLOCK
+            quantize_row(x_at + row * count * 128, y, rows * ACT_BLOCK, count)
 
     return run
 
 
 @kernel("pack_act")
 def pack_act():
-    """Pack f32 activations. a: x, y, m, k. A unit is K_CHUNK elements of all rows."""
+    """Pack f32 activations. A unit is K_CHUNK elements of all rows."""
 
-    def run(a, begin, end, scratch):
-        m, k = a[2], a[3]
-        x, y = f32p(a[0]), f32p(a[1])
+    def run(x_at, y_at, m, k, begin, end, scratch):
+        x, y = f32p(x_at), f32p(y_at)
         for i in range(begin * K_CHUNK, min(k, end * K_CHUNK)):
             for r in range(m):
                 y[i * m + r] = x[r * k + i]

@@ -36,25 +36,25 @@ def cast_pairs(x, y, stride, count):
 
 @kernel("round_act")
 def round_act(layout):
-    """Cast to bf16. a: x (M, K), y, M, K. A unit is K_CHUNK pairs of all rows, or a tile.
+    """Cast to bf16. A unit is K_CHUNK pairs of all rows, or a tile.
 
     Scratch of a tile: its rows as bf16.
     """
 
-    def chunks(a, begin, end, scratch):
-        m, pairs = a[2], a[3] // 2
+    def chunks(x_at, y_at, m, k, begin, end, scratch):
+        pairs = k // 2
         first, last = begin * K_CHUNK, min(pairs, end * K_CHUNK)
         for r in range(m):
-            x, y = a[0] + (r * pairs + first) * 8, a[1] + (first * m + r) * 4
+            x, y = x_at + (r * pairs + first) * 8, y_at + (first * m + r) * 4
             cast_pairs(x, y, m * 4, last - first)
 
-    def tiles(a, begin, end, scratch):
-        m, pairs = a[2], a[3] // 2
+    def tiles(x_at, y_at, m, k, begin, end, scratch):
+        pairs = k // 2
         for t in range(begin, end):
             rows = min(MT, m - t * MT)
             for r in range(rows):
-                cast_pairs(a[0] + (t * MT + r) * pairs * 8, scratch + r * pairs * 4, 4, pairs)
-            pack_a_exact(scratch, pairs * 4, rows, pairs, a[1] + t * MT * pairs * 4)
+                cast_pairs(x_at + (t * MT + r) * pairs * 8, scratch + r * pairs * 4, 4, pairs)
+            pack_a_exact(scratch, pairs * 4, rows, pairs, y_at + t * MT * pairs * 4)
 
     return chunks if layout == "k" else tiles
 

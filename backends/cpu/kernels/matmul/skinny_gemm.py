@@ -17,32 +17,30 @@ ROWS, COLUMNS = 4 * MT, NR  # of a block of `skinny_split_k`
 
 @kernel("skinny_gemm")
 def skinny_gemm(b_layout):
-    """GEMM with few columns or a short K. a: A (M, K), B, C (M, N), M, N, K, rows of a unit.
+    """GEMM with few columns or a short K: A (M, K) to C (M, N), `block` rows a unit.
 
     Scratch: a strip of B, NR·KC floats.
     """
 
-    def of_n(a, begin, end, scratch):
-        m, n, k, block = a[3], a[4], a[5], a[6]
+    def of_n(a_at, b_at, c_at, m, n, k, block, begin, end, scratch):
         for k0 in range(0, k, KC):
             steps = min(KC, k - k0)
             fresh = 1 if k0 == 0 else 0
             for c in range(0, n, NR):
                 columns = min(NR, n - c)
-                pack_b(a[1] + (c * k + k0) * 4, k * 4, columns, steps, scratch)
+                pack_b(b_at + (c * k + k0) * 4, k * 4, columns, steps, scratch)
                 for r in range(begin * block, min(m, end * block), MT):
-                    x, y, rows = a[0] + (r * k + k0) * 4, a[2] + (r * n + c) * 4, min(MT, m - r)
+                    x, y, rows = a_at + (r * k + k0) * 4, c_at + (r * n + c) * 4, min(MT, m - r)
                     compute_strided_tile(x, k * 4, 4, scratch, NR * 4, y, n * 4, steps, fresh, rows, columns)
 
-    def of_k(a, begin, end, scratch):
-        m, n, k, block = a[3], a[4], a[5], a[6]
+    def of_k(a_at, b_at, c_at, m, n, k, block, begin, end, scratch):
         for k0 in range(0, k, KC):
             steps = min(KC, k - k0)
             fresh = 1 if k0 == 0 else 0
             for r in range(begin * block, min(m, end * block), MT):
                 for c in range(0, n, NR):  # rows of C are written in order: they may be new pages
-                    x, y, rows = a[0] + (r * k + k0) * 4, a[2] + (r * n + c) * 4, min(MT, m - r)
-                    z, columns = a[1] + (k0 * n + c) * 4, min(NR, n - c)
+                    x, y, rows = a_at + (r * k + k0) * 4, c_at + (r * n + c) * 4, min(MT, m - r)
+                    z, columns = b_at + (k0 * n + c) * 4, min(NR, n - c)
                     compute_strided_tile(x, k * 4, 4, z, n * 4, y, n * 4, steps, fresh, rows, columns)
 
     return of_n if b_layout == "n" else of_k
@@ -50,14 +48,12 @@ def skinny_gemm(b_layout):
 
 @kernel("skinny_split_k")
 def skinny_split_k():
-    """Transposed GEMM with split K. a: A (K, M), B (K, N), C (parts, M, N), K, M, N, steps of a
-    part.
+    """Transposed GEMM with split K: A (K, M), B (K, N), C (parts, M, N), part_steps of K a part.
 
     A unit is a block of C.
     """
 
-    def run(a, begin, end, scratch):
-        k, m, n, part_steps = a[3], a[4], a[5], a[6]
+    def run(a_at, b_at, c_at, k, m, n, part_steps, begin, end, scratch):
         across, down = (n + COLUMNS - 1) // COLUMNS, (m + ROWS - 1) // ROWS
         for unit in range(begin, end):
             part, r0, c0 = unit // (across * down), unit // across % down * ROWS, unit % across * COLUMNS
@@ -66,8 +62,8 @@ def skinny_split_k():
             for c in range(c0, min(n, c0 + COLUMNS), NR):
                 columns = min(NR, n - c)
                 for r in range(r0, min(m, r0 + ROWS), MT):
-                    x, z = a[0] + (k0 * m + r) * 4, a[1] + (k0 * n + c) * 4
-                    y, rows = a[2] + ((part * m + r) * n + c) * 4, min(MT, m - r)
+                    x, z = a_at + (k0 * m + r) * 4, b_at + (k0 * n + c) * 4
+                    y, rows = c_at + ((part * m + r) * n + c) * 4, min(MT, m - r)
                     compute_strided_tile(x, 4, m * 4, z, n * 4, y, n * 4, steps, 1, rows, columns)
 
     return run

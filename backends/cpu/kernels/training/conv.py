@@ -39,19 +39,15 @@ largest_of_4 = m.elementwise(4, 0, lambda b, x, s: _largest(b, x), WIDTHS)
 
 @kernel("patches")
 def patches():
-    """im2col. a: x, y, H, W, C, H', W', height, width of a patch, stride, padding.
+    """im2col of kh × kw patches. A unit is a row of patches."""
 
-    A unit is a row of patches.
-    """
-
-    def run(a, begin, end, scratch):
-        h, w, c, rows, columns, kh, kw, stride, padding = a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]
+    def run(x_at, y_at, h, w, c, rows, columns, kh, kw, stride, padding, begin, end, scratch):
         for unit in range(begin, end):
             image, p = unit // rows, unit % rows
             for i in range(kh):
                 r = p * stride - padding + i
-                y = a[1] + (unit * columns * kh + i) * kw * c * 4
-                x = a[0] + ((image * h + r) * w - padding) * c * 4
+                y = y_at + (unit * columns * kh + i) * kw * c * 4
+                x = x_at + ((image * h + r) * w - padding) * c * 4
                 if r < 0 or r >= h:
                     for _ in range(columns):
                         fill(y, kw * c, np.float32(0))
@@ -81,22 +77,18 @@ def patches():
 
 @kernel("patches_back")
 def patches_back():
-    """Gradient of im2col. a: g, y, H, W, C, H', W', height, width of a patch, stride, padding.
+    """Gradient of im2col. A unit is a row of an image."""
 
-    A unit is a row of an image.
-    """
-
-    def run(a, begin, end, scratch):
-        h, w, c, rows, columns, kh, kw, stride, padding = a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]
+    def run(g_at, y_at, h, w, c, rows, columns, kh, kw, stride, padding, begin, end, scratch):
         for unit in range(begin, end):
             image, r = unit // h, unit % h
-            y = a[1] + unit * w * c * 4
+            y = y_at + unit * w * c * 4
             fill(y, w * c, np.float32(0))
             for i in range(kh):
                 p = r + padding - i
                 if p >= 0 and p % stride == 0 and p // stride < rows:
                     for q in range(columns):
-                        g = a[0] + (((image * rows + p // stride) * columns + q) * kh + i) * kw * c * 4
+                        g = g_at + (((image * rows + p // stride) * columns + q) * kh + i) * kw * c * 4
                         s = q * stride - padding
                         first, last = max(0, -s), min(kw, w - s)
                         if last > first:
@@ -108,16 +100,15 @@ def patches_back():
 
 @kernel("max_pool")
 def max_pool():
-    """Max pooling. a: x, y, H, W, C, size. A unit is a row of the result."""
+    """Max pooling. A unit is a row of the result."""
 
-    def run(a, begin, end, scratch):
-        h, w, c, size = a[2], a[3], a[4], a[5]
+    def run(x_at, y_at, h, w, c, size, begin, end, scratch):
         rows, columns = h // size, w // size
         for unit in range(begin, end):
             image, p = unit // rows, unit % rows
             for q in range(columns):
-                out = a[1] + (unit * columns + q) * c * 4
-                first = a[0] + ((image * h + p * size) * w + q * size) * c * 4
+                out = y_at + (unit * columns + q) * c * 4
+                first = x_at + ((image * h + p * size) * w + q * size) * c * 4
                 if size == 2:
                     below = first + w * c * 4
                     largest_of_4(first, first + c * 4, below, below + c * 4, out, c)
@@ -134,18 +125,17 @@ def max_pool():
 
 @kernel("max_pool_back")
 def max_pool_back():
-    """Gradient of max pooling. a: g, x, y, H, W, C, size. A unit is an image."""
+    """Gradient of max pooling. A unit is an image."""
 
-    def run(a, begin, end, scratch):
-        h, w, c, size = a[3], a[4], a[5], a[6]
+    def run(g_at, x_at, y_at, h, w, c, size, begin, end, scratch):
         rows, columns = h // size, w // size
         for image in range(begin, end):
-            x, y = a[1] + image * h * w * c * 4, a[2] + image * h * w * c * 4
+            x, y = x_at + image * h * w * c * 4, y_at + image * h * w * c * 4
             if h % size + w % size > 0 or size != 2:
                 fill(y, h * w * c, np.float32(0))
             for p in range(rows):
                 for q in range(columns):
-                    g = a[0] + ((image * rows + p) * columns + q) * c * 4
+                    g = g_at + ((image * rows + p) * columns + q) * c * 4
                     square = (p * size * w + q * size) * c * 4
                     if size == 2:
                         x0, y0 = x + square, y + square

@@ -19,43 +19,41 @@ soft_target_slope = m.elementwise(
 
 @kernel("softmax")
 def softmax():
-    """Softmax. a: x, y, n."""
+    """Softmax."""
 
-    def run(a, begin, end, scratch):
-        n = a[2]
+    def run(x_at, y_at, n, begin, end, scratch):
         for r in range(begin, end):
-            x = a[0] + r * n * 4
+            x = x_at + r * n * 4
             top = row_max(x, n)
-            exp_scaled(x, a[1] + r * n * 4, n, top, np.float32(1) / row_exp_sum(x, n, top))
+            exp_scaled(x, y_at + r * n * 4, n, top, np.float32(1) / row_exp_sum(x, n, top))
 
     return run
 
 
 @kernel("softmax_back")
 def softmax_back():
-    """Gradient of softmax. a: g, y, result, n."""
+    """Gradient of softmax."""
 
-    def run(a, begin, end, scratch):
-        n = a[3]
+    def run(g_at, y_at, result_at, n, begin, end, scratch):
         for r in range(begin, end):
-            g, y = a[0] + r * n * 4, a[1] + r * n * 4
-            softmax_slope(g, y, a[2] + r * n * 4, n, row_dot(g, y, n))
+            g, y = g_at + r * n * 4, y_at + r * n * 4
+            softmax_slope(g, y, result_at + r * n * 4, n, row_dot(g, y, n))
 
     return run
 
 
 @kernel("cross_entropy")
 def cross_entropy():
-    """Cross entropy. a: logits, targets, y, n. A negative target is ignored."""
+    """Cross entropy. A negative target is ignored."""
 
-    def run(a, begin, end, scratch):
-        n, targets, y = a[3], i32p(a[1]), f32p(a[2])
+    def run(x_at, targets_at, y_at, n, begin, end, scratch):
+        targets, y = i32p(targets_at), f32p(y_at)
         for r in range(begin, end):
             target = targets[r]
             if target < 0:
                 y[r] = np.float32(0)
             else:
-                x = a[0] + r * n * 4
+                x = x_at + r * n * 4
                 top = row_max(x, n)
                 y[r] = (top - f32p(x)[min(target, n - 1)]) + np.float32(math.log(np.float64(row_exp_sum(x, n, top))))
 
@@ -64,12 +62,12 @@ def cross_entropy():
 
 @kernel("cross_entropy_back")
 def cross_entropy_back():
-    """Gradient of cross entropy. a: g, logits, targets, y, n."""
+    """Gradient of cross entropy."""
 
-    def run(a, begin, end, scratch):
-        n, g, targets = a[4], f32p(a[0]), i32p(a[2])
+    def run(g_at, x_at, targets_at, y_at, n, begin, end, scratch):
+        g, targets = f32p(g_at), i32p(targets_at)
         for r in range(begin, end):
-            x, y = a[1] + r * n * 4, a[3] + r * n * 4
+            x, y = x_at + r * n * 4, y_at + r * n * 4
             out, target = f32p(y), targets[r]
             if target < 0:
                 for i in range(n):
@@ -85,12 +83,12 @@ def cross_entropy_back():
 
 @kernel("soft_cross_entropy")
 def soft_cross_entropy():
-    """Cross entropy with soft targets: −Σ t·(x − top − ln Σ exp). a: logits, targets, y, n."""
+    """Cross entropy with soft targets: −Σ t·(x − top − ln Σ exp)."""
 
-    def run(a, begin, end, scratch):
-        n, y = a[3], f32p(a[2])
+    def run(x_at, targets_at, y_at, n, begin, end, scratch):
+        y = f32p(y_at)
         for r in range(begin, end):
-            x, t = a[0] + r * n * 4, a[1] + r * n * 4
+            x, t = x_at + r * n * 4, targets_at + r * n * 4
             top = row_max(x, n)
             log_sum = top + np.float32(math.log(np.float64(row_exp_sum(x, n, top))))
             y[r] = log_sum * row_sum(t, n) - row_dot(x, t, n)
@@ -100,13 +98,13 @@ def soft_cross_entropy():
 
 @kernel("soft_cross_entropy_back")
 def soft_cross_entropy_back():
-    """Gradient of cross entropy with soft targets. a: g, logits, targets, y, n."""
+    """Gradient of cross entropy with soft targets."""
 
-    def run(a, begin, end, scratch):
-        n, g = a[4], f32p(a[0])
+    def run(g_at, x_at, targets_at, y_at, n, begin, end, scratch):
+        g = f32p(g_at)
         for r in range(begin, end):
-            x, t = a[1] + r * n * 4, a[2] + r * n * 4
+            x, t = x_at + r * n * 4, targets_at + r * n * 4
             top = row_max(x, n)
-            soft_target_slope(x, t, a[3] + r * n * 4, n, top, np.float32(1) / row_exp_sum(x, n, top), g[r])
+            soft_target_slope(x, t, y_at + r * n * 4, n, top, np.float32(1) / row_exp_sum(x, n, top), g[r])
 
     return run

@@ -29,14 +29,14 @@ sgd_move = m.elementwise(2, 2, lambda b, x, s: b.fsub(b.fmul(x[0], s[0]), b.fmul
 
 @kernel("adamw_step")
 def adamw_step():
-    """AdamW step. a: w, m, v, g, params, factor, n, whether weights decay."""
+    """AdamW step."""
 
-    def run(a, begin, end, scratch):
-        p, factor, n = f32p(a[4]), f32p(a[5])[0], a[6]
-        keep = np.float32(1) - p[0] * p[6] if a[7] != 0 else np.float32(1)
+    def run(w_at, m_at, v_at, g_at, params_at, factor_at, n, decays, begin, end, scratch):
+        p, factor = f32p(params_at), f32p(factor_at)[0]
+        keep = np.float32(1) - p[0] * p[6] if decays != 0 else np.float32(1)
         for unit in range(begin, end):
             for start in range(unit * CHUNK, min(n, (unit + 1) * CHUNK), PIECE):
-                w, first, second, g = (a[0] + start * 4, a[1] + start * 4, a[2] + start * 4, a[3] + start * 4)
+                w, first, second, g = (w_at + start * 4, m_at + start * 4, v_at + start * 4, g_at + start * 4)
                 count = min(n - start, PIECE)
                 first_moment(first, g, first, count, p[1], p[3] * factor)
                 second_moment(second, g, second, count, p[2], p[4] * factor * factor)
@@ -47,26 +47,26 @@ def adamw_step():
 
 @kernel("sgd_step")
 def sgd_step():
-    """SGD step. a: w, g, params, factor, n, whether weights decay."""
+    """SGD step."""
 
-    def run(a, begin, end, scratch):
-        p, n = f32p(a[2]), a[4]
-        keep = np.float32(1) - p[0] * p[1] if a[5] != 0 else np.float32(1)
-        rate = p[0] * f32p(a[3])[0]
+    def run(w_at, g_at, params_at, factor_at, n, decays, begin, end, scratch):
+        p = f32p(params_at)
+        keep = np.float32(1) - p[0] * p[1] if decays != 0 else np.float32(1)
+        rate = p[0] * f32p(factor_at)[0]
         for unit in range(begin, end):
             at = unit * CHUNK * 4
-            sgd_move(a[0] + at, a[1] + at, a[0] + at, min(n - unit * CHUNK, CHUNK), keep, rate)
+            sgd_move(w_at + at, g_at + at, w_at + at, min(n - unit * CHUNK, CHUNK), keep, rate)
 
     return run
 
 
 @kernel("clear")
 def clear():
-    """Fill with zero. a: y, n."""
+    """Fill with zero."""
 
-    def run(a, begin, end, scratch):
-        y = f32p(a[0])
-        for i in range(begin * CHUNK, min(a[1], end * CHUNK)):
+    def run(y_at, n, begin, end, scratch):
+        y = f32p(y_at)
+        for i in range(begin * CHUNK, min(n, end * CHUNK)):
             y[i] = np.float32(0)
 
     return run
@@ -74,13 +74,13 @@ def clear():
 
 @kernel("square_sums")
 def square_sums():
-    """Sum of squares per chunk. a: x, y, n."""
+    """Sum of squares per chunk."""
 
-    def run(a, begin, end, scratch):
-        y = f32p(a[1])
+    def run(x_at, y_at, n, begin, end, scratch):
+        y = f32p(y_at)
         for unit in range(begin, end):
-            at = a[0] + unit * CHUNK * 4
-            y[unit] = row_dot(at, at, min(a[2] - unit * CHUNK, CHUNK))
+            at = x_at + unit * CHUNK * 4
+            y[unit] = row_dot(at, at, min(n - unit * CHUNK, CHUNK))
 
     return run
 
