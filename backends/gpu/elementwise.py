@@ -100,18 +100,6 @@ for _name in BROADCAST:
         "  }",
         wg=WG,
     )
-Kernel(
-    "broadcast_to",
-    [Arg("X", "f32"), Arg("Y", "f32", "w")],
-    ["uint n", *(f"uint {v}{i}" for v in "na" for i in range(1, MAX_DIMS)), "uint a0"],
-    """
-  FOR_EACH(i, n) {
-    uint i3 = i % n3, r = i / n3, i2 = r % n2; r /= n2;
-    uint i1 = r % n1, i0 = r / n1;
-    Y[i] = X[i0 * a0 + i1 * a1 + i2 * a2 + i3 * a3];
-  }""",
-    wg=WG,
-)
 # Sums over a box of up to 4 axes of x for each element of the result, one after the other.
 Kernel(
     "sum_to",
@@ -192,16 +180,6 @@ def strides(t: Tensor, full: tuple[int, ...]) -> tuple[int, ...]:
 
 
 rewrite("mul")(gated)
-
-
-@lower("broadcast_to")
-def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    if len(t.shape) > MAX_DIMS:
-        return None
-    n, full = n_elements(t), (1,) * (MAX_DIMS - len(t.shape)) + t.shape
-    step = strides(t.src[0], full)
-    words = (n, *full[1:], *step[1:], step[0])
-    return [dispatch("broadcast_to", shape, (t.src[0], t), words, groups_for(n, shape, WG))]
 
 
 @lower("sum_to")

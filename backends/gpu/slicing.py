@@ -1,9 +1,10 @@
-"""Strided copies: transposes, slices out of and into arrays, diagonals."""
+"""Strided copies: transposes, broadcasts, slices out of and into arrays, diagonals."""
 
 from __future__ import annotations
 
 import math
 
+from logitless.backends.gpu.elementwise import strides
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import At, Dispatch, bits, dispatch, groups_for, lower, n_elements
 from logitless.graph.dtype import DTYPES
@@ -78,6 +79,13 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
         return None
     own = steps_of(x.shape)
     return [_move(x, t, t.shape, tuple(own[i] for i in t.attrs["axes"]), steps_of(t.shape), shape, (0, 0))]
+
+
+@lower("broadcast_to")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    if not _fits(t):
+        return None
+    return [_move(t.src[0], t, t.shape, strides(t.src[0], t.shape), steps_of(t.shape), shape, (0, 0))]
 
 
 @lower("take_block")
