@@ -28,14 +28,8 @@ def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
     return unbroadcast(g, a), unbroadcast(g, b)
 
 
-@add.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}
-
-
-@add.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(5, 37)), r.normal(size=(37,))], {}
+add.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}))
+add.case(lambda r: ([r.normal(size=(5, 37)), r.normal(size=(37,))], {}))
 
 
 @elementwise
@@ -49,14 +43,8 @@ def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
     return unbroadcast(g, a), unbroadcast(scale(g, factor=-1.0), b)
 
 
-@sub.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}
-
-
-@sub.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(5, 37)), r.normal(size=(37,))], {}
+sub.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}))
+sub.case(lambda r: ([r.normal(size=(5, 37)), r.normal(size=(37,))], {}))
 
 
 @elementwise
@@ -70,14 +58,8 @@ def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
     return unbroadcast(mul(g, b), a), unbroadcast(mul(g, a), b)
 
 
-@mul.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 33)), r.normal(size=(4, 33))], {}
-
-
-@mul.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 6)), r.normal(size=(4, 1))], {}
+mul.case(lambda r: ([r.normal(size=(4, 33)), r.normal(size=(4, 33))], {}))
+mul.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(4, 1))], {}))
 
 
 @elementwise
@@ -91,9 +73,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, factor: float) -> tuple[Tensor | None, ..
     return (scale(g, factor=factor),)
 
 
-@scale.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(3, 35))], {"factor": -1.7}
+scale.case(lambda r: ([r.normal(size=(3, 35))], {"factor": -1.7}))
 
 
 def scaled(x: Tensor, factor: float) -> Tensor:
@@ -126,9 +106,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, shape: Shape) -> tuple[Tensor | None, ...
     return (broadcast_to(g, shape=x.shape),)
 
 
-@sum_to.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(3, 4, 5))], {"shape": (4, 1)}
+sum_to.case(lambda r: ([r.normal(size=(3, 4, 5))], {"shape": (4, 1)}))
 
 
 for _from, _to in (((70, 40), ()), ((70, 40), (40,)), ((70, 300), (70, 1)), ((3, 4, 5, 6), (3, 1, 5, 1)), ((9,), ())):
@@ -152,9 +130,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, shape: Shape) -> tuple[Tensor | None, ...
     return (sum_to(g, shape=x.shape),)
 
 
-@broadcast_to.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 1))], {"shape": (3, 4, 5)}
+broadcast_to.case(lambda r: ([r.normal(size=(4, 1))], {"shape": (3, 4, 5)}))
 
 
 for _small, _large in (((), (5, 40)), ((40,), (9, 40)), ((9, 1, 4, 1), (9, 3, 4, 20))):
@@ -172,9 +148,7 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
     return (silu_back(g, x),)
 
 
-@silu.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 37)) * 4], {}
+silu.case(lambda r: ([r.normal(size=(4, 37)) * 4], {}))
 
 
 @elementwise
@@ -184,9 +158,7 @@ def silu_back(g: Array, x: Array) -> Array:
     return g * part * fma(x, 1 - part, 1)
 
 
-@silu_back.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}
+silu_back.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}))
 
 
 gelu = elementwise(s.gelu)
@@ -197,9 +169,7 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
     return (gelu_back(g, x),)
 
 
-@gelu.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 37)) * 3], {}
+gelu.case(lambda r: ([r.normal(size=(4, 37)) * 3], {}))
 
 
 @elementwise
@@ -211,9 +181,7 @@ def gelu_back(g: Array, x: Array) -> Array:
     return g * fma(0.5, 1 + t, 0.5 * x * ((1 - t * t) * inner))
 
 
-@gelu_back.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}
+gelu_back.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}))
 
 
 @elementwise
@@ -233,9 +201,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, cap: float) -> tuple[Tensor | None, ...]:
     return (mul(g, add(const(1.0), scale(mul(y, y), factor=-1.0 / cap**2))),)
 
 
-@softcap.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 37)) * 5], {"cap": 3.0}
+softcap.case(lambda r: ([r.normal(size=(4, 37)) * 5], {"cap": 3.0}))
 
 
 @elementwise
@@ -252,14 +218,8 @@ def _(g: Tensor, y: Tensor, gate: Tensor, up: Tensor, activation: str) -> tuple[
     return back(mul(g, up), gate), mul(g, forward(gate))
 
 
-@glu.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(3, 37)), r.normal(size=(3, 37))], {"activation": "silu"}
-
-
-@glu.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(3, 37)), r.normal(size=(3, 37))], {"activation": "gelu"}
+glu.case(lambda r: ([r.normal(size=(3, 37)), r.normal(size=(3, 37))], {"activation": "silu"}))
+glu.case(lambda r: ([r.normal(size=(3, 37)), r.normal(size=(3, 37))], {"activation": "gelu"}))
 
 
 @elementwise

@@ -87,14 +87,8 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(150, 9)), r.normal(size=(4, 9)), np.array([1, 140, 1, 0], np.int32)], {}
 
 
-@add_rows.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(3, 4)), np.array([1, 5, 1], np.int32)], {"n": 7}
-
-
-@get_rows.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(7, 3)), np.array([1, 5, 1], np.int32)], {}
+add_rows.case(lambda r: ([r.normal(size=(3, 4)), np.array([1, 5, 1], np.int32)], {"n": 7}))
+get_rows.case(lambda r: ([r.normal(size=(7, 3)), np.array([1, 5, 1], np.int32)], {}))
 
 
 def _case(dtype: str) -> Callable[[np.random.Generator], Case]:

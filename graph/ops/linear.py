@@ -299,9 +299,7 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(4, 12)), r.normal(size=(21, 12))], {}  # a weight that is not a constant
 
 
-@matmul.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 6)), r.normal(size=(6, 5))], {}
+matmul.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(6, 5))], {}))
 
 
 @matmul.case
@@ -310,9 +308,7 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(3, 17)), Weight(r.normal(size=(17, 64)), "q8_0")], {}
 
 
-@matmul_tn.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(6, 4)), r.normal(size=(6, 5))], {}
+matmul_tn.case(lambda r: ([r.normal(size=(6, 4)), r.normal(size=(6, 5))], {}))
 
 
 # whole tiles, edges, long sums, few columns, few rows

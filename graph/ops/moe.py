@@ -358,29 +358,11 @@ def _(r: np.random.Generator) -> Case:
     return [r.normal(size=(10, 12)), r.normal(size=(5 * 7, 12)), _ordered(_FEW)], {"n": 5}
 
 
-@expert_matmul.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(10, 7)), r.normal(size=(5 * 7, 12)), _ordered(_FEW)], {"n": 5}
-
-
-@expert_products.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(10, 7)), r.normal(size=(10, 12)), _ordered(_FEW)], {"n": 5}
-
-
-@expert_rows.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(5, 33)), _ordered(_FEW)], {}
-
-
-@expert_sum.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(10, 33)), r.normal(size=(5, 2)), _ordered(_FEW)], {}
-
-
-@expert_order.case
-def _(r: np.random.Generator) -> Case:
-    return [np.array(_FEW, np.int32)], {"n": 5}
+expert_matmul.case(lambda r: ([r.normal(size=(10, 7)), r.normal(size=(5 * 7, 12)), _ordered(_FEW)], {"n": 5}))
+expert_products.case(lambda r: ([r.normal(size=(10, 7)), r.normal(size=(10, 12)), _ordered(_FEW)], {"n": 5}))
+expert_rows.case(lambda r: ([r.normal(size=(5, 33)), _ordered(_FEW)], {}))
+expert_sum.case(lambda r: ([r.normal(size=(10, 33)), r.normal(size=(5, 2)), _ordered(_FEW)], {}))
+expert_order.case(lambda r: ([np.array(_FEW, np.int32)], {"n": 5}))
 
 
 @expert_order.case
@@ -388,26 +370,8 @@ def _(r: np.random.Generator) -> Case:
     return [np.stack([r.permutation(128)[:8] for _ in range(70)]).astype(np.int32)], {"n": 128}
 
 
-@expert_scatter.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(5, 2)), np.array(_FEW, np.int32)], {"n": 5}
-
-
-@expert_gather.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(5, 6)), np.array(_FEW, np.int32)], {}
-
-
-@expert_weights.case
-def _(r: np.random.Generator) -> Case:
-    return [3 * r.normal(size=(5, 6)), np.array(_FEW, np.int32)], {}
-
-
-@top_experts.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(9, 60))], {"n": 8}
-
-
-@top_experts.case
-def _(r: np.random.Generator) -> Case:
-    return [np.round(2 * r.normal(size=(30, 20)))], {"n": 5}  # many are equal
+expert_scatter.case(lambda r: ([r.normal(size=(5, 2)), np.array(_FEW, np.int32)], {"n": 5}))
+expert_gather.case(lambda r: ([r.normal(size=(5, 6)), np.array(_FEW, np.int32)], {}))
+expert_weights.case(lambda r: ([3 * r.normal(size=(5, 6)), np.array(_FEW, np.int32)], {}))
+top_experts.case(lambda r: ([r.normal(size=(9, 60))], {"n": 8}))
+top_experts.case(lambda r: ([np.round(2 * r.normal(size=(30, 20)))], {"n": 5}))  # many are equal

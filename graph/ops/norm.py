@@ -34,14 +34,8 @@ def _(g: Tensor, y: Tensor, x: Tensor, w: Tensor, eps: float) -> tuple[Tensor | 
     return rms_norm_back(mul(g, w), x, eps=eps), sum_to(mul(g, rms_norm(x, const(1.0), eps=eps)), shape=w.shape)
 
 
-@rms_norm.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 37)), r.normal(size=(37,))], {"eps": 1e-5}
-
-
-@rms_norm.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(3, 5, 16)), r.normal(size=(16,))], {"eps": 1e-6}
+rms_norm.case(lambda r: ([r.normal(size=(4, 37)), r.normal(size=(37,))], {"eps": 1e-5}))
+rms_norm.case(lambda r: ([r.normal(size=(3, 5, 16)), r.normal(size=(16,))], {"eps": 1e-6}))
 
 
 rms_norm.inplace = (0,)
@@ -63,9 +57,7 @@ def _(g: Tensor, x: Tensor, eps: float) -> tuple[Shape, str]:
     return rms_norm_back.alike(g, x)
 
 
-@rms_norm_back.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 6)), r.normal(size=(4, 6))], {"eps": 1e-5}
+rms_norm_back.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(4, 6))], {"eps": 1e-5}))
 
 
 @op

@@ -27,9 +27,7 @@ def _(pos: Tensor, frequency: Tensor, magnitude: float = 1.0) -> tuple[Shape, st
     return (pos.shape[0], 2, frequency.shape[0]), "f32"
 
 
-@rope_angles.case
-def _(r: np.random.Generator) -> Case:
-    return [np.array([0, 1, 5, 1000]), 100.0 ** (-np.arange(6) / 6)], {"magnitude": 1.2}
+rope_angles.case(lambda r: ([np.array([0, 1, 5, 1000]), 100.0 ** (-np.arange(6) / 6)], {"magnitude": 1.2}))
 
 
 rope_angles.tolerance = 1e-4  # f32 angles: 1000 rad has a spacing of 6e-5
@@ -98,14 +96,8 @@ def _(
     return rope(g, angles, interleaved=interleaved, sign=-sign), None
 
 
-@rope.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(3, 2, 8)), r.normal(size=(3, 2, 4))], {"interleaved": True}
-
-
-@rope.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(3, 2, 40)), r.normal(size=(3, 2, 16))], {"interleaved": False}
+rope.case(lambda r: ([r.normal(size=(3, 2, 8)), r.normal(size=(3, 2, 4))], {"interleaved": True}))
+rope.case(lambda r: ([r.normal(size=(3, 2, 40)), r.normal(size=(3, 2, 16))], {"interleaved": False}))
 
 
 rope.inplace = (0,)

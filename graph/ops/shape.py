@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, op, require
+from logitless.graph.op import Array, op, require
 from logitless.graph.tensor import Shape, Tensor
 
 
@@ -35,9 +35,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, shape: Shape) -> tuple[Tensor | None, ...
     return (reshape(g, shape=x.shape),)
 
 
-@reshape.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 6))], {"shape": (2, -1)}
+reshape.case(lambda r: ([r.normal(size=(4, 6))], {"shape": (2, -1)}))
 
 
 @op
@@ -60,9 +58,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, start: int, stop: int) -> tuple[Tensor | 
     return (pad_rows(g, before=start, after=x.shape[0] - stop),)
 
 
-@slice_rows.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(6, 3))], {"start": 2, "stop": 5}
+slice_rows.case(lambda r: ([r.normal(size=(6, 3))], {"start": 2, "stop": 5}))
 
 
 def split_rows(x: Tensor, of: Sequence[Tensor]) -> list[Tensor]:
@@ -95,9 +91,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, before: int, after: int) -> tuple[Tensor 
     return (slice_rows(g, start=before, stop=before + x.shape[0]),)
 
 
-@pad_rows.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(3, 4))], {"before": 2, "after": 1}
+pad_rows.case(lambda r: ([r.normal(size=(3, 4))], {"before": 2, "after": 1}))
 
 
 @op
@@ -119,9 +113,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, *others: Tensor) -> tuple[Tensor | None, 
     return (g, *(None for _ in others))
 
 
-@after.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 6)), r.normal(size=(3,))], {}
+after.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(3,))], {}))
 
 
 @op
@@ -138,6 +130,4 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
     return (None,)
 
 
-@detached.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 6))], {}
+detached.case(lambda r: ([r.normal(size=(4, 6))], {}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, op, require
+from logitless.graph.op import Array, op, require
 from logitless.graph.ops.elementwise import broadcast_to
 from logitless.graph.tensor import Shape, Tensor, const
 
@@ -184,14 +184,8 @@ def _(g: Tensor, y: Tensor, x: Tensor, fill: float, past: int = 0) -> tuple[Tens
 causal_mask.inplace = (0,)
 
 
-@causal_mask.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(2, 5, 9))], {"fill": 0.0, "past": 3}
-
-
-@causal_mask.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(33, 33))], {"fill": -5.0}
+causal_mask.case(lambda r: ([r.normal(size=(2, 5, 9))], {"fill": 0.0, "past": 3}))
+causal_mask.case(lambda r: ([r.normal(size=(33, 33))], {"fill": -5.0}))
 
 
 @op
@@ -234,11 +228,5 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
     return (diag(g),)
 
 
-@diag.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=7)], {}
-
-
-@diagonal.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(7, 7))], {}
+diag.case(lambda r: ([r.normal(size=7)], {}))
+diagonal.case(lambda r: ([r.normal(size=(7, 7))], {}))

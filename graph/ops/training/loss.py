@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, op, require
+from logitless.graph.op import Array, op, require
 from logitless.graph.ops.elementwise import mul, scale, sub, sum_to
 from logitless.graph.tensor import Shape, Tensor
 
@@ -33,14 +33,8 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
     return (softmax_back(g, y),)
 
 
-@softmax.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(5, 37)) * 4], {}
-
-
-@softmax.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(2, 3, 16)) * 50], {}
+softmax.case(lambda r: ([r.normal(size=(5, 37)) * 4], {}))
+softmax.case(lambda r: ([r.normal(size=(2, 3, 16)) * 50], {}))
 
 
 @op
@@ -52,9 +46,7 @@ def softmax_back(g: Array, y: Array) -> Array:
 softmax_back.takes("g f32 (…, K)", "y f32 (…, K)")
 
 
-@softmax_back.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(4, 37)), _softmax(r.normal(size=(4, 37)))], {}
+softmax_back.case(lambda r: ([r.normal(size=(4, 37)), _softmax(r.normal(size=(4, 37)))], {}))
 
 
 softmax.inplace = (0,)
@@ -109,14 +101,8 @@ def _targets(r: np.random.Generator) -> tuple[Array, Array]:
     return r.normal(size=(6, 45)) * 5, np.array([0, 44, -1, 7, 7, -100], np.int32)
 
 
-@cross_entropy.case
-def _(r: np.random.Generator) -> Case:
-    return list(_targets(r)), {}
-
-
-@cross_entropy_back.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=6), *_targets(r)], {}
+cross_entropy.case(lambda r: (list(_targets(r)), {}))
+cross_entropy_back.case(lambda r: ([r.normal(size=6), *_targets(r)], {}))
 
 
 @op
@@ -165,14 +151,8 @@ def _distributions(r: np.random.Generator) -> tuple[Array, Array]:
     return r.normal(size=(5, 37)) * 3, _softmax(r.normal(size=(5, 37)))
 
 
-@soft_cross_entropy.case
-def _(r: np.random.Generator) -> Case:
-    return list(_distributions(r)), {}
-
-
-@soft_cross_entropy_back.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=5), *_distributions(r)], {}
+soft_cross_entropy.case(lambda r: (list(_distributions(r)), {}))
+soft_cross_entropy_back.case(lambda r: ([r.normal(size=5), *_distributions(r)], {}))
 
 
 def square_error(x: Tensor, target: Tensor) -> Tensor:

@@ -116,9 +116,7 @@ def _(total: Tensor, x: Tensor) -> tuple[Shape, str]:
     return total.shape, total.dtype
 
 
-@accumulate.case
-def _(r: np.random.Generator) -> Case:
-    return [Variable(r.normal(size=(70, 130)), "f32"), r.normal(size=(70, 130))], {}
+accumulate.case(lambda r: ([Variable(r.normal(size=(70, 130)), "f32"), r.normal(size=(70, 130))], {}))
 
 
 @writing(0)
@@ -133,9 +131,7 @@ def _(total: Tensor) -> tuple[Shape, str]:
     return total.shape, total.dtype
 
 
-@clear.case
-def _(r: np.random.Generator) -> Case:
-    return [Variable(r.normal(size=(70, 130)), "f32")], {}
+clear.case(lambda r: ([Variable(r.normal(size=(70, 130)), "f32")], {}))
 
 
 @op
@@ -150,9 +146,7 @@ def _(x: Tensor) -> tuple[Shape, str]:
     return (-(-(x.nbytes // 4) // SUM_CHUNK),), x.dtype
 
 
-@square_sums.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(70, 130))], {}
+square_sums.case(lambda r: ([r.normal(size=(70, 130))], {}))
 
 
 @op
@@ -169,9 +163,7 @@ def _(*sums: Tensor) -> tuple[Shape, str]:
     return (), "f32"
 
 
-@norm_of_sums.case
-def _(r: np.random.Generator) -> Case:
-    return [r.random(size=3), r.random(size=40), r.random(size=1)], {}
+norm_of_sums.case(lambda r: ([r.random(size=3), r.random(size=40), r.random(size=1)], {}))
 
 
 @elementwise
