@@ -78,7 +78,7 @@ def test_launch_that_is_too_long_is_divided_into_ranges_of_groups(
 
 
 def test_kernels_whose_groups_walk_all_elements_are_not_divided() -> None:
-    assert not any(KERNELS[name].divisible for name in ("unary_silu", "round_rows", "rms_norm_rounded", "sample"))
+    assert not any(KERNELS[name].divisible for name in ("map_silu", "round_rows", "rms_norm_rounded", "sample"))
     assert all(KERNELS[name].divisible for name in ("linear_dot_q8_0", "linear_q4_k", "attention_tiles_f16_f16"))
 
 
