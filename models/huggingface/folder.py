@@ -66,7 +66,7 @@ def read_folder(folder: Path) -> list[Part]:
 
 def family_of(config: Config) -> Family:
     """The row of a model's architecture. ModelFileError: it is not supported."""
-    names = config.items("architectures")
+    names = [name for name in config.items("architectures") if isinstance(name, str)]
     for name in names:
         if name in FAMILIES:
             return FAMILIES[name]

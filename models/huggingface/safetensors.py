@@ -92,7 +92,7 @@ def _header(path: Path, begin: bytes, buffer: Any, index: int) -> dict[str, Stor
         where = f"tensor {shown(name)}"
         try:
             entry = msgspec.json.decode(raw, type=_Entry)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, UnicodeDecodeError):
             raise ModelFileError(path, f"{where} has no dtype, shape and data_offsets in the header") from None
         if entry.dtype not in _NBYTES:
             raise ModelFileError(path, f"{where} has the unknown type {shown(entry.dtype)}")

@@ -74,6 +74,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (raw(lambda _: b""), "is empty"),
     "LFS pointer": (raw(lambda _: b"version https://git-lfs.github.com/spec/v1\n"), "Git LFS pointer"),
     "header of no JSON": (raw(lambda data: data[:8] + b"x" * (len(data) - 8)), "no JSON object"),
+    "type of no text": (raw(lambda data: data.replace(b'"F32"', b'"F\xcd2"', 1)), "has no dtype, shape and data_offs"),
     "overlap": (
         header(lambda h: h[NORM].update(data_offsets=[o - 4 for o in h[NORM]["data_offsets"]])),
         "overlap at byte",
