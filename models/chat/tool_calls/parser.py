@@ -121,6 +121,8 @@ class Parser:
         self.hit_end = False  # the call that is being read reached the end
         self._muted = False  # the call that is being read is one too many
         self._raw: list[str] = []  # text read since `mark`
+        self._n_read = 0  # characters
+        self._endless = 0  # so many of them begin no end of a call
         self._blanks = ""  # blanks that are text only if no call follows
         self._input: InputText | None = None  # of the last call, if it is one to a custom tool
         self._fresh = True  # nothing but blanks and calls so far
@@ -142,6 +144,7 @@ class Parser:
         while at < len(text):
             if self._ordinary is not None and (run := self._ordinary.match(text, at)):
                 self._raw.append(run[0])
+                self._n_read += len(run[0])
                 self._sink(run[0])
                 at = run.end()
             else:
@@ -180,6 +183,7 @@ class Parser:
             self.hit_end = not c
         if c:
             self._raw.append(c)
+            self._n_read += 1
         return c
 
     def run(self, ordinary: re.Pattern[str], sink: Callable[[str], object]) -> Step[str]:
@@ -193,6 +197,7 @@ class Parser:
         """Put the last characters back, to be read again."""
         if text:
             self._back += reversed(text)
+            self._n_read -= len(text)
             del self._raw[len(self._raw) - len(text) :]
 
     def after_blanks(self) -> Step[str]:
@@ -232,7 +237,9 @@ class Parser:
         "": it does not begin here. "cut": the answer ends in it. "closed": it is part of the text, whose end `closed`
         finds behind it. "open": the text does not end before the answer or the next call does, so the call ends here.
         """
-        hit_end, read = self.hit_end, ""
+        if self._n_read <= self._endless:
+            return ""
+        hit_end, read, start = self.hit_end, "", self._n_read
         self.back(c)
         end = yield from self.trigger(self.ends)
         while not end and (c := (yield from self.next())) and c in before:
@@ -256,6 +263,7 @@ class Parser:
         self.back(read + end + ahead)
         yield from self.next()
         self.hit_end = hit_end
+        self._endless = start + len(read) - 1 if not state else 0
         return state
 
     def _without_ends(self, text: str) -> str:

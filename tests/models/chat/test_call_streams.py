@@ -242,3 +242,25 @@ def test_a_number_is_read_as_the_whole_of_it(written: str, meant: Any) -> None:
 def test_words_about_the_syntax_stay_text(calls: CallFormat, text: str) -> None:
     message = read(calls, *text, by_model=True)
     assert (message.content, message.calls) == (text, [])
+
+
+@pytest.mark.parametrize("repeated", ["}", "\n", "})\n ", "</tool_call>"])
+def test_a_text_of_nothing_but_brackets_is_read_in_linear_time(repeated: str) -> None:
+    for calls, before, after in (
+        (families.HERMES, '<tool_call>{"name": "add", "arguments": {"zone": "', '"}}</tool_call>'),
+        (families.QWEN3_CODER, f"{CODER[:-3]}", "\n</parameter>\n</function>\n</tool_call>"),
+    ):
+        steps = []
+        for n in (300, 1200):
+            parser = Parser(Style(calls, TOOLS, texts=TEXTS))
+            count = 0
+
+            def counted(step: Any = parser.next) -> Any:
+                nonlocal count
+                count += 1
+                return step()
+
+            parser.next = counted  # type: ignore[method-assign]
+            parser.push(before + repeated * (n // len(repeated)) + after)
+            steps.append(count)
+        assert steps[1] < 6 * steps[0]

@@ -10,6 +10,7 @@ from logitless.models.chat.tool_calls.json_text import as_json
 from logitless.models.chat.tool_calls.parser import BLANK, Broken, Parser, Step
 from logitless.models.chat.tool_calls.values import drop, without
 
+_MAX_BLANKS = 64  # before a key
 CDATA, CDATA_END = "<![CDATA[", "]]>"
 
 
@@ -98,7 +99,7 @@ def _is_end(p: Parser, end: str, follows: tuple[str, ...]) -> Step[bool]:
 def _begins_parameter(p: Parser, before: str, after: str, keys: Sequence[str]) -> Step[bool]:
     """True if a key, between these texts, follows that is none of `keys`. Nothing is read."""
     blanks = key = ""
-    while (c := (yield from p.next())) and c in BLANK:
+    while (c := (yield from p.next())) and c in BLANK and len(blanks) < _MAX_BLANKS:
         blanks += c
     p.back(c)
     is_begin = ("\n" in blanks or "\n" not in before) and (yield from p.literal(before.strip()))
