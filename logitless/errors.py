@@ -65,6 +65,8 @@ def public_errors() -> Iterator[None]:
         raise RequestError(_in_python(error.message), error.code) from None
     except training.TrainingError as error:
         raise TrainingError(_in_python(str(error))) from None
+    except UnicodeEncodeError as error:
+        raise Error(f"a text has a lone surrogate, {error.object[error.start]!a}") from None
     except OSError as error:
         if error.filename is None:
             raise
