@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from logitless.graph.dtype import DTYPES
 from logitless.graph.execution.plan import fed
 from logitless.graph.indices import checks_of
 from logitless.graph.op import OPS
@@ -32,7 +33,8 @@ def evaluate(
     value: dict[Tensor, Any] = {}
     for t in order:
         if t.op == "feed":
-            value[t] = _floats(fed(t.name, feeds[t.name], t.shape, t.dtype), dtype)
+            array = fed(t.name, feeds[t.name], t.shape, t.dtype)
+            value[t] = array.astype(dtype) if np.dtype(DTYPES[t.dtype].numpy).kind == "f" else array
         elif t.op == "variable":
             value[t] = variables[t.name]
         elif t.op == "const":
@@ -42,8 +44,3 @@ def evaluate(
         if not t.is_leaf:
             value[t] = OPS[t.op].reference(*(value[s] for s in t.src), **t.attrs)
     return [value[r] for r in roots]
-
-
-def _floats(array: Any, dtype: type[np.floating[Any]]) -> Any:
-    array = np.asarray(array)
-    return array.astype(dtype) if array.dtype.kind == "f" else array

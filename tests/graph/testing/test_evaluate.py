@@ -18,6 +18,8 @@ def test_evaluate_computes_in_the_requested_precision() -> None:
         (y,) = evaluate([add(add(x, const(1.0)), const(-1.0))], {"x": values}, {}, dtype)
         assert y.dtype == dtype
         assert y[1] == pytest.approx(expected, rel=1e-3)
+        (y,) = evaluate([add(x, x)], {"x": [True, False]}, {}, dtype)  # numbers, whatever type they come in
+        assert (y.dtype, y.tolist()) == (dtype, [2.0, 0.0])
 
 
 def test_evaluate_writes_variables_and_keeps_integers() -> None:
