@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from logitless.cli.flags.flags import CliError
-from logitless.models.gguf.atomic_write import open_private
+from logitless.models.atomic_write import open_private
 
 
 class LogFile(logging.FileHandler):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from logitless.cli.flags.flags import CliError
-from logitless.models.gguf.atomic_write import part_of
+from logitless.models.atomic_write import part_of
 
 
 def check_output(path: str | Path, flag: str, others: Iterable[tuple[str, str | Path | None]] = ()) -> None:

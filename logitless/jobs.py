@@ -1,4 +1,4 @@
-"""Jobs of the Python API: prompts and messages become the engine's requests, its events outputs."""
+"""Jobs of the Python API: prompts and messages become requests, events outputs; and beam search."""
 
 from __future__ import annotations
 

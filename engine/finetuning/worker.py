@@ -38,7 +38,7 @@ from logitless.engine.finetuning.tuned_models import TunedModel, delete, find, t
 from logitless.engine.records.store import Row, Store, event_of, new_id
 from logitless.engine.stats import TrainingStats
 from logitless.models.errors import ModelFileError
-from logitless.models.gguf.atomic_write import private
+from logitless.models.atomic_write import private
 from logitless.training.config import REINFORCEMENT, job_row
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Sliding-window KV group: allocates the KV blocks of sliding-window layers, a smaller pool.
+"""KV group of a sliding window: allocates the KV blocks of sliding-window layers, a smaller pool.
 
 A sequence holds the blocks of its window and of the tokens that its step writes. Blocks behind the
 window stay cached until they are needed. Blocks of a window that others may resume from (at the end

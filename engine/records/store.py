@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from weakref import finalize
 
 from logitless.engine.errors import is_full
-from logitless.models.gguf.atomic_write import open_private, settle, sweep
+from logitless.models.atomic_write import open_private, settle, sweep
 from logitless.models.vision.images import FileError
 
 log = logging.getLogger("logitless.store")

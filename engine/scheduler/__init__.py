@@ -1,1 +1,1 @@
-"""Scheduler: admission, prefill budget, batch builder, output processor, preemption."""
+"""Scheduler of continuous batching: admission, prefill budget, batch builder, output processor, preemption."""

@@ -1,4 +1,4 @@
-"""Scheduler: picks the tokens of each step, runs them as one batch, and hands out the results.
+"""Scheduler (continuous batching): picks the tokens of each step, runs them as one batch, hands out the results.
 
 A step admits requests, plans the batch, runs it and processes its output. The scheduler has no
 threads, no clock of its own and no devices.

@@ -20,7 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from logitless.engine.errors import DiskFull, InvalidRequest, TooLarge, unkept
 from logitless.extras.ollama_store.manifest import BLOBS
 from logitless.frontend.workers import to_thread
-from logitless.models.gguf.atomic_write import ABANDONED, open_private, settle
+from logitless.models.atomic_write import ABANDONED, open_private, settle
 from logitless.server.bodies.room import STRIDE, in_time
 from logitless.server.bodies.unpack import content as unpacked
 

@@ -1,4 +1,4 @@
-"""Token probabilities in the three shapes of the APIs."""
+"""Token probabilities (logprobs) in the three shapes of the APIs."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from logitless.models.gguf.atomic_write import unfinished
+from logitless.models.atomic_write import unfinished
 from logitless.models.gguf.metadata import Metadata
 from logitless.models.gguf.types import TENSOR_TYPES, ValueType
 

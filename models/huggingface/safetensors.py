@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.models.errors import ModelFileError, shown
-from logitless.models.gguf.atomic_write import unfinished
+from logitless.models.atomic_write import unfinished
 from logitless.models.gguf.metadata import Metadata
 from logitless.models.gguf.parse import Part, close_buffer, map_file
 

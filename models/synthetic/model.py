@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gguf import GGUFWriter, LlamaFileType
 
-from logitless.models.gguf.atomic_write import unfinished
+from logitless.models.atomic_write import unfinished
 from logitless.models.quantization.quantize import DTYPES, storable_dtype
 from logitless.models.synthetic.random_tensors import RandomTensor, write_random
 from logitless.models.synthetic.vocabulary import vocabulary

@@ -13,7 +13,7 @@ from itertools import count
 from pathlib import Path
 
 from logitless.frontend.workers import to_thread
-from logitless.models.gguf.atomic_write import open_private
+from logitless.models.atomic_write import open_private
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.observing.record import Record
 

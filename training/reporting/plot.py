@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from logitless.models.gguf.atomic_write import unfinished
+from logitless.models.atomic_write import unfinished
 
 Points = Sequence[tuple[float, float]]
 SUFFIXES = (".svg", ".png")

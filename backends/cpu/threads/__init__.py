@@ -1,1 +1,1 @@
-"""The worker pool: threads, CPU affinity, timers, measured peaks."""
+"""The thread pool: threads, CPU affinity, timers, measured peaks."""

@@ -1,4 +1,4 @@
-"""Worker pool of the CPU backend, and the native call that runs a task list.
+"""Thread pool of the CPU backend, and the native call that runs a task list.
 
 Workers are Python threads inside native code, with the GIL released. Between steps they spin for a
 moment, then sleep on a pipe. `kernels/runtime/step_loop.py` holds the protocol.

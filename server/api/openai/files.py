@@ -17,7 +17,7 @@ from logitless.engine.records.store import MEDIA_PURPOSES, Row, page
 from logitless.engine.sampling.params import Param
 from logitless.frontend.answers.fine_tuning import Deleted, File, Page
 from logitless.frontend.workers import check, compute, to_thread
-from logitless.models.gguf.atomic_write import open_private
+from logitless.models.atomic_write import open_private
 from logitless.server.api.context import client_of, json_response
 from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
 from logitless.server.bodies.form import FormPart, FormParts

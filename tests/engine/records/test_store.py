@@ -22,7 +22,7 @@ from logitless.engine.finetuning.tuned_models import delete, find, tuned_models
 from logitless.engine.kv_cache.slot_files import CacheKind, SlotState, save
 from logitless.engine.records.store import RESERVE, Store
 from logitless.frontend.replies.encoding import encode_json
-from logitless.models.gguf.atomic_write import ABANDONED, private, unfinished
+from logitless.models.atomic_write import ABANDONED, private, unfinished
 from logitless.server.api.openai.files import _keep
 
 KIND = CacheKind("m", "f16", "f16", 16, 64)

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from logitless.models.gguf.atomic_write import ABANDONED, unfinished
+from logitless.models.atomic_write import ABANDONED, unfinished
 from logitless.models.synthetic.model import synthesize
 from logitless.training.reporting.plot import plot
 from tests.helpers.paths import ROOT
 
 WRITE = """
 import sys
-from logitless.models.gguf.atomic_write import unfinished
+from logitless.models.atomic_write import unfinished
 with unfinished(sys.argv[1]) as part:
     part.write_text("theirs")
     print("begun", flush=True)
