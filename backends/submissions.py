@@ -29,7 +29,7 @@ BLOCKED = 0.1  # fraction of a run that the host waited for its end: the end was
 P = TypeVar("P", bound="Launches")
 
 
-class Work(NamedTuple):
+class SubmittedWork(NamedTuple):
     """Bytes that launches move, their multiply-adds, and their number."""
 
     nbytes: float = 0
@@ -44,10 +44,10 @@ class Rates:
     byte: float = 1 / 5e9
     mac: float = 1 / 2e11
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: SubmittedWork) -> float:
         return work.nbytes * self.byte + work.macs * self.mac + work.n * LAUNCH_SECONDS
 
-    def learn(self, work: Work, seconds: float) -> None:
+    def learn(self, work: SubmittedWork, seconds: float) -> None:
         """Change both rates toward the duration of a run, each by its part of the estimate."""
         moving, computing = work.nbytes * self.byte, work.macs * self.mac
         estimate = moving + computing
@@ -69,7 +69,7 @@ class Launch:
     """
 
     content: Any
-    work: Work
+    work: SubmittedWork
     seconds: float
     separable: bool
     groups: int = 1
@@ -141,18 +141,18 @@ def prepared(
     ]
 
 
-def _works(dispatches: Sequence[Dispatch]) -> list[Work]:
+def _works(dispatches: Sequence[Dispatch]) -> list[SubmittedWork]:
     """The work of a node counts for the first launch that writes its result."""
     counted: set[Tensor] = set()
     works = []
     for d in dispatches:
-        work = Work(n=1)
+        work = SubmittedWork(n=1)
         for arg, (t, _) in zip(KERNELS[d.kernel].args, d.buffers, strict=True):
             if arg.access != "r" and t is not None and t not in counted and not t.is_leaf:
                 counted.add(t)
                 cost = cost_without_feeds(t)
                 macs = cost.int8_macs + cost.f32_macs + cost.bf16_macs
-                work = Work(work.nbytes + cost.nbytes, work.macs + macs, 1)
+                work = SubmittedWork(work.nbytes + cost.nbytes, work.macs + macs, 1)
         works.append(work)
     return works
 
@@ -218,7 +218,11 @@ class Submissions:
 
     def __init__(self, launches: Sequence[Launch], rates: Rates) -> None:
         self.launches, self._rates = list(launches), rates
-        self.work = Work(*map(sum, zip(*(launch.work for launch in launches), strict=True))) if launches else Work()
+        self.work = (
+            SubmittedWork(*map(sum, zip(*(launch.work for launch in launches), strict=True)))
+            if launches
+            else SubmittedWork()
+        )
         self._cut()
 
     def _cut(self) -> None:

@@ -11,7 +11,7 @@ from logitless.engine.kv_cache.slot_files import AdapterNames
 from logitless.engine.requests import Lora
 from logitless.models.adapters.full_finetunes import FullFinetunes, digest_of
 from logitless.models.adapters.lora import Adapter
-from logitless.models.adapters.stacked_lora import BASE, Choice, StackedLora
+from logitless.models.adapters.stacked_lora import BASE, AdapterChoice, StackedLora
 
 MAX_RESIDENT = 16  # adapters on the device beside those of running requests
 MAX_WEIGHTS = 2  # whole models likewise
@@ -23,7 +23,7 @@ class _Torn(Exception):
 
 
 @dataclass
-class Entry:
+class AdapterEntry:
     """Registered adapter, or full finetune if `source` is None.
 
     Its weights are loaded for the first request that uses them, and stay on the device while there
@@ -57,14 +57,14 @@ class Adapters:
         self,
         bank: StackedLora,
         weight_sets: FullFinetunes,
-        in_use: Callable[[], Iterable[Choice]] = tuple,
-        remembered: Callable[[], Iterable[Choice]] = tuple,
+        in_use: Callable[[], Iterable[AdapterChoice]] = tuple,
+        remembered: Callable[[], Iterable[AdapterChoice]] = tuple,
     ) -> None:
         self._bank, self._weight_sets = bank, weight_sets
         self.in_use = in_use  # choices of running and waiting requests
         self.remembered = remembered  # choices that the slots' cached tokens were computed with
-        self.entries: list[Entry] = []
-        self._by_name: dict[str, Entry] = {}
+        self.entries: list[AdapterEntry] = []
+        self._by_name: dict[str, AdapterEntry] = {}
         self._clock = 0
 
     def add(
@@ -86,7 +86,7 @@ class Adapters:
             existing.path, existing.source, existing.handle = str(path), source, 0
             existing.digest = ""
             return existing.id
-        entry = Entry(len(self.entries), name, str(path), source, scale, metadata or {}, listed=listed)
+        entry = AdapterEntry(len(self.entries), name, str(path), source, scale, metadata or {}, listed=listed)
         self.entries.append(entry)
         if name:
             self._by_name[name] = entry
@@ -113,7 +113,7 @@ class Adapters:
         for entry in self.entries:
             entry.scale = scales.get(entry.id, 0.0)
 
-    def resolve(self, lora: Lora | None) -> Choice:
+    def resolve(self, lora: Lora | None) -> AdapterChoice:
         """Load the adapters of a request to the device. Raises InvalidRequest for an unknown id."""
         selection = dict(lora) if lora is not None else {e.id: e.scale for e in self.entries if not e.removed}
         for id in selection:
@@ -129,7 +129,7 @@ class Adapters:
             self._make_room(self._bank, BASE, 1)
             return self._placed(chosen, grows=True)
 
-    def _placed(self, chosen: list[tuple[Entry, float]], *, grows: bool = False) -> Choice:
+    def _placed(self, chosen: list[tuple[AdapterEntry, float]], *, grows: bool = False) -> AdapterChoice:
         choice = BASE
         for entry, scale in chosen:
             entry.last_used = self._clock
@@ -140,12 +140,12 @@ class Adapters:
                 choice = choice._replace(mix=(*choice.mix, (handle, scale)))
         return choice
 
-    def names(self, choice: Choice) -> AdapterNames:
+    def names(self, choice: AdapterChoice) -> AdapterNames:
         """Digests and scales of a choice, by which another process finds it."""
         weights = ((self._weight_sets.digest(choice.weights), 1.0),) if choice.weights else ()
         return (*weights, *self._bank.digests(choice.mix))
 
-    def label(self, choice: Choice) -> str:
+    def label(self, choice: AdapterChoice) -> str:
         """Name of a choice for people: "name", or "name:0.5+other" with scales."""
         names = {(e.whole, e.handle): e.name or Path(e.path).stem for e in self.entries if e.handle}
         parts = [names.get((True, choice.weights), "?")] if choice.weights else []
@@ -153,7 +153,7 @@ class Adapters:
             parts.append(names.get((False, handle), "?") + (f":{scale:g}" if scale != 1 else ""))
         return "+".join(parts)
 
-    def choice_of(self, names: AdapterNames) -> Choice:
+    def choice_of(self, names: AdapterNames) -> AdapterChoice:
         """Load the adapters with these digests.
 
         Raises InvalidRequest if they give other bits here.
@@ -171,7 +171,7 @@ class Adapters:
             raise InvalidRequest("the state was computed with several adapters that were loaded in another order")
         return choice
 
-    def _digest(self, entry: Entry) -> str:
+    def _digest(self, entry: AdapterEntry) -> str:
         if not entry.digest:
             try:
                 entry.digest = entry.source().digest if entry.source is not None else digest_of(entry.path)
@@ -179,7 +179,7 @@ class Adapters:
                 return ""
         return entry.digest
 
-    def _handle(self, entry: Entry, besides: Choice, *, grows: bool) -> int:
+    def _handle(self, entry: AdapterEntry, besides: AdapterChoice, *, grows: bool) -> int:
         """Load an adapter, in columns after the adapters in `besides`, and return its handle.
 
         Products are summed in column order. An adapter in front of `besides` is loaded once more
@@ -208,10 +208,10 @@ class Adapters:
                 raise ServerFault(f"the model {entry.name or entry.path} cannot be used: {said}") from None
         return entry.handle
 
-    def _make_room(self, store: StackedLora | FullFinetunes, besides: Choice, limit: int) -> None:
+    def _make_room(self, store: StackedLora | FullFinetunes, besides: AdapterChoice, limit: int) -> None:
         """Evict all adapters but those in use and the most recently used others."""
 
-        def handles(choices: Iterable[Choice]) -> set[int]:
+        def handles(choices: Iterable[AdapterChoice]) -> set[int]:
             if store is self._weight_sets:
                 return {choice.weights for choice in choices}
             return {handle for choice in choices for handle, _ in choice.mix}

@@ -12,7 +12,7 @@ from logitless.engine.sampling.reasoning_budget import ReasoningBudget
 from logitless.engine.sampling.sampler import F32, Row
 from logitless.engine.sampling.stop_filter import StopFilter
 from logitless.engine.speculation.draft_state import Drafts
-from logitless.models.adapters.stacked_lora import BASE, Choice
+from logitless.models.adapters.stacked_lora import BASE, AdapterChoice
 
 MOST_TOKENS = 1 << 31
 # warm-up of a stream: prompts that arrive during it count as arrived together with its own
@@ -110,7 +110,7 @@ class Sequence:
         request: CompletionRequest,
         stop_filter: StopFilter,
         root: Node,
-        choice: Choice = BASE,
+        choice: AdapterChoice = BASE,
         client: str = "",
     ) -> None:
         self.id = id  # grows with arrival

@@ -33,7 +33,7 @@ from logitless.models.adapters.low_rank import EMBEDDING
 from logitless.models.batch import Sequences
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
-from logitless.models.synthetic.model import Shape
+from logitless.models.synthetic.model import ModelShape
 from logitless.models.weights.weights import Weights
 from logitless.training.scratch import write_model
 from logitless.training.trainable import Trainable, full
@@ -44,7 +44,7 @@ N_ITER = 16  # of L-BFGS on a batch
 N_STEPS = 24  # of AdamW, which are as many evaluations
 ADAM_RATE = 1e-3
 LOSSES, OPTIMIZERS = ("mse", "cross-entropy"), ("lbfgs", "adamw")
-SHAPE = Shape(n_embd=32, n_layer=1, n_head=8, n_head_kv=8, n_ff=96, n_vocab=N_VOCAB, n_ctx=N_CTX)
+SHAPE = ModelShape(n_embd=32, n_layer=1, n_head=8, n_head_kv=8, n_ff=96, n_vocab=N_VOCAB, n_ctx=N_CTX)
 F64 = npt.NDArray[np.float64]
 I32 = npt.NDArray[np.int32]
 

@@ -37,7 +37,7 @@ from logitless.training.config import (
     unused,
 )
 from logitless.training.errors import TrainingError
-from logitless.training.graders.grade import Grader, GraderError, Sample, Surroundings
+from logitless.training.graders.grade import GradedSample, Grader, GraderError, Surroundings
 from logitless.training.graders.parse import endpoint_of, parse_grader
 from logitless.training.reporting.trackers import KINDS, TENSORBOARD, WANDB
 
@@ -345,7 +345,7 @@ def grader_of(spec: Any, around: Surroundings, field: str = "grader") -> Grader:
         raise InvalidRequest(f"field '{name}': {problem}") from None
 
 
-def parse_grading(body: Mapping[str, Any], around: Surroundings) -> tuple[Grader, Sample, Mapping[str, Any]]:
+def parse_grading(body: Mapping[str, Any], around: Surroundings) -> tuple[Grader, GradedSample, Mapping[str, Any]]:
     """The grader, the answer and its row of data."""
     params = read(GradeBody, body)
-    return grader_of(params.grader, around), Sample(params.model_sample), params.item
+    return grader_of(params.grader, around), GradedSample(params.model_sample), params.item

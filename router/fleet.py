@@ -79,7 +79,7 @@ class Entry:
 
 
 @dataclass(eq=False)
-class Model(Generic[C]):
+class FleetModel(Generic[C]):
     """State of one entry."""
 
     entry: Entry
@@ -109,31 +109,31 @@ class Fleet(Generic[C]):
 
     def __init__(self, entries: Iterable[Entry], start: Callable[[Entry], Awaitable[C]], limit: int) -> None:
         """`start` returns a child that is ready, or raises StartFailed. `limit` 0: any number."""
-        self.models: dict[str, Model[C]] = {entry.name: Model(entry) for entry in entries}
+        self.models: dict[str, FleetModel[C]] = {entry.name: FleetModel(entry) for entry in entries}
         self._start = start
         self._limit = limit
-        self._queue: list[Model[C]] = []  # models that wait for a place
-        self._running: list[Model[C]] = []  # models with a place; `update` may have dropped their names
+        self._queue: list[FleetModel[C]] = []  # models that wait for a place
+        self._running: list[FleetModel[C]] = []  # models with a place; `update` may have dropped their names
         self._rests: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._clock = 0
         self._closed = False
         self.n_updates = 0
 
-    def get(self, name: str) -> Model[C] | None:
+    def get(self, name: str) -> FleetModel[C] | None:
         """The model that has this name or alias, or whose file has it and no other's. Ollama's tag `latest` may
         stand behind each of them."""
         result = self._get(name)
         return self._get(name.removesuffix(":latest")) if result is None else result
 
-    def _get(self, name: str) -> Model[C] | None:
+    def _get(self, name: str) -> FleetModel[C] | None:
         if (model := self.models.get(name)) is not None:
             return model
         named = [m for m in self.models.values() if name in m.entry.aliases]
         of_file = [m for m in self.models.values() if m.entry.has_own_file and name in file_names(m.entry.path)]
         return named[0] if named else of_file[0] if len(of_file) == 1 else None
 
-    def find(self, name: str) -> Model[C]:
+    def find(self, name: str) -> FleetModel[C]:
         """The model that has this name or alias. NotFound: there is none."""
         model = self.get(name)
         if model is None:
@@ -190,7 +190,7 @@ class Fleet(Generic[C]):
                 task.add_done_callback(self._rests.discard)
                 task.add_done_callback(lambda _: self._release(model, uses=uses))
 
-    def _release(self, model: Model[C], *, uses: bool) -> None:
+    def _release(self, model: FleetModel[C], *, uses: bool) -> None:
         model.active -= 1
         if uses:
             self._touch(model)
@@ -243,7 +243,7 @@ class Fleet(Generic[C]):
                 del self.models[name]
         for name, entry in new.items():
             if name not in self.models:
-                self.models[name] = Model(entry)
+                self.models[name] = FleetModel(entry)
         self.n_updates += 1
         self._tell()
 
@@ -282,7 +282,7 @@ class Fleet(Generic[C]):
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def _touch(self, model: Model[C]) -> None:
+    def _touch(self, model: FleetModel[C]) -> None:
         self._clock += 1
         model.used = self._clock
 
@@ -312,7 +312,7 @@ class Fleet(Generic[C]):
             if model.leaving and not model.active:
                 self._end(model)
 
-    async def _load(self, model: Model[C]) -> None:
+    async def _load(self, model: FleetModel[C]) -> None:
         log.info("%s: loading", model.entry.name)
         try:
             model.child = await self._start(model.entry)
@@ -326,24 +326,24 @@ class Fleet(Generic[C]):
             model.task = asyncio.create_task(self._watch(model, model.child))
             self._tell()
 
-    def _cancelled(self, model: Model[C], loading: asyncio.Task[None]) -> None:
+    def _cancelled(self, model: FleetModel[C], loading: asyncio.Task[None]) -> None:
         """Separate from `_load`: a task that is cancelled before it begins never runs its own code."""
         if loading.cancelled() and model.abandoned:
             self._free(model)
         elif loading.cancelled():
             self._failed(model, "it was unloaded while it was loading", None)
 
-    async def _watch(self, model: Model[C], child: C) -> None:
+    async def _watch(self, model: FleetModel[C], child: C) -> None:
         code = await child.ended()
         if model.child is child and model.state == LOADED:
             self._failed(model, CRASHED, code)
 
-    def _failed(self, model: Model[C], reason: str, code: int | None) -> None:
+    def _failed(self, model: FleetModel[C], reason: str, code: int | None) -> None:
         log.warning("%s: %s%s", model.entry.name, reason, "" if code is None else f" (exit code {code})")
         model.n_failures += 1
         self._free(model, without_folders(reason, model.entry.path), code)
 
-    def _free(self, model: Model[C], error: str = "", code: int | None = None) -> None:
+    def _free(self, model: FleetModel[C], error: str = "", code: int | None = None) -> None:
         """The model has no place any more."""
         model.state, model.child, model.error, model.exit_code = UNLOADED, None, error, code
         model.leaving = model.requested = model.abandoned = False
@@ -351,13 +351,13 @@ class Fleet(Generic[C]):
             self._running.remove(model)
         self._tell()
 
-    def _end(self, model: Model[C]) -> None:
+    def _end(self, model: FleetModel[C]) -> None:
         if model.task is not None:
             model.task.cancel()  # ends `_watch`
         model.state, model.leaving = UNLOADING, False
         model.task = asyncio.create_task(self._unload(model))
 
-    async def _unload(self, model: Model[C]) -> None:
+    async def _unload(self, model: FleetModel[C]) -> None:
         assert model.child is not None
         await model.child.stop(model.entry.stop_seconds)
         log.info("%s: unloaded", model.entry.name)

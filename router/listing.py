@@ -11,7 +11,7 @@ from aiohttp import web
 from logitless.frontend.answers.models import Modality, ModelEntry, ModelMeta, ModelStatus
 from logitless.frontend.replies.encoding import sse
 from logitless.router.downloads import Download, Downloads
-from logitless.router.fleet import CACHE, LOADED, LOADING, UNLOADED, UNLOADING, Fleet, Model
+from logitless.router.fleet import CACHE, LOADED, LOADING, UNLOADED, UNLOADING, Fleet, FleetModel
 from logitless.router.process import ServerProcess
 from logitless.server.api.info import architecture
 
@@ -21,7 +21,7 @@ _STARTED = int(time.time())
 Known = MutableMapping[ServerProcess, tuple[ModelMeta, Modality]]  # of a child's model
 
 
-def model_item(model: Model[ServerProcess], known: Known, *, whole: bool) -> ModelEntry:
+def model_item(model: FleetModel[ServerProcess], known: Known, *, whole: bool) -> ModelEntry:
     """Item of /models: llama-server's, and the reason of a failure. `whole`: with the flags, the
     preset and the path, which are not for users."""
     entry = model.entry
@@ -62,7 +62,7 @@ def _item(name: str, source: str, status: ModelStatus, reads: Modality, *, can_r
     )
 
 
-def _state(model: Model[ServerProcess]) -> str:
+def _state(model: FleetModel[ServerProcess]) -> str:
     return LOADED if model.state == UNLOADING else model.state
 
 

@@ -16,8 +16,8 @@ PARTICIPLES = frozenset(
     ["asked", "found", "given", "told", "shown", "said", "kept", "left", "made", "held", "wanted", "seen", "owed"]
 )
 # per 1,000 lines, elsewhere 5; to shrink, never to grow
-MOST = {"engine": 3, "models": 3}
-MOST_TWINS = 48  # names of several public types. To shrink, never to grow
+MOST = {"engine": 3}
+MOST_TWINS = 35  # names of several public types. To shrink, never to grow
 
 
 @pytest.mark.parametrize("package", OURS)

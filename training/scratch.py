@@ -9,7 +9,7 @@ import numpy as np
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.types import ValueType
 from logitless.models.gguf.write import Data, Key, copied_keys, f32, tensor, text, u32, write_gguf
-from logitless.models.synthetic.model import Shape
+from logitless.models.synthetic.model import ModelShape
 from logitless.training.errors import TrainingError
 
 _STD = 0.02
@@ -18,7 +18,7 @@ _STD = 0.02
 def new_model(
     path: str | Path,
     vocabulary: str | Path | None,
-    shape: Shape,
+    shape: ModelShape,
     seed: int = 0,
     name: str = "",
     chat_template: str | None = None,
@@ -43,7 +43,7 @@ def new_model(
 
 
 def write_model(
-    path: str | Path, vocabulary: dict[str, Key], n_vocab: int, shape: Shape, seed: int = 0, name: str = ""
+    path: str | Path, vocabulary: dict[str, Key], n_vocab: int, shape: ModelShape, seed: int = 0, name: str = ""
 ) -> None:
     """`new_model` with the vocabulary's keys given."""
     if shape.n_embd % shape.n_head or shape.n_head % shape.n_head_kv or shape.head_dim % 2:

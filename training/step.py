@@ -57,7 +57,7 @@ class Slice:
 Slices = Generator[Slice, None, T]
 
 
-class Workers(Protocol):
+class GradientWorkers(Protocol):
     """Processes that compute gradients of micro-batches together."""
 
     def gradients(self, steps: Steps, batches: Sequence[Callable[[], Feeds]]) -> Slices[tuple[list[Arrays], Arrays]]:
@@ -144,7 +144,7 @@ class Steps:
         self.media = media
         self.on_gradients = on_gradients
         self.noise = noise if noise is not None and noise.alpha else None
-        self.workers: Workers | None = None  # those that share the micro-batches of a step
+        self.workers: GradientWorkers | None = None  # those that share the micro-batches of a step
         # less memory, the same bits, a second forward pass; layers between two checkpoints, 0: as
         # the formula has it
         self.segment = segment if checkpointing and served is None else None  # what writes cannot be computed again
@@ -358,7 +358,7 @@ class Steps:
         (norm,) = yield from self._run("update", self._step_of_totals, feeds, 0, norm=True)
         return results, float(norm)
 
-    def _shared(self, workers: Workers, batches: Sequence[Callable[[], Feeds]]) -> Slices[list[Arrays]]:
+    def _shared(self, workers: GradientWorkers, batches: Sequence[Callable[[], Feeds]]) -> Slices[list[Arrays]]:
         """Let workers accumulate the gradients; returns the outputs of each micro-batch."""
         outputs, sums = yield from workers.gradients(self, batches)
         for total, values in zip(self._totals, sums, strict=True):

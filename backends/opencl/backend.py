@@ -15,7 +15,7 @@ from logitless.backends.gpu import device as kernels
 from logitless.backends.gpu.language.dialect import CPU, KERNELS, Shape
 from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.host_memory import STATES_SLAB, Slabs
-from logitless.backends.opencl.devices import DeviceInfo, device_named
+from logitless.backends.opencl.devices import OpenCLDeviceInfo, device_named
 from logitless.backends.submissions import Launch, Rates, Stopwatch, Submissions, prepared, split
 from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.tensor import Tensor
@@ -27,7 +27,7 @@ ALIGNMENT = 128
 SLACK = 64  # bytes after a buffer: lanes that are masked read there
 
 
-class Memory:
+class OpenCLMemory:
     """A buffer of the device."""
 
     __slots__ = ("buffer", "nbytes")
@@ -58,7 +58,7 @@ class OpenCLBackend(Backend):
         self.programs = Programs(self._context, self.identity, self.shape)
         # this process' memory is the device's
         self._slabs = Slabs(STATES_SLAB) if info.kind == "cpu" else None
-        self._scratch: Memory | None = None  # of whichever program runs
+        self._scratch: OpenCLMemory | None = None  # of whichever program runs
         self._sending: list[Any] = []  # memory that uploads still read
         self.rates, self.stopwatch = Rates(), Stopwatch()
         self.refused: set[str] = set()  # ops that a self-test found wrong
@@ -75,17 +75,17 @@ class OpenCLBackend(Backend):
     def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
         return kernels.fuse(fetches, mine, self.refused, self.shape)
 
-    def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
+    def alloc(self, nbytes: int, *, feeds: bool = False) -> OpenCLMemory:
         size, flags = -(-nbytes // 4) * 4 + SLACK, self._cl.mem_flags
         try:
             # in large pages, which drivers do not ask for, and zero already
             if self._slabs is not None:
                 host_array = self._slabs.take(size)
                 buffer = self._cl.Buffer(self._context, flags.READ_WRITE | flags.USE_HOST_PTR, hostbuf=host_array)
-                return Memory(buffer, nbytes)
+                return OpenCLMemory(buffer, nbytes)
             buffer = self._cl.Buffer(self._context, flags.READ_WRITE, size)
             self._cl.enqueue_fill_buffer(self._queue, buffer, np.zeros(1, np.uint32), 0, size)
-            return Memory(buffer, nbytes)
+            return OpenCLMemory(buffer, nbytes)
         except self._cl.Error as error:
             raise self._translated(error) from error
 
@@ -98,7 +98,7 @@ class OpenCLBackend(Backend):
     def constant_nbytes(self, t: Tensor) -> int:
         return kernels.constant_nbytes(t)
 
-    def load(self, t: Tensor, raw: Bytes) -> Memory:
+    def load(self, t: Tensor, raw: Bytes) -> OpenCLMemory:
         packed = np.ascontiguousarray(kernels.pack(t, raw, self.shape))
         memory = self.alloc(len(packed))
         try:
@@ -170,7 +170,7 @@ class OpenCLBackend(Backend):
             contents.append(_Content(bound.bind(program, d.kernel, arguments, d.groups, threads), bound, memories))
         return prepared(dispatches, contents, self.rates)
 
-    def scratch(self, nbytes: int) -> Memory:
+    def scratch(self, nbytes: int) -> OpenCLMemory:
         """Scratch memory that every program may use while it runs."""
         if self._scratch is None or self._scratch.nbytes < nbytes:
             self._scratch = self.alloc(nbytes)
@@ -206,7 +206,7 @@ class OpenCLBackend(Backend):
         self._scratch = None
 
 
-def _shape(info: DeviceInfo) -> Shape:
+def _shape(info: OpenCLDeviceInfo) -> Shape:
     if info.kind == "cpu":
         return Shape("cpu", max(CPU.units, 4 * info.units), threads=info.threads, local_bytes=info.local_bytes)
     return Shape("simt", 8 * info.units, threads=info.threads, local_bytes=info.local_bytes)
@@ -218,7 +218,7 @@ class _Content:
 
     row: Row
     kernels: Kernels
-    memories: Sequence[Memory]
+    memories: Sequence[OpenCLMemory]
 
 
 class OpenCLProgram:

@@ -11,7 +11,7 @@ UUID, LUID_VALID, LUID = 0x106A, 0x106C, 0x106D  # CL_DEVICE_UUID_KHR and others
 
 
 @dataclass(frozen=True)
-class DeviceInfo:
+class OpenCLDeviceInfo:
     """A device, as `logitless devices` lists it."""
 
     name: str
@@ -40,7 +40,7 @@ def driver_error() -> str:
         return f"no OpenCL driver is installed ({error})".replace("\n", " ")
 
 
-def find() -> list[DeviceInfo]:
+def find() -> list[OpenCLDeviceInfo]:
     """Every device that can run our kernels; none where OpenCL is missing."""
     if driver_error():
         return []
@@ -50,7 +50,7 @@ def find() -> list[DeviceInfo]:
     return [_describe(f"opencl:{i}", p, d) for i, (p, d) in enumerate(devices)]
 
 
-def _describe(name: str, platform: Any, d: Any) -> DeviceInfo:
+def _describe(name: str, platform: Any, d: Any) -> OpenCLDeviceInfo:
     import pyopencl as cl
 
     kinds = {cl.device_type.CPU: "cpu", cl.device_type.GPU: "gpu"}
@@ -65,7 +65,7 @@ def _describe(name: str, platform: Any, d: Any) -> DeviceInfo:
     description = f"{d.name.strip()} ({platform.name.strip()})"
     driver = f"{platform.version.strip()} / {d.driver_version.strip()}"
     threads = min(d.max_work_group_size, d.max_work_item_sizes[0])
-    return DeviceInfo(
+    return OpenCLDeviceInfo(
         name=name,
         description=description,
         driver=driver,
@@ -88,7 +88,7 @@ def _card(d: Any) -> bytes:
     return device_info(d, LUID, 8) if has_luid else device_info(d, UUID, 16)
 
 
-def device_named(name: str) -> DeviceInfo:
+def device_named(name: str) -> OpenCLDeviceInfo:
     """The device of `--device opencl:N` (`opencl` is the first). DeviceError lists the devices."""
     full_name = "opencl:0" if name == "opencl" else name
     devices = find()

@@ -46,7 +46,7 @@ MOST_ROWS = 129  # where they begin if they win in none
 
 
 @dataclass(frozen=True)
-class Choice:
+class TunedKernel:
     """True if cooperative matrices are used, the reason, and the number of rows from which
     they are.
     """
@@ -76,31 +76,31 @@ def class_of(info: DeviceInfo) -> Shape:
     return replace(gpu, name="soft") if soft else gpu
 
 
-def known(info: DeviceInfo) -> Choice | None:
+def known(info: DeviceInfo) -> TunedKernel | None:
     """A choice that needs no measurement, or was measured before; None when the device must
     be measured.
     """
     if info.matrices is None:
-        return Choice(False, "the device has none that fit")
+        return TunedKernel(False, "the device has none that fit")
     if not class_of(info).dot:
-        return Choice(False, "the device has no fast integer dot products to do the same for few rows")
+        return TunedKernel(False, "the device has no fast integer dot products to do the same for few rows")
     if (wish := os.environ.get(MATRICES, "")) in ("0", "1"):
-        return Choice(wish == "1", f"{MATRICES}={wish}")
+        return TunedKernel(wish == "1", f"{MATRICES}={wish}")
     cached = disk_cache.read(_path(info))
-    return Choice(**json.loads(cached)) if cached else None
+    return TunedKernel(**json.loads(cached)) if cached else None
 
 
-def measure(backend: Tunable) -> Choice:
+def measure(backend: Tunable) -> TunedKernel:
     """Time both kernels on a device that has both, and cache the choice."""
     before, path = backend.shape, _path(backend.device.info)
     # the next start is not to find out again
-    _keep(path, Choice(False, "the driver did not survive the trial"))
+    _keep(path, TunedKernel(False, "the driver did not survive the trial"))
     try:
         choice = _race(backend)
     except DeviceLost:
         raise
     except (OSError, MemoryError) as error:  # a driver that refuses the kernel
-        choice = Choice(False, str(error).replace("\n", " "))
+        choice = TunedKernel(False, str(error).replace("\n", " "))
     finally:
         backend.shape = before
     _keep(path, choice)
@@ -108,7 +108,7 @@ def measure(backend: Tunable) -> Choice:
     return choice
 
 
-def _keep(path: Path, choice: Choice) -> None:
+def _keep(path: Path, choice: TunedKernel) -> None:
     disk_cache.write(path, json.dumps(asdict(choice)).encode())
 
 
@@ -117,7 +117,7 @@ def _path(info: DeviceInfo) -> Path:
     return disk_cache.cache_folder() / "vulkan" / f"{of[:16]}.choice"
 
 
-def _race(backend: Tunable) -> Choice:
+def _race(backend: Tunable) -> TunedKernel:
     begun, dots, matrices, finished = time.perf_counter(), 0.0, 0.0, True
     for size in SIZES:
         # two turns of both kernels: the times so far must do
@@ -126,12 +126,12 @@ def _race(backend: Tunable) -> Choice:
             break
         dots, matrices, right = _timed(backend, *size, begun)
         if not right:
-            return Choice(False, "the driver computes them wrongly")
+            return TunedKernel(False, "the driver computes them wrongly")
     ratio = f"{max(dots, matrices) / min(dots, matrices):.2f}"
     if matrices >= dots:
-        return Choice(False, f"integer dot products are {ratio} times as fast")
+        return TunedKernel(False, f"integer dot products are {ratio} times as fast")
     rows = _first_rows(backend, begun) if finished else LEAST_ROWS
-    return Choice(True, f"{ratio} times as fast as integer dot products", rows)
+    return TunedKernel(True, f"{ratio} times as fast as integer dot products", rows)
 
 
 def _first_rows(backend: Tunable, begun: float) -> int:

@@ -15,7 +15,7 @@ from logitless.backends.gpu.language.dialect import KERNELS
 from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.submissions import Launch, Rates, Submissions, prepared, split
 from logitless.backends.vulkan import autotune
-from logitless.backends.vulkan.device import Device, Memory
+from logitless.backends.vulkan.device import Device, VulkanMemory
 from logitless.backends.vulkan.instance import all_devices, free_bytes
 from logitless.backends.vulkan.pipelines import Pipeline, Pipelines
 from logitless.backends.vulkan.record import Range, Recording
@@ -51,10 +51,10 @@ class VulkanBackend(Backend):
         self.device, self.memory_bytes = Device(devices[index], mapped=mapped), devices[index].memory_bytes
         self.pipelines = Pipelines(self.device)
         self.shape = autotune.class_of(devices[index])
-        self._staging: Memory | None = None
-        self._scratch: Memory | None = None
+        self._staging: VulkanMemory | None = None
+        self._scratch: VulkanMemory | None = None
         self._copies, self._last = Recording(self.device), Recording(self.device)
-        self._results: Memory | None = None
+        self._results: VulkanMemory | None = None
         self.rates = Rates()
         choice = autotune.known(devices[index]) or autotune.measure(self)
         self.shape = replace(self.shape, coop=choice.rows if choice.used else 0)
@@ -74,7 +74,7 @@ class VulkanBackend(Backend):
     def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
         return shared.fuse(fetches, mine, self.refused, self.shape)
 
-    def alloc(self, nbytes: int, *, feeds: bool = False) -> Memory:
+    def alloc(self, nbytes: int, *, feeds: bool = False) -> VulkanMemory:
         memory = self.device.memory(nbytes, "feeds" if feeds else "device")
         if memory.array is not None:
             memory.array.fill(0)
@@ -91,7 +91,7 @@ class VulkanBackend(Backend):
     def constant_nbytes(self, t: Tensor) -> int:
         return shared.constant_nbytes(t)
 
-    def load(self, t: Tensor, raw: Bytes) -> Memory:
+    def load(self, t: Tensor, raw: Bytes) -> VulkanMemory:
         packed = shared.pack(t, raw, self.shape)
         memory = self.device.memory(len(packed))
         self.upload(Location(memory), packed)
@@ -99,7 +99,7 @@ class VulkanBackend(Backend):
 
     def upload(self, location: Location, data: Bytes) -> None:
         self.device.idle()
-        memory: Memory = location.buffer
+        memory: VulkanMemory = location.buffer
         if memory.array is not None:
             memory.array[location.offset : location.offset + len(data)] = data
             return
@@ -111,7 +111,7 @@ class VulkanBackend(Backend):
             self._copy(staging, 0, memory, location.offset + at, len(part))
 
     def download(self, location: Location, nbytes: int) -> Bytes:
-        memory: Memory = location.buffer
+        memory: VulkanMemory = location.buffer
         if memory.array is not None:
             self.device.idle()
             view: Bytes = memory.array[location.offset : location.offset + nbytes]
@@ -128,7 +128,7 @@ class VulkanBackend(Backend):
             result[at : at + n] = host_array[:n]
         return result
 
-    def _small(self, memory: Memory, at: int, nbytes: int) -> Bytes:
+    def _small(self, memory: VulkanMemory, at: int, nbytes: int) -> Bytes:
         """Download few bytes, such as a step's tokens, by a copy that is recorded while the
         step runs, and follows it.
         """
@@ -142,14 +142,16 @@ class VulkanBackend(Backend):
         assert self._results.array is not None
         return self._results.array[:nbytes].copy()
 
-    def _staged(self, nbytes: int) -> tuple[Memory, Bytes]:
+    def _staged(self, nbytes: int) -> tuple[VulkanMemory, Bytes]:
         """Staging memory of at least so many bytes, visible to host and device."""
         if self._staging is None or self._staging.nbytes < nbytes:
             self._staging = self.device.memory(max(nbytes, 1 << 16), "staging")
         assert self._staging.array is not None
         return self._staging, self._staging.array
 
-    def _copy(self, source: Memory, source_at: int, destination: Memory, destination_at: int, nbytes: int) -> None:
+    def _copy(
+        self, source: VulkanMemory, source_at: int, destination: VulkanMemory, destination_at: int, nbytes: int
+    ) -> None:
         self._copies.begin()
         self._copies.copy(source, source_at, destination, destination_at, nbytes)
         self._copies.finish()
@@ -190,7 +192,7 @@ class _Content:
     groups: Sequence[int]
     reads: Sequence[Range]
     writes: Sequence[Range]
-    memories: Sequence[Memory]
+    memories: Sequence[VulkanMemory]
     base: Sequence[int] = (0, 0, 0)
 
     def part(self, first: int, count: int) -> _Content:
@@ -210,7 +212,7 @@ class _Binder:
         backend: VulkanBackend,
         work: Sequence[Dispatch],
         locate: Callable[[Tensor], Location],
-        scratch: Memory | None,
+        scratch: VulkanMemory | None,
     ) -> None:
         self._backend, self._place, self._scratch = backend, locate, scratch
         # the range where order matters

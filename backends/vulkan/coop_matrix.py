@@ -40,7 +40,7 @@ class Matrices:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CoopMatrixEntry:
     """A supported combination: sizes, and the types of A, B, C and the result."""
 
     sizes: tuple[int, int, int]
@@ -66,13 +66,13 @@ def find(instance: Any, device: Any, features: set[str], core: Any, subgroup: in
     return sizes and replace(sizes, fixed=fixed)
 
 
-def entries(instance: Any, device: Any) -> list[Entry]:
+def entries(instance: Any, device: Any) -> list[CoopMatrixEntry]:
     """The combinations that a device (VkPhysicalDevice) reports for subgroups."""
     ffi, lib = binding()
     name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
     enumerate_all = ffi.cast(f"PFN_{name}", lib.vkGetInstanceProcAddr(instance, name.encode()))
     return [
-        Entry((p.MSize, p.NSize, p.KSize), (p.AType, p.BType, p.CType, p.ResultType))
+        CoopMatrixEntry((p.MSize, p.NSize, p.KSize), (p.AType, p.BType, p.CType, p.ResultType))
         for p in listed(
             enumerate_all, "VkCooperativeMatrixPropertiesKHR", device, struct="CooperativeMatrixPropertiesKHR"
         )
@@ -80,7 +80,7 @@ def entries(instance: Any, device: Any) -> list[Entry]:
     ]
 
 
-def choose(supported: Iterable[Entry], subgroup: int) -> Matrices | None:
+def choose(supported: Iterable[CoopMatrixEntry], subgroup: int) -> Matrices | None:
     """The largest size of bytes times bytes that the kernels can use; None when there is none.
 
     Scales are applied in matrices of f32 of the same rows and columns, so the device must have

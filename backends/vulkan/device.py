@@ -23,7 +23,7 @@ from logitless.graph.backend import Bytes
 ANY = 0xFFFFFFFF  # every memory type
 
 
-class Memory:
+class VulkanMemory:
     """A buffer with a device address. `array`: its bytes in this process, None if not
     host-visible.
     """
@@ -124,7 +124,7 @@ class Device:
         self._value = ffi.new("uint64_t *")
         self.ended = 0  # the last submission known to be done
         self.stopwatch = Stopwatch()
-        self._live: weakref.WeakSet[Memory] = weakref.WeakSet()
+        self._live: weakref.WeakSet[VulkanMemory] = weakref.WeakSet()
         # buffer (None of commands) and memory, or commands
         self._garbage: list[tuple[Any, Any]] = []
         self._keep = keep = Keep()
@@ -145,10 +145,10 @@ class Device:
             if allowed >> i & 1 and has & flags == flags and has <= api.ORDINARY
         ]
 
-    def memory(self, nbytes: int, use: str = "device") -> Memory:
+    def memory(self, nbytes: int, use: str = "device") -> VulkanMemory:
         """`use`: "device", "feeds" (written by the host at every run), or "staging" (read by it)."""
         self.sweep()
-        memory = Memory(self, -(-max(nbytes, 1) // 16) * 16, self._kinds[use])
+        memory = VulkanMemory(self, -(-max(nbytes, 1) // 16) * 16, self._kinds[use])
         self._live.add(memory)
         return memory
 

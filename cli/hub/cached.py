@@ -15,7 +15,7 @@ from logitless.cli.flags.flags import CliError
 from logitless.cli.flags.model_options import Repo, url
 from logitless.cli.hub import llama_cache, model_source
 from logitless.cli.hub.hub import cache_folder, folders
-from logitless.cli.hub.repository import Cached, cached_repositories, choose, projector_beside
+from logitless.cli.hub.repository import CachedFile, cached_repositories, choose, projector_beside
 from logitless.models.media.projector_choice import media_of
 
 
@@ -40,7 +40,7 @@ def files(options: SimpleNamespace) -> Iterator[Path]:
     yield from (Path(path) for path in (options.model, options.model_draft) if path)
     for repo, file in ((options.hf_repo, options.hf_file or ""), (options.hf_repo_draft, "")):
         for folder in folders() if repo is not None else ():
-            cached = Cached(folder, repo)
+            cached = CachedFile(folder, repo)
             if not file and (whole := cached.whole_folder()) is not None:
                 yield whole
             with suppress(CliError):  # it has no such file
@@ -74,7 +74,7 @@ def remove(name: str) -> None:
         model_source.remove(name)
     elif "/" in name:
         for folder in folders():
-            Cached(folder, Repo.parse(name)).remove()
+            CachedFile(folder, Repo.parse(name)).remove()
     else:
         llama_cache.remove(name)
 
@@ -84,4 +84,4 @@ def forget_parts(text: str) -> None:
     if "://" in text:
         model_source.forget_parts(url(text))
     else:
-        Cached(cache_folder(), Repo.parse(text)).forget_parts()
+        CachedFile(cache_folder(), Repo.parse(text)).forget_parts()

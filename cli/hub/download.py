@@ -40,7 +40,7 @@ class Unreachable(CliError):
     """No answer came."""
 
 
-class ProgressBar(Protocol):
+class DownloadProgress(Protocol):
     """Receiver of a download's progress."""
 
     def show(self, have: int, size: int | None) -> None:
@@ -50,7 +50,7 @@ class ProgressBar(Protocol):
         """The file is there."""
 
 
-ProgressOf = Callable[[str], ProgressBar]  # of the file's name
+ProgressOf = Callable[[str], DownloadProgress]  # of the file's name
 
 
 def fetch(  # noqa: PLR0913  (facts of one file)
@@ -119,7 +119,9 @@ def _is_same_file(open_file: IO[bytes], path: Path) -> bool:
         return False
 
 
-def _fill(source: Callable[[int], Any], out: IO[bytes], name: str, size: int | None, progress: ProgressBar) -> None:
+def _fill(
+    source: Callable[[int], Any], out: IO[bytes], name: str, size: int | None, progress: DownloadProgress
+) -> None:
     """Download the missing bytes, in as many requests as it takes. `source`: the reply from a byte on."""
     n_idle = 0
     while True:

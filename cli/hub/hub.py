@@ -18,7 +18,7 @@ from logitless.cli.flags.model_options import Repo
 from logitless.cli.hub import llama_cache
 from logitless.cli.hub.download import ProgressOf, fetch
 from logitless.cli.hub.repository import (
-    Cached,
+    CachedFile,
     choose,
     choose_block,
     choose_folder,
@@ -107,10 +107,10 @@ class Hub:
 
     def _local(self, repo: Repo, file: str) -> Path:
         """The model's file or folder as it was downloaded. CliError: it never was."""
-        wholes = (Cached(folder, repo).whole_folder() for folder in self._folders)
+        wholes = (CachedFile(folder, repo).whole_folder() for folder in self._folders)
         if not file and not repo.quant and (whole := next(filter(None, wholes), None)) is not None:
             return whole
-        caches = [cached for folder in self._folders if (cached := Cached(folder, repo)).names()]
+        caches = [cached for folder in self._folders if (cached := CachedFile(folder, repo)).names()]
         if not caches:
             raise CliError(f"--offline: {repo.id} has never been downloaded to {self._cache}")
         here = next((cached for cached in caches if _has(cached.names(), repo, file)), caches[0])
@@ -127,7 +127,7 @@ class Hub:
                 return self._download(repo, name) if name else None
             except _NoAnswerError:
                 pass
-        caches = [Cached(folder, repo) for folder in self._folders]
+        caches = [CachedFile(folder, repo) for folder in self._folders]
         return next((c.path(name) for c in caches if (name := choose_block(c.names(), like))), None)
 
     def projector(self, repo: Repo, model: Path) -> Path | None:
@@ -160,10 +160,10 @@ class Hub:
         etag = metadata.etag or ""
         if not re.fullmatch(r"[\w.-]{1,128}", etag, re.ASCII) or set(etag) == {"."}:
             raise CliError(f"{repo.id}/{name}: the server does not say which version it has")
-        others = (Cached(folder, repo).file_with(name, etag) for folder in self._folders[1:])
+        others = (CachedFile(folder, repo).file_with(name, etag) for folder in self._folders[1:])
         if (there := next(filter(None, others), None)) is not None:
             return there
-        blob = Cached(self._cache, repo).folder / "blobs" / etag
+        blob = CachedFile(self._cache, repo).folder / "blobs" / etag
         if not blob.exists():
             own = urlsplit(metadata.location).netloc == urlsplit(url).netloc
             secret = build_hf_headers(token=self._token).get("authorization") if own else None

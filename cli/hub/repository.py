@@ -98,7 +98,7 @@ def _listed(names: list[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Cached:
+class CachedFile:
     """A repository in the cache folder: `blobs` by checksum, and links to them by name in `snapshots`."""
 
     cache: Path
@@ -186,14 +186,14 @@ def _unlink_with_blob(path: Path, snapshots: Path, blobs: Path) -> None:
         blob.unlink(missing_ok=True)
 
 
-def cached_repositories(cache: Path) -> Iterator[Cached]:
+def cached_repositories(cache: Path) -> Iterator[CachedFile]:
     """All model repositories in the cache."""
     with suppress(OSError):
         for folder in sorted(cache.iterdir()):
             match = _FOLDER.fullmatch(folder.name)
             if match is not None:
                 with suppress(ValueError):
-                    yield Cached(cache, Repo.parse(f"{match[1]}/{match[2]}"))
+                    yield CachedFile(cache, Repo.parse(f"{match[1]}/{match[2]}"))
 
 
 def in_repository(model: Path) -> str:

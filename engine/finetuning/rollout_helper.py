@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from logitless.engine.engine_task import EngineTask
-from logitless.engine.finetuning.rollout_queue import BEAT, Batch, Queue, QueueLost, Queues
+from logitless.engine.finetuning.rollout_queue import BEAT, Queue, QueueLost, Queues, RolloutBatch
 from logitless.engine.finetuning.rollouts import Rollouts
 from logitless.engine.finetuning.shared_rollouts import Share, kind_of
 from logitless.training.adapters.lora import lora
@@ -32,7 +32,7 @@ log = logging.getLogger("logitless.tuning")
 class _Adapter:
     """An adapter of another process's job in this one, whose values come with each batch."""
 
-    def __init__(self, engine: ModelRunner, scheduler: Scheduler, batch: Batch) -> None:
+    def __init__(self, engine: ModelRunner, scheduler: Scheduler, batch: RolloutBatch) -> None:
         """Define it, and compile its plans (off-thread)."""
         self.job, self._engine, self.session = batch.job, engine, engine.session
         self.trainable = lora(engine.session, engine.model, batch.lora, f"rollouts.{batch.job}", engine.gguf)

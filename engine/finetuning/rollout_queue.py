@@ -21,7 +21,7 @@ LOST = 5.0  # seconds without a call, after which a process counts as lost
 
 
 @dataclass(frozen=True)
-class Batch:
+class RolloutBatch:
     """Description of a batch, beside its questions and the values of its adapter.
 
     `kind`: of the model and the devices; processes of another kind round otherwise."""
@@ -37,7 +37,7 @@ class Batch:
 class News:
     """Result of `take`: questions by number, and the answers that are new to the process."""
 
-    batch: Batch | None
+    batch: RolloutBatch | None
     questions: Sequence[tuple[int, Question]] = ()
     answers: Sequence[tuple[int, Answer]] = ()
 
@@ -49,7 +49,7 @@ class QueueLost(Exception):
 class Queue(Protocol):
     """A queue as a process sees it. Only `take` and `values` wait for an answer; they raise QueueLost."""
 
-    def post(self, batch: Batch, values: Mapping[str, F32], questions: Sequence[Question]) -> None: ...
+    def post(self, batch: RolloutBatch, values: Mapping[str, F32], questions: Sequence[Question]) -> None: ...
 
     def withdraw(self, batch: str) -> None:
         """End a batch: its questions need no answers."""
@@ -83,7 +83,7 @@ class RolloutQueue:
     """The state of a queue."""
 
     clock: Callable[[], float] = time.monotonic
-    batch: Batch | None = None
+    batch: RolloutBatch | None = None
     _values: Mapping[str, F32] = field(default_factory=dict)
     _questions: Sequence[Question] = ()
     _prompts: Sequence[bytes] = ()
@@ -92,7 +92,7 @@ class RolloutQueue:
     _answers: dict[int, Answer] = field(default_factory=dict)  # in order of arrival
     _calls: dict[str, float] = field(default_factory=dict)  # time of the last call of each process
 
-    def post(self, batch: Batch, values: Mapping[str, F32], questions: Sequence[Question]) -> None:
+    def post(self, batch: RolloutBatch, values: Mapping[str, F32], questions: Sequence[Question]) -> None:
         self.batch, self._values, self._questions = batch, values, questions
         self._prompts = [question.prompt.tobytes() for question in questions]
         self._holders, self._begun, self._answers = {}, {}, {}

@@ -17,10 +17,10 @@ import numpy as np
 
 from logitless.engine.errors import GaveWay, RequestError
 from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest, Failed, Finished, Token
-from logitless.engine.runner.buckets import Shape
+from logitless.engine.runner.buckets import StepShape
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sequence import Sequence as Generation
-from logitless.models.adapters.stacked_lora import Choice
+from logitless.models.adapters.stacked_lora import AdapterChoice
 from logitless.training.errors import TrainingError
 from logitless.training.policy.reinforcement import Answer, Sampling
 from logitless.training.step import Slice
@@ -105,7 +105,7 @@ class Rollouts:
 
     def graph(self, engine: ModelRunner) -> list[Tensor]:
         """The graph of a step that samples."""
-        return engine.build(Shape(engine.options.n_ubatch, 64, n_top=2, weights=self._handle))
+        return engine.build(StepShape(engine.options.n_ubatch, 64, n_top=2, weights=self._handle))
 
     def close(self) -> None:
         """Forget the model; nothing samples from it any more."""
@@ -168,6 +168,6 @@ class Rollouts:
             background=True,
         )
         try:
-            return self._scheduler.submit(request, self._name, choice=Choice(self._handle))
+            return self._scheduler.submit(request, self._name, choice=AdapterChoice(self._handle))
         except RequestError as error:
             raise TrainingError(f"an answer could not be sampled: {error.message}") from None

@@ -16,7 +16,7 @@ from logitless.models.chat.errors import ChatTemplateError
 from logitless.models.chat.tool_calls import Message, Parser, Style, ToolCall
 from logitless.models.tokenizer import StreamDecoder, Tokenizer
 from logitless.training.errors import TrainingError
-from logitless.training.graders.grade import Grade, GradeFault, Grader, Sample, graded
+from logitless.training.graders.grade import Grade, GradedSample, GradeFault, Grader, graded
 from logitless.training.graders.parse import endpoint_of
 from logitless.training.policy.reinforcement import Answered, AskTools, GradeAll, ToolTurn
 
@@ -47,10 +47,10 @@ class AnswerReader:
         markers = [tokenizer.encode(text, add_special=False, parse_special=True) for text in texts]
         self._preserved = frozenset(ids[0] for ids in markers if len(ids) == 1)
 
-    def sample(self, tokens: I32, item: Mapping[str, Any]) -> Sample:
+    def sample(self, tokens: I32, item: Mapping[str, Any]) -> GradedSample:
         """The answer as graders see it."""
         messages = [self.message(turn, item) for turn in self._turns(tokens)] or [Message()]
-        return Sample(messages[-1].content, [call_row(call) for message in messages for call in message.calls])
+        return GradedSample(messages[-1].content, [call_row(call) for message in messages for call in message.calls])
 
     def last_turn(self, tokens: I32) -> I32:
         turns = self._turns(tokens)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from logitless.engine.finetuning.rollout_queue import BEAT, Batch, News, Queue, QueueLost, Queues
+from logitless.engine.finetuning.rollout_queue import BEAT, News, Queue, QueueLost, Queues, RolloutBatch
 from logitless.engine.finetuning.rollouts import Question, Rollouts
 from logitless.training.trainer import OffDeviceWork
 
@@ -45,7 +45,7 @@ def values_of(trainable: Trainable) -> dict[str, F32]:
 class Share:
     """A process's share of a batch, a rollouts.Work: the questions that it gets from the queue."""
 
-    def __init__(self, process: str, queue: Queue, batch: Batch, changed: threading.Condition) -> None:
+    def __init__(self, process: str, queue: Queue, batch: RolloutBatch, changed: threading.Condition) -> None:
         """`changed`: guards the share, and is notified when it wants questions or gets some."""
         self.process, self.queue, self.batch, self._changed = process, queue, batch, changed
         self.waiting: deque[tuple[int, Question]] = deque()
@@ -194,7 +194,7 @@ class SharedRollouts:
         self._n_posted += 1
         assert self._trainable.lora is not None
         name = f"{self._process}/{self._n_posted}"
-        batch = Batch(name, self._kind, self._job, self._trainable.lora, version)
+        batch = RolloutBatch(name, self._kind, self._job, self._trainable.lora, version)
         share = _OwnShare(self._process, queue, batch, self._changed, questions=questions)
         queue.post(batch, self._values, questions)
         self._show(share)

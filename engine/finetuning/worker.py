@@ -37,8 +37,8 @@ from logitless.engine.finetuning.status import ENDED, RUNNING
 from logitless.engine.finetuning.tuned_models import TunedModel, delete, find, tuned_models
 from logitless.engine.records.store import Row, Store, event_of, new_id
 from logitless.engine.stats import TrainingStats
-from logitless.models.errors import ModelFileError
 from logitless.models.atomic_write import private
+from logitless.models.errors import ModelFileError
 from logitless.training.config import REINFORCEMENT, job_row
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 
-class Store(Protocol):
+class HostStore(Protocol):
     """Numbered device memory (KV blocks or recurrent states), read and written as bytes between
     steps.
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.block_pool import BlockPool, n_blocks_for, usable_prefix
-from logitless.engine.kv_cache.host_cache import HostCache, Store
+from logitless.engine.kv_cache.host_cache import HostCache, HostStore
 from logitless.engine.kv_cache.offload import Offload
 from logitless.engine.kv_cache.prefix_cache import Node, PartialBlock, PrefixCache
 from logitless.engine.kv_cache.recurrent_state import NOTHING, RecurrentStates
@@ -42,11 +42,11 @@ class KVCacheManager:
     def __init__(
         self,
         n_blocks: int,
-        store: Store,
+        store: HostStore,
         host: HostCache | None = None,
         keep_idle: bool = True,
         n_slots: int = 0,
-        states: Store | None = None,
+        states: HostStore | None = None,
         window_kv: WindowStore | None = None,
     ) -> None:
         """`host`: host memory for preempted sequences and, with `keep_idle`, for evicted prefixes.

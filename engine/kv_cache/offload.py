@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 
 from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.block_pool import usable_prefix
-from logitless.engine.kv_cache.host_cache import Bytes, HostCache, Store, chain_key
+from logitless.engine.kv_cache.host_cache import Bytes, HostCache, HostStore, chain_key
 from logitless.engine.kv_cache.prefix_cache import INEXACT, Node, PrefixCache
 from logitless.engine.sequence import Slot
-from logitless.models.adapters.stacked_lora import Choice
+from logitless.models.adapters.stacked_lora import AdapterChoice
 
 
 class CachedBlock(NamedTuple):
@@ -29,7 +29,7 @@ class AuxiliaryState(Protocol):
     """
 
     @property
-    def store(self) -> Store: ...
+    def store(self) -> HostStore: ...
 
     def of(self, node: Node | None, /) -> int | None:
         """Index of the node's state on the device; None: not there."""
@@ -60,7 +60,7 @@ class Offload:
     """
 
     def __init__(
-        self, prefixes: PrefixCache, store: Store, auxiliary: AuxiliaryState | None, host: HostCache | None
+        self, prefixes: PrefixCache, store: HostStore, auxiliary: AuxiliaryState | None, host: HostCache | None
     ) -> None:
         self.prefixes, self.store, self.auxiliary, self.host = prefixes, store, auxiliary, host
 
@@ -170,7 +170,9 @@ class Offload:
         with suppress(MemoryError, OSError):
             auxiliary.put(visible, data)
 
-    def copy_out(self, tokens: list[int], slot: Slot, choice: Choice) -> tuple[list[int], list[Bytes], list[Bytes]]:
+    def copy_out(
+        self, tokens: list[int], slot: Slot, choice: AdapterChoice
+    ) -> tuple[list[int], list[Bytes], list[Bytes]]:
         """Export a slot: (longest resumable prefix of `tokens`, blocks, auxiliary state)."""
         root, owner = self.prefixes.root_of(choice, slot.salt), 1 << slot.id
         cached = self._known(root, tokens, len(tokens))
@@ -225,7 +227,7 @@ class Offload:
         blocks: list[Bytes],
         others: list[Bytes],
         slot: Slot,
-        choice: Choice,
+        choice: AdapterChoice,
         salt: str = "",
     ) -> bool:
         """Import an export of `copy_out`; False without any change if there are too few free

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.block_pool import n_blocks_for
-from logitless.engine.kv_cache.host_cache import Bytes, Store
+from logitless.engine.kv_cache.host_cache import Bytes, HostStore
 from logitless.engine.kv_cache.prefix_cache import Node
 from logitless.engine.sequence import Sequence
 
@@ -33,7 +33,7 @@ class RecurrentStates:
     Checkpoints are evicted for sequences: each of the `n_slots` slots can always have two rows.
     """
 
-    def __init__(self, store: Store, n_slots: int) -> None:
+    def __init__(self, store: HostStore, n_slots: int) -> None:
         self.store = store
         self.on_evict: Callable[[Node], None] | None = None  # called before a checkpoint is evicted
         self._n_slots = n_slots

@@ -15,12 +15,12 @@ from typing import Protocol
 
 from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.block_pool import BlockPool, blocks_in_window, n_blocks_for
-from logitless.engine.kv_cache.host_cache import Bytes, Store
+from logitless.engine.kv_cache.host_cache import Bytes, HostStore
 from logitless.engine.kv_cache.prefix_cache import Node
 from logitless.engine.sequence import Sequence
 
 
-class WindowStore(Store, Protocol):
+class WindowStore(HostStore, Protocol):
     """Device blocks of the sliding-window group.
 
     Block number `n` is a spare that no sequence owns.

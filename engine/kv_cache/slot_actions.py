@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from logitless.engine.errors import InvalidRequest, ServerFault, Unavailable
 from logitless.engine.kv_cache.block_pool import n_blocks_for
-from logitless.engine.kv_cache.slot_files import SlotState
+from logitless.engine.kv_cache.slot_files import SlotFileState
 from logitless.engine.sequence import Slot
-from logitless.models.adapters.stacked_lora import BASE, Choice
+from logitless.models.adapters.stacked_lora import BASE, AdapterChoice
 from logitless.models.media.prompt_media import FIRST_ID
 
 if TYPE_CHECKING:
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
     from logitless.engine.scheduler.scheduler import Scheduler
 
 
-def snapshot(scheduler: Scheduler, id: int, adapters: Adapters | None = None, owner: str | None = None) -> SlotState:
+def snapshot(
+    scheduler: Scheduler, id: int, adapters: Adapters | None = None, owner: str | None = None
+) -> SlotFileState:
     """Copy of a slot's tokens and KV blocks, as far as they are still cached with exact bits."""
     slot = idle_slot(scheduler, id)
     if not slot.is_of(owner):
-        return SlotState([], [])
+        return SlotFileState([], [])
     if adapters is None and slot.choice != BASE:
         raise InvalidRequest(f"slot {id} was computed with adapters that have no names")
     names = adapters.names(slot.choice) if adapters is not None else ()
     try:
         tokens, blocks, auxiliary = scheduler.cache.offload.copy_out(slot.cached, slot, slot.choice)
-        return SlotState(tokens, blocks, names, auxiliary, slot.salt.partition("/")[2])
+        return SlotFileState(tokens, blocks, names, auxiliary, slot.salt.partition("/")[2])
     except (MemoryError, OSError) as error:
         raise ServerFault(f"slot {id} cannot be saved: {error or type(error).__name__}") from None
 
@@ -49,7 +51,9 @@ def tokens_of(scheduler: Scheduler, id: int, owner: str | None = None) -> tuple[
     return tokens
 
 
-def install(scheduler: Scheduler, id: int, state: SlotState, adapters: Adapters | None = None, owner: str = "") -> None:
+def install(
+    scheduler: Scheduler, id: int, state: SlotFileState, adapters: Adapters | None = None, owner: str = ""
+) -> None:
     """Restore a saved state to a slot, for this owner. On any error the slot stays as it is."""
     slot = idle_slot(scheduler, id)
     n_tokens = len(state.tokens)
@@ -99,7 +103,7 @@ def fork(scheduler: Scheduler, id: int, to: int, owner: str | None = None) -> in
     return len(other.cached)
 
 
-def _hold(slot: Slot, tokens: list[int], choice: Choice, salt: str) -> None:
+def _hold(slot: Slot, tokens: list[int], choice: AdapterChoice, salt: str) -> None:
     """Have a slot remember these tokens, and no sequence that may be of another owner."""
     slot.cached, slot.choice, slot.salt = list(tokens), choice, salt
     if slot.sequence is not None and slot.sequence.request.cache_salt != salt:

@@ -61,7 +61,7 @@ AdapterNames = tuple[tuple[str, float], ...]  # (digest of the adapter's weights
 
 
 @dataclass(frozen=True)
-class SlotState:
+class SlotFileState:
     """Saved slot: tokens, their KV blocks, adapters, and auxiliary state (offload.py)."""
 
     tokens: list[int]
@@ -80,7 +80,7 @@ def file_name(name: str) -> str:
     return name
 
 
-def save(folder: Path, name: str, kind: CacheKind, state: SlotState) -> int:
+def save(folder: Path, name: str, kind: CacheKind, state: SlotFileState) -> int:
     """Write a slot file and return its size in bytes. On any error the previous file stays."""
     path = folder / file_name(name)
     temporary = ""
@@ -106,7 +106,7 @@ def save(folder: Path, name: str, kind: CacheKind, state: SlotState) -> int:
         raise unkept(f"cannot write slot file '{name}'", error) from None
 
 
-def load(folder: Path, name: str, kind: CacheKind, n_ctx: int) -> tuple[SlotState, int]:
+def load(folder: Path, name: str, kind: CacheKind, n_ctx: int) -> tuple[SlotFileState, int]:
     """Read a slot file; returns (state, size in bytes).
 
     Every mismatch raises a 4xx RequestError.
@@ -144,7 +144,7 @@ def owner_of(folder: Path, name: str) -> str | None:
     return str(header.get("owner", "")) if isinstance(header, dict) else ""
 
 
-def _parts(kind: CacheKind, state: SlotState) -> Iterator[bytes | memoryview]:
+def _parts(kind: CacheKind, state: SlotFileState) -> Iterator[bytes | memoryview]:
     more = {name: text for name, text in (("salt", state.salt), ("owner", state.owner)) if text}
     header = json.dumps({**asdict(kind), "adapters": state.adapters, "n_tokens": len(state.tokens), **more}).encode()
     yield MAGIC + struct.pack("<II", VERSION, len(header)) + header
@@ -152,7 +152,7 @@ def _parts(kind: CacheKind, state: SlotState) -> Iterator[bytes | memoryview]:
     yield from (block.data for block in (*state.blocks, *state.auxiliary))
 
 
-def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> SlotState:
+def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> SlotFileState:
     start = file.read(len(MAGIC) + 8)
     if not start.startswith(MAGIC):
         raise InvalidRequest(f"'{name}' is not a slot file of this server")
@@ -182,7 +182,7 @@ def _read(file: BinaryIO, name: str, size: int, kind: CacheKind, n_ctx: int) -> 
         blocks.append(block)
     if file.read(DIGEST) != digest.digest():
         raise InvalidRequest(f"slot file '{name}' is damaged: its checksum is wrong")
-    return SlotState(np.frombuffer(tokens, "<i4").tolist(), blocks[:n_blocks], adapters, blocks[n_blocks:], salt)
+    return SlotFileState(np.frombuffer(tokens, "<i4").tolist(), blocks[:n_blocks], adapters, blocks[n_blocks:], salt)
 
 
 def _check_header(raw: bytes, n_header: int, name: str, kind: CacheKind) -> tuple[int, AdapterNames, str]:

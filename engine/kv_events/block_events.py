@@ -19,7 +19,7 @@ from logitless.engine.kv_cache.host_cache import chain_key
 from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.kv_cache.prefix_cache import Node
 from logitless.engine.kv_cache.slot_files import AdapterNames
-from logitless.models.adapters.stacked_lora import BASE, Choice
+from logitless.models.adapters.stacked_lora import BASE, AdapterChoice
 
 DEVICE, HOST = "GPU", "CPU"  # vLLM's media: memory of the device, whichever it is, and of the host
 
@@ -48,7 +48,7 @@ class AllBlocksCleared(Struct, frozen=True, array_like=True, omit_defaults=True,
     """Nothing is cached any more."""
 
 
-Label = Callable[[Choice], tuple[AdapterNames, str]]  # digests and scales of adapters, and their name
+Label = Callable[[AdapterChoice], tuple[AdapterNames, str]]  # digests and scales of adapters, and their name
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
@@ -107,7 +107,7 @@ class BlockEvents:
 
     def rooted(self, root: Node, choice: Hashable, salt: str) -> None:
         """A root of prefixes is new."""
-        assert isinstance(choice, Choice)
+        assert isinstance(choice, AdapterChoice)
         digests, name = self._label(choice) if choice != BASE and self._label is not None else ((), "")
         key = blake2b(repr((digests, salt)).encode(), digest_size=16).digest() if digests or salt else b""
         self._roots[root] = _Root(key, name or None, blake2b(salt.encode(), digest_size=8).hexdigest() if salt else "")

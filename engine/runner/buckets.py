@@ -16,7 +16,7 @@ MOST_MIXED = 128
 USUAL_STREAMS = 8
 
 
-class Shape(NamedTuple):  # a step makes one; it is looked up by its hash
+class StepShape(NamedTuple):  # a step makes one; it is looked up by its hash
     """Key of a plan: everything that changes the graph's structure."""
 
     n_tokens: int
@@ -33,10 +33,10 @@ class Shape(NamedTuple):  # a step makes one; it is looked up by its hash
     logits: bool = False  # the logits are fetched, too
 
 
-MTP_DRAFT = Shape(1, 1, whole=True, mtp=True)
+MTP_DRAFT = StepShape(1, 1, whole=True, mtp=True)
 
 
-def shape_of(batch: UBatch, lora: int = 0) -> Shape:
+def shape_of(batch: UBatch, lora: int = 0) -> StepShape:
     """Shape of the plan for a batch.
 
     `lora`: generation of the adapter bank, 0 if the batch needs none.
@@ -47,7 +47,7 @@ def shape_of(batch: UBatch, lora: int = 0) -> Shape:
             n_list += len(row.ids)
             n_masks += row.mask is not None
     n_tokens, n_out = _size(batch)
-    return Shape(
+    return StepShape(
         n_tokens,
         n_out,
         n_out == n_tokens and len(batch.out) == len(batch.tokens),
@@ -80,7 +80,7 @@ def _rows(n: int) -> int:
     return power_of_two(n, 2) if n <= 2 * USUAL_STREAMS else bucket(n)
 
 
-def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_draft_tokens: int = 0) -> list[Shape]:
+def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_draft_tokens: int = 0) -> list[StepShape]:
     """Warm-up set: shapes that most servers need, likelier ones first.
 
     These are decode batches of up to `most` sequences, mixed batches and prefill batches.
@@ -91,12 +91,12 @@ def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_draft_tokens
     mixed = [n for n in range(LEAST_MIXED, 1 + min(n_ubatch, MOST_MIXED)) if mixed_batch_size(n) == n]
     rows = sorted({_rows(k + 1) for k in range(1, min(n_slots, 1 + most // 2))})
     alone = sorted({bucket(n) for n in range(2, n_ubatch + 1)})
-    streams = [Shape(n, n, whole=True) for n in sorted({bucket(n) for n in range(1, n_streams + 1)})]
+    streams = [StepShape(n, n, whole=True) for n in sorted({bucket(n) for n in range(1, n_streams + 1)})]
     n_verified = min(n_ubatch, n_streams * (1 + n_draft_tokens))
     return [
         *streams,
         *(shape._replace(mtp=True) for shape in streams if n_draft_tokens),
-        *(Shape(n, n, whole=True) for n in sorted({bucket(n) for n in range(n_streams + 1, n_verified + 1)})),
-        *(Shape(n, min(n, r)) for r in rows for n in mixed),
-        *(Shape(n, 1) for n in alone),
+        *(StepShape(n, n, whole=True) for n in sorted({bucket(n) for n in range(n_streams + 1, n_verified + 1)})),
+        *(StepShape(n, min(n, r)) for r in rows for n in mixed),
+        *(StepShape(n, 1) for n in alone),
     ]

@@ -18,7 +18,7 @@ from logitless.engine.media.media_encoder import MediaEncoder
 from logitless.graph.ops.attention.encoder_attention import mean_rows
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.tensor import Tensor, feed
-from logitless.models.adapters.stacked_lora import BASE, Choice
+from logitless.models.adapters.stacked_lora import BASE, AdapterChoice
 from logitless.models.batch import Sequences, Texts
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.media.prompt_media import PromptMedia
@@ -36,7 +36,7 @@ class Embedder:
 
     def __init__(
         self,
-        tuned: Callable[[Choice], AdaptedModel],
+        tuned: Callable[[AdapterChoice], AdaptedModel],
         h: Hparams,
         n_ubatch: int,
         n_ctx: int,
@@ -85,7 +85,7 @@ class Embedder:
                 indices = indices[n:]
 
     def embed(
-        self, texts: Sequence[Tokens], pooling: str, choice: Choice = BASE, media: PromptMedia | None = None
+        self, texts: Sequence[Tokens], pooling: str, choice: AdapterChoice = BASE, media: PromptMedia | None = None
     ) -> list[F32]:
         """Embed one group of texts, by these weights and adapters. `media`: those of the only text,
         which have been encoded.
@@ -161,7 +161,7 @@ class Embedder:
         n: int,
         length: int,
         pooling: str,
-        choice: Choice = BASE,
+        choice: AdapterChoice = BASE,
         media: Sequence[Tensor] = (),
         *,
         mrope: bool = False,

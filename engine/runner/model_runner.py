@@ -29,7 +29,7 @@ from logitless.engine.kv_cache.recurrent_state import n_state_rows
 from logitless.engine.kv_cache.slot_files import CacheKind
 from logitless.engine.media import media_encoder
 from logitless.engine.media.media_encoder import MediaEncoder
-from logitless.engine.runner.buckets import MTP_DRAFT, USUAL_STREAMS, Shape, shape_of, usual
+from logitless.engine.runner.buckets import MTP_DRAFT, USUAL_STREAMS, StepShape, shape_of, usual
 from logitless.engine.runner.copy_move import KVMover
 from logitless.engine.runner.device_store import DeviceBlocks, DeviceStore
 from logitless.engine.runner.embedder import Embedder
@@ -49,7 +49,7 @@ from logitless.graph.tensor import Tensor, feed
 from logitless.models.adapters.control_vector import digest, read_directions, steered
 from logitless.models.adapters.full_finetunes import FullFinetunes
 from logitless.models.adapters.low_rank import LowRank
-from logitless.models.adapters.stacked_lora import Choice, StackedLora
+from logitless.models.adapters.stacked_lora import AdapterChoice, StackedLora
 from logitless.models.architectures.mtp import Hidden
 from logitless.models.batch import KV_TYPES, PagedMemory
 from logitless.models.errors import ModelFileError
@@ -148,7 +148,7 @@ class ModelRunner:
         self._distrusted: dict[str, Failures] = {}  # by device: failures that were found later
         # op that failed a device's self-test and runs elsewhere → reason
         self.rerouted: dict[str, str] = {}
-        self._ahead: list[Shape] = []  # warm-up set: shapes to plan while idle, the next one last
+        self._ahead: list[StepShape] = []  # warm-up set: shapes to plan while idle, the next one last
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
         self._target = target
         self._share, self._n_retreats = 1.0, 0  # of the devices' memory that a placement may use
@@ -313,7 +313,7 @@ class ModelRunner:
         self.session.reserve(self._reserved)
         for blocks in self._blocks:
             blocks.write_table(self.options.n_slots, [blocks.n] * self.table_blocks)
-        largest = Shape(self.options.n_ubatch, 0)
+        largest = StepShape(self.options.n_ubatch, 0)
         self.session.cached_plan(largest, lambda: self.build(largest))
         self.run_alone()
         if self.options.n_draft_tokens:  # the first draft plan loads the MTP head's weights
@@ -551,13 +551,13 @@ class ModelRunner:
 
     # --- the graph --------------------------------------------------------------------------------
 
-    def build(self, shape: Shape) -> list[Tensor]:
+    def build(self, shape: StepShape) -> list[Tensor]:
         """Graph of a step: nodes that only run, then nodes whose results are fetched."""
         model = self._tuned_model(shape.weights, shape.n_tokens if shape.lora else 0)
         effects, fetched = self._graph.nodes(model, shape)
         return effects + fetched
 
-    def tuned(self, choice: Choice) -> AdaptedModel:
+    def tuned(self, choice: AdapterChoice) -> AdaptedModel:
         """Model with weights and adapters, for graphs other than request steps."""
         weights, mix = choice
         return AdaptedModel(
@@ -601,10 +601,10 @@ class ModelRunner:
 
     def _everything(self) -> list[list[Tensor]]:
         """Graphs that together contain every op of a step, of an MTP draft and of media."""
-        graphs = [self.build(Shape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._mtp_graphs)]
+        graphs = [self.build(StepShape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._mtp_graphs)]
         if self.media is not None:
             graphs += [build() for build in self.media.largest]
-            graphs.append(self.build(Shape(self.options.n_ubatch, 64, media=True)))
+            graphs.append(self.build(StepShape(self.options.n_ubatch, 64, media=True)))
         return graphs
 
     @property
@@ -617,20 +617,20 @@ class ModelRunner:
     def _media_graphs(self) -> list[Callable[[], list[Tensor]]]:
         return self.media.largest if self.media is not None else []
 
-    def _usual(self, most: int = USUAL_STREAMS) -> list[Shape]:
+    def _usual(self, most: int = USUAL_STREAMS) -> list[StepShape]:
         """Shapes of the warm-up set, with up to `most` decoding sequences."""
         options = self.options
         return usual(options.n_slots, options.n_ubatch, most, n_draft_tokens=options.n_draft_tokens)
 
     def _reserved(self) -> list[Tensor]:
         """Graph whose memory all steps share: the most tokens and sampled positions."""
-        return self.build(Shape(self.options.n_ubatch, 64))
+        return self.build(StepShape(self.options.n_ubatch, 64))
 
     def _largest(self) -> list[Tensor]:
         """Graph of the largest ordinary step."""
         if not self.hparams.causal:
             return self.embedder.everything()
-        return self.build(Shape(self.options.n_ubatch, self.options.n_slots))
+        return self.build(StepShape(self.options.n_ubatch, self.options.n_slots))
 
     # --- a step -----------------------------------------------------------------------------------
 
@@ -696,9 +696,9 @@ class ModelRunner:
 
     def run_alone(self) -> None:
         """Run an empty decode step of one sequence."""
-        self._run(Shape(1, 1, whole=True), UBatch())
+        self._run(StepShape(1, 1, whole=True), UBatch())
 
-    def _run(self, shape: Shape, batch: UBatch) -> StepResult:
+    def _run(self, shape: StepShape, batch: UBatch) -> StepResult:
         plan = self.session.cached_plan(shape, lambda: self.build(shape))
         feeds = self.feeds_of(plan)
         feeds.write(batch)
@@ -740,7 +740,7 @@ class ModelRunner:
         spare_hidden = self.hidden.spare if self.hidden is not None else 0
         return StepFeeds(room, self.options.n_slots, self.full_kv.n * BLOCK_SIZE, window_spare, spare_hidden)
 
-    def _masks(self, shape: Shape, batch: UBatch, unsampled: dict[int, str]) -> dict[str, npt.NDArray[Any]]:
+    def _masks(self, shape: StepShape, batch: UBatch, unsampled: dict[int, str]) -> dict[str, npt.NDArray[Any]]:
         """Token bitmasks, a deferred input. Rows whose mask is still pending are not sampled."""
         masks = np.zeros((shape.n_masks, -(-self.hparams.n_vocab // 32)), np.uint32)
         mask_row = np.full(shape.n_out, -1, np.int32)

@@ -31,21 +31,23 @@ class PlacementOptions:
     overrides: tuple[tuple[str, str], ...] = ()  # (pattern of tensor names, device)
     spare: tuple[int, ...] = ()  # MiB of each device that stay free, the last number for all that follow
 
-    def devices(self, requested: Iterable[str], opened: Iterable[str], backends: Sequence[Backend]) -> list[Device]:
+    def devices(
+        self, requested: Iterable[str], opened: Iterable[str], backends: Sequence[Backend]
+    ) -> list[PlacedDevice]:
         """Backends with their `--device` names. `requested` includes devices that were lost."""
         names = dict.fromkeys((*opened, "cpu"))
         others = [name for name in dict.fromkeys(requested) if name != "cpu"]
         shares = dict(zip(others, self.shares, strict=False))
         if not any(shares.get(name) for name in names):
             shares = {name: float(b.memory_bytes or 1) for name, b in zip(names, backends, strict=True)}
-        return [Device(i, name, shares.get(name, 0.0)) for i, name in enumerate(names)]
+        return [PlacedDevice(i, name, shares.get(name, 0.0)) for i, name in enumerate(names)]
 
 
 ANYWHERE = PlacementOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class PlacedDevice:
     """A backend as a place for layers: index, name, and share of a split over the non-CPU devices."""
 
     index: int
@@ -53,7 +55,9 @@ class Device:
     share: float
 
 
-def division(options: PlacementOptions, devices: Sequence[Device], session: Session, h: Hparams) -> Division | None:
+def division(
+    options: PlacementOptions, devices: Sequence[PlacedDevice], session: Session, h: Hparams
+) -> Division | None:
     """Division of weights and KV caches between the devices beside the CPU; None: they stay whole."""
     others = [d for d in devices if d.name != "cpu"]
     if not options.divide or len(others) < 2:
@@ -98,7 +102,7 @@ def fit(
 
 
 def chosen(
-    options: PlacementOptions, devices: Sequence[Device], n_layer: int, fits: Fits, *, encoder_device: str = ""
+    options: PlacementOptions, devices: Sequence[PlacedDevice], n_layer: int, fits: Fits, *, encoder_device: str = ""
 ) -> Places | None:
     """Placement of layers; None: each op runs on the first device that supports it.
 

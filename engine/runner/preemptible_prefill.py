@@ -8,7 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from logitless.engine.batch import APART, UBatch
-from logitless.engine.runner.buckets import Shape
+from logitless.engine.runner.buckets import StepShape
 from logitless.engine.runner.step_inputs import StepFeeds
 from logitless.graph.execution.plan import Plan
 from logitless.graph.execution.preemptible_plan import CUT_AFTER_WARMUP_RUNS, MAX_PART_SECONDS, PreemptiblePlan
@@ -31,7 +31,7 @@ class PrefillRunner(Protocol):
     @property
     def session(self) -> Session: ...
 
-    def build(self, shape: Shape, /) -> list[Tensor]:
+    def build(self, shape: StepShape, /) -> list[Tensor]:
         """Graph of a step."""
 
     def before_step(self, batch: UBatch, /) -> None:
@@ -129,4 +129,4 @@ class PreemptiblePrefill:
         return plan
 
     def _build(self, n: int) -> Build:
-        return partial(self._engine.build, Shape(n, 0))
+        return partial(self._engine.build, StepShape(n, 0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from logitless.engine.runner.buckets import Shape
+from logitless.engine.runner.buckets import StepShape
 from logitless.engine.runner.step_inputs import sampling_feeds
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.sampling.sample import log_probs, sample
@@ -28,7 +28,7 @@ class StepGraph:
     hidden: Tensor | None = None
     media: Sequence[Tensor] = ()  # rows of images (engine/media/media_encoder.py)
 
-    def nodes(self, model: Model, shape: Shape) -> tuple[list[Tensor], list[Tensor]]:
+    def nodes(self, model: Model, shape: StepShape) -> tuple[list[Tensor], list[Tensor]]:
         """Nodes of a step: (nodes that only run, fetched nodes).
 
         The fetched nodes are the ids of the sampled positions and, if asked for, log-probabilities and logits.
@@ -43,7 +43,7 @@ class StepGraph:
             fetched.append(log_probs(logits, ids, feed("targets", (shape.n_out,), "i32"), n=shape.n_top - 1))
         return effects, [*fetched, logits] if shape.logits else fetched
 
-    def _logits(self, model: Model, shape: Shape) -> tuple[Tensor | None, list[Tensor]]:
+    def _logits(self, model: Model, shape: StepShape) -> tuple[Tensor | None, list[Tensor]]:
         """Logits of the sampled positions, or None without any, and nodes that only run."""
         media, mrope = self.media if shape.media else (), bool(model.hparams.mrope)
         if self.hidden is None:

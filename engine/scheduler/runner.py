@@ -7,7 +7,7 @@ from typing import Protocol
 
 from logitless.engine.batch import StepResult, UBatch
 from logitless.engine.kv_cache.context_shift import Moves
-from logitless.engine.kv_cache.host_cache import Store
+from logitless.engine.kv_cache.host_cache import HostStore
 from logitless.engine.kv_cache.sliding_window import WindowStore
 from logitless.engine.kv_cache.slot_files import CacheKind
 from logitless.engine.media.media_encoder import MediaEncoder
@@ -19,7 +19,7 @@ class Runner(Protocol):
     """Runs batches on one or several devices."""
 
     @property
-    def full_kv(self) -> Store:
+    def full_kv(self) -> HostStore:
         """KV blocks of layers with full attention."""
 
     @property
@@ -27,7 +27,7 @@ class Runner(Protocol):
         """KV blocks of layers with a sliding window, if these have blocks of their own."""
 
     @property
-    def states(self) -> Store | None:
+    def states(self) -> HostStore | None:
         """Rows of recurrent state, if the model has any."""
 
     @property

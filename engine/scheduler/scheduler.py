@@ -35,7 +35,7 @@ from logitless.engine.scheduler.waiting_queue import WaitingQueue
 from logitless.engine.sequence import Sampler, Sequence, Slot
 from logitless.engine.speculation.speculator import Speculator
 from logitless.engine.stats import SchedulerStats
-from logitless.models.adapters.stacked_lora import BASE, Choice
+from logitless.models.adapters.stacked_lora import BASE, AdapterChoice
 from logitless.models.media.prompt_media import PromptMedia, Tile
 from logitless.models.tokenizer import StreamDecoder, Tokenizer
 
@@ -81,7 +81,7 @@ class Scheduler:
         clock: Callable[[], float] = time.perf_counter,
         make_sampler: Callable[[SamplingParams, int], Sampler] | None = None,
         speculator: Speculator | None = None,
-        resolve_lora: Callable[[Lora | None], Choice] = lambda _: BASE,
+        resolve_lora: Callable[[Lora | None], AdapterChoice] = lambda _: BASE,
     ) -> None:
         """`clock`: seconds. `make_sampler`: (parameters, context size) → sampler of one sequence."""
         self.engine = runner
@@ -140,11 +140,11 @@ class Scheduler:
         return not (self.running or self.queue or self._running.parked or self._late)
 
     @property
-    def choices(self) -> set[Choice]:
+    def choices(self) -> set[AdapterChoice]:
         """Weights and adapters of the sequences that run and wait."""
         return {seq.choice for seq in (*self.running, *self._running.parked, *self.queue)}
 
-    def submit(self, request: CompletionRequest, client: str = "", choice: Choice | None = None) -> Sequence:
+    def submit(self, request: CompletionRequest, client: str = "", choice: AdapterChoice | None = None) -> Sequence:
         """Queue a client's request. `choice`: its weights; None: those of its `lora`. Raises the
         RequestError for one that can never be served, or not now."""
         n_prompt = len(request.prompt)

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from logitless.engine.finetuning.rollout_queue import Batch, News, QueueLost, RolloutQueue
+from logitless.engine.finetuning.rollout_queue import News, QueueLost, RolloutBatch, RolloutQueue
 
 if TYPE_CHECKING:
     from logitless.engine.finetuning.rollouts import Question
@@ -53,7 +53,7 @@ class _Queue:
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
-    def post(self, batch: Batch, values: Mapping[str, F32], questions: Sequence[Question]) -> None:
+    def post(self, batch: RolloutBatch, values: Mapping[str, F32], questions: Sequence[Question]) -> None:
         self._actor.change.remote("post", (batch, values, questions))
 
     def withdraw(self, batch: str) -> None:

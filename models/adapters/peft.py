@@ -10,8 +10,8 @@ import numpy as np
 
 from logitless.models.adapters.lora import F32, Adapter, Scaling, fused
 from logitless.models.adapters.low_rank import EMBEDDING
-from logitless.models.errors import ModelFileError, shown
 from logitless.models.atomic_write import unfinished
+from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.huggingface.safetensors import write_safetensors

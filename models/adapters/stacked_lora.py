@@ -25,14 +25,14 @@ Mix = tuple[tuple[int, float], ...]
 LEAST_COLUMNS = 16
 
 
-class Choice(NamedTuple):
+class AdapterChoice(NamedTuple):
     """The weights of a sequence: a full finetune (0: none) and LoRA adapters."""
 
     weights: int = 0
     mix: Mix = ()
 
 
-BASE = Choice()
+BASE = AdapterChoice()
 
 
 class StackedLora:

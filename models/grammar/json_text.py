@@ -106,7 +106,7 @@ def _numbers(value: Any) -> Iterator[float]:
         yield value
 
 
-class Pieces:
+class PieceTable:
     """Tables of a vocabulary: digits, brackets and escapes of its tokens."""
 
     def __init__(self, pieces: Sequence[bytes], first_byte: int) -> None:
@@ -176,7 +176,7 @@ class _State(NamedTuple):
 class JsonText:
     """The engine's state of one generation, behind the text of JSON. For one thread at a time."""
 
-    def __init__(self, engine: LLMatcher, pieces: Pieces, limits: Limits) -> None:
+    def __init__(self, engine: LLMatcher, pieces: PieceTable, limits: Limits) -> None:
         self._engine, self._pieces, self._limits = engine, pieces, limits
         self._state = _State()
         self._bytes = 0  # bit i: the engine takes byte i next, at the last mask

@@ -7,7 +7,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from logitless.models.grammar.json_text import Pieces
+from logitless.models.grammar.json_text import PieceTable
 from logitless.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ LIMITS: dict[str, Any] = {
     "verbose_errors": False,
 }
 
-_tries: weakref.WeakKeyDictionary[Tokenizer, tuple[LLTokenizer, Pieces]] = weakref.WeakKeyDictionary()
+_tries: weakref.WeakKeyDictionary[Tokenizer, tuple[LLTokenizer, PieceTable]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -69,7 +69,7 @@ def prepare_ahead(tokenizer: Tokenizer) -> bool:
     return True
 
 
-def vocabulary_of(tokenizer: Tokenizer) -> tuple[LLTokenizer, Pieces]:
+def vocabulary_of(tokenizer: Tokenizer) -> tuple[LLTokenizer, PieceTable]:
     """The trie of a tokenizer, and the tables for JSON; made by the first call."""
     with _lock:
         trie = _tries.get(tokenizer)
@@ -77,7 +77,7 @@ def vocabulary_of(tokenizer: Tokenizer) -> tuple[LLTokenizer, Pieces]:
             import llguidance
 
             wrapper: Any = _Wrapper(tokenizer)
-            pieces = Pieces(wrapper.tokens[: tokenizer.n_vocab], tokenizer.n_vocab)
+            pieces = PieceTable(wrapper.tokens[: tokenizer.n_vocab], tokenizer.n_vocab)
             trie = llguidance.LLTokenizer(wrapper, n_vocab=len(wrapper.tokens)), pieces
             _tries[tokenizer] = trie
         return trie

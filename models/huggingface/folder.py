@@ -19,7 +19,13 @@ from logitless.models.gguf.metadata import Metadata
 from logitless.models.gguf.parse import Part, TensorInfo
 from logitless.models.gguf.types import FILE_TYPES, TENSOR_TYPES, ValueType
 from logitless.models.gguf.write import Key, text, u32
-from logitless.models.huggingface.checkpoint import Checkpoint, Weight, as_f32, of_f32, open_checkpoint
+from logitless.models.huggingface.checkpoint import (
+    Checkpoint,
+    Weight,
+    as_f32,
+    of_f32,
+    open_checkpoint,
+)
 from logitless.models.huggingface.config import Config, repository_name
 from logitless.models.huggingface.families import FAMILIES, Family, common_keys
 from logitless.models.huggingface.moves import Move

@@ -15,7 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.models.gguf.parse import Part
-from logitless.models.huggingface.checkpoint import FLOATS, Array, Checkpoint, Weight, as_f32, of_f32, plain
+from logitless.models.huggingface.checkpoint import (
+    FLOATS,
+    Array,
+    Checkpoint,
+    Weight,
+    as_f32,
+    of_f32,
+    plain,
+)
 from logitless.models.huggingface.config import Config
 from logitless.models.huggingface.safetensors import Stored
 

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from logitless.models.errors import ModelFileError, shown
 from logitless.models.atomic_write import unfinished
+from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.metadata import Metadata
 from logitless.models.gguf.parse import Part, close_buffer, map_file
 

@@ -20,7 +20,7 @@ _LOGIT_STD = 4.0
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The hyper-parameters of a Llama model, under their GGUF names. The output matrix is the
     embedding's."""
 
@@ -40,17 +40,17 @@ class Shape:
         return self.n_embd // self.n_head
 
 
-SHAPES: dict[str, Shape] = {
-    "tiny": Shape(64, 2, 4, 2, 96, 512),
+SHAPES: dict[str, ModelShape] = {
+    "tiny": ModelShape(64, 2, 4, 2, 96, 512),
     # the smallest whose rows are whole blocks of the K types
-    "mini": Shape(256, 2, 4, 2, 512, 512),
-    "15M": Shape(288, 6, 6, 6, 768, 32000),
-    "135M": Shape(576, 30, 9, 3, 1536, 49152),
-    "1B": Shape(2048, 16, 32, 8, 8192, 128256, 8192, 500000.0),
-    "3B": Shape(3072, 28, 24, 8, 8192, 128256, 8192, 500000.0),
-    "8B": Shape(4096, 32, 32, 8, 14336, 128256, 8192, 500000.0),
-    "tiny-moe": Shape(64, 2, 4, 2, 96, 512, n_expert=8, n_expert_used=3),
-    "7B-A1B": Shape(2048, 16, 16, 16, 1024, 50304, 4096, n_expert=64, n_expert_used=8),
+    "mini": ModelShape(256, 2, 4, 2, 512, 512),
+    "15M": ModelShape(288, 6, 6, 6, 768, 32000),
+    "135M": ModelShape(576, 30, 9, 3, 1536, 49152),
+    "1B": ModelShape(2048, 16, 32, 8, 8192, 128256, 8192, 500000.0),
+    "3B": ModelShape(3072, 28, 24, 8, 8192, 128256, 8192, 500000.0),
+    "8B": ModelShape(4096, 32, 32, 8, 14336, 128256, 8192, 500000.0),
+    "tiny-moe": ModelShape(64, 2, 4, 2, 96, 512, n_expert=8, n_expert_used=3),
+    "7B-A1B": ModelShape(2048, 16, 16, 16, 1024, 50304, 4096, n_expert=64, n_expert_used=8),
 }
 
 
@@ -72,7 +72,7 @@ def parse_dtype(name: str) -> tuple[str, str]:
 
 def synthesize(
     path: str | Path,
-    shape: str | Shape = "15M",
+    shape: str | ModelShape = "15M",
     dtype: str = "Q8_0",
     seed: int = 0,
     *,
@@ -106,7 +106,7 @@ def synthesize(
             writer.close()
 
 
-def _tensors(shape: Shape, matrix: str, embedding: str) -> Iterator[RandomTensor]:
+def _tensors(shape: ModelShape, matrix: str, embedding: str) -> Iterator[RandomTensor]:
     def linear(name: str, n_out: int, n_in: int, dtype: str = matrix) -> RandomTensor:
         # a standard deviation of 1/sqrt(n_in) keeps activations of unit size
         return RandomTensor(f"{name}.weight", (n_out, n_in), storable_dtype(dtype, n_in), n_in**-0.5)
@@ -146,7 +146,7 @@ def _file_type(dtype: str) -> LlamaFileType:
     return LlamaFileType["ALL_F32" if name == "F32" else f"MOSTLY_{name}"]
 
 
-def _add_keys(writer: GGUFWriter, shape: Shape, name: str, file_type: LlamaFileType) -> None:
+def _add_keys(writer: GGUFWriter, shape: ModelShape, name: str, file_type: LlamaFileType) -> None:
     writer.add_name(name)
     writer.add_file_type(file_type)
     writer.add_quantization_version(2)

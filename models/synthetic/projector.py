@@ -11,8 +11,8 @@ from pathlib import Path
 
 from gguf import GGUFWriter, LlamaFileType
 
-from logitless.models.audio.params import N_POSITIONS
 from logitless.models.atomic_write import unfinished
+from logitless.models.audio.params import N_POSITIONS
 from logitless.models.synthetic.random_tensors import RandomTensor, write_random
 
 _GEMMA3, _QWEN25VL, _QWEN2A = "gemma3", "qwen2.5vl_merger", "qwen2a"

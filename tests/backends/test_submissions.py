@@ -18,7 +18,7 @@ from logitless.backends.submissions import (
     Rates,
     Stopwatch,
     Submissions,
-    Work,
+    SubmittedWork,
     cut,
     prepared,
     split,
@@ -37,7 +37,7 @@ SLOW = Rates(byte=1e-3, mac=1e-5)  # seconds: every launch takes longer than a s
 
 def launches(*seconds: float, joined: tuple[int, ...] = ()) -> list[Launch]:
     """`joined`: launches that read what the one before left in the scratch memory."""
-    return [Launch(i, Work(1, 1, 1), s, i not in joined) for i, s in enumerate(seconds)]
+    return [Launch(i, SubmittedWork(1, 1, 1), s, i not in joined) for i, s in enumerate(seconds)]
 
 
 def contents(groups: list[list[Launch]]) -> list[list[Any]]:
@@ -71,7 +71,7 @@ class Range(tuple[int, int]):
 def test_launch_that_is_too_long_is_divided_into_ranges_of_groups(
     seconds: float, groups: int, expected: list[tuple[int, int]]
 ) -> None:
-    parts = Launch(Range((0, groups)), Work(1, 1, 1), seconds, True, groups).parts(0.1)
+    parts = Launch(Range((0, groups)), SubmittedWork(1, 1, 1), seconds, True, groups).parts(0.1)
     assert [part.content for part in parts] == expected
     assert sum(part.seconds for part in parts) == pytest.approx(seconds)
     assert [part.separable for part in parts] == [i == 0 for i in range(len(parts))]
@@ -99,7 +99,7 @@ def test_product_of_rounded_rows_is_not_separable() -> None:
 
 
 def test_rates_follow_the_measured_runs() -> None:
-    rates, decode, prompt = Rates(), Work(4e9, 4e9, 200), Work(5e9, 2e12, 200)
+    rates, decode, prompt = Rates(), SubmittedWork(4e9, 4e9, 200), SubmittedWork(5e9, 2e12, 200)
     for _ in range(30):  # 500 GB/s and 20 T multiply-adds/s
         rates.learn(decode, 4e9 / 5e11 + 4e9 / 2e13 + 1e-3)
         rates.learn(prompt, 5e9 / 5e11 + 2e12 / 2e13 + 1e-3)
@@ -109,7 +109,7 @@ def test_rates_follow_the_measured_runs() -> None:
 
 def test_rates_ignore_short_runs() -> None:
     rates = Rates()
-    rates.learn(Work(1000, 1000, 1), 1e-3)
+    rates.learn(SubmittedWork(1000, 1000, 1), 1e-3)
     assert rates == Rates()
 
 

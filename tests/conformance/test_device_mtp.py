@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from logitless.engine.requests import CompletionRequest, Finished, Token
-from logitless.engine.runner.buckets import Shape
+from logitless.engine.runner.buckets import StepShape
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
@@ -33,7 +33,7 @@ def test_device_runs_the_mtp_head(
     s = replace(NEXTN[name], n_vocab=512, n_ctx_train=256, vocabulary=True, untied=True)
     write(path := tmp_path / "m.gguf", replace(s, traits=(*s.traits, "agrees", "much")))
     engine = ModelRunner(path, RunnerOptions(256, n_slots=1, n_ubatch=16, n_draft_tokens=2, devices=(device,)))
-    for shape in (Shape(16, 2), Shape(16, 0), Shape(1, 1, whole=True, mtp=True)):
+    for shape in (StepShape(16, 2), StepShape(16, 0), StepShape(1, 1, whole=True, mtp=True)):
         placed = engine.session.place(engine.build(shape))
         assert placed.nodes_of(1) == [], "the CPU has nothing to do"
     engine.load()

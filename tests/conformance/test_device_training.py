@@ -20,7 +20,7 @@ from logitless.graph.ops.linear import linear
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
-from logitless.models.synthetic.model import Shape
+from logitless.models.synthetic.model import ModelShape
 from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
@@ -41,7 +41,7 @@ Start = Callable[..., Trainer]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "m.gguf"
-    new_model(path, None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
+    new_model(path, None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
     return path
 
 

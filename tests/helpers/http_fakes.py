@@ -27,7 +27,7 @@ from logitless.engine.errors import ExceedsContext
 from logitless.engine.requests import CompletionRequest, Event, Finished, Lora, Progress, Timings, Token, TokenProb
 from logitless.engine.sequence import Slot
 from logitless.engine.stats import SchedulerStats
-from logitless.models.adapters.stacked_lora import BASE, Choice
+from logitless.models.adapters.stacked_lora import BASE, AdapterChoice
 from logitless.models.chat.errors import ChatTemplateError
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls import GENERIC
@@ -169,7 +169,7 @@ class FakeScheduler:
     def idle(self) -> bool:
         return not self.running
 
-    def resolve_lora(self, lora: Lora | None) -> Choice:
+    def resolve_lora(self, lora: Lora | None) -> AdapterChoice:
         return BASE
 
     def prepare_ahead(self, wanted: Callable[[], bool]) -> None:

@@ -30,7 +30,7 @@ from logitless.graph.tensor import Tensor
 from logitless.models import tokenizer
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
-from logitless.models.synthetic.model import Shape
+from logitless.models.synthetic.model import ModelShape
 from logitless.training.checkpoint import read_checkpoint
 from logitless.training.data.load import Reader
 from logitless.training.run import lora_of, plan_run
@@ -52,7 +52,7 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small model and a text."""
     folder = tmp_path_factory.mktemp("given")
     (folder / "a.txt").write_text(TEXT)
-    new_model(str(folder / "m.gguf"), None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
+    new_model(str(folder / "m.gguf"), None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
     return folder
 
 
@@ -84,7 +84,7 @@ def test_the_window_follows_the_data_and_the_model(
     given: Path, tmp_path: Path, file: str | None, flags: list[str], n_ctx: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bytes are tokens here. A row has a beginning and an end token, and the last one predicts nothing."""
-    new_model(str(tmp_path / "wide.gguf"), None, Shape(32, 2, 4, 2, 48, 0, n_ctx=512), seed=3)
+    new_model(str(tmp_path / "wide.gguf"), None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=512), seed=3)
     for name, n in (("short", 9), ("middle", 300), ("long", 900)):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": "x" * n}) + "\n" + json.dumps({"text": "y"}) + "\n")
     (tmp_path / "a.txt").write_text(TEXT)
@@ -338,7 +338,7 @@ def test_the_steps_number_stands_in_the_files_name_only(
 
 
 def test_plan_tells_the_memory_of_a_training(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    new_model(folder / "p.gguf", None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
+    new_model(folder / "p.gguf", None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
     flags = ("finetune", "-m", str(folder / "p.gguf"), "-c", "16", "-t", "1", "--json")
 
     def plan(*words: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from logitless.backends.cpu.backend import CPUBackend
 from logitless.graph.execution.session import Session
 from logitless.models.adapters.lora import read_adapter
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.synthetic.model import Shape
+from logitless.models.synthetic.model import ModelShape
 from logitless.training.config import TrainingConfig
 from logitless.training.errors import TrainingError
 from logitless.training.run import FineTuning
@@ -34,7 +34,7 @@ def session() -> Iterator[Session]:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    new_model(tmp_path / "m.gguf", None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
+    new_model(tmp_path / "m.gguf", None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
     return tmp_path / "m.gguf"
 
 

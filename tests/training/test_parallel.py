@@ -16,7 +16,7 @@ import pytest
 
 from logitless.backends.registry import open_backends
 from logitless.graph.execution.session import Session
-from logitless.models.synthetic.model import Shape
+from logitless.models.synthetic.model import ModelShape
 from logitless.training.config import TrainingConfig
 from logitless.training.errors import TrainingError
 from logitless.training.parallel.coordinator import Transport, WorkerLost
@@ -37,7 +37,7 @@ Lines = Callable[[Control], None]
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "m.gguf"
-    new_model(path, None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
+    new_model(path, None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
     return path
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.graph.execution.session import Session
-from logitless.models.synthetic.model import Shape
+from logitless.models.synthetic.model import ModelShape
 from logitless.training.config import TrainingConfig
 from logitless.training.data import packing
 from logitless.training.errors import TrainingError
@@ -35,7 +35,7 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    new_model(tmp_path / "m.gguf", None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
+    new_model(tmp_path / "m.gguf", None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
     return tmp_path / "m.gguf"
 
 

@@ -15,7 +15,7 @@ from logitless.engine.loading.options import ModelOptions
 from logitless.engine.runner.model_runner import ModelRunner
 from logitless.engine.scheduler.scheduler import Scheduler
 from logitless.graph.backend import Backend
-from logitless.models.synthetic.model import Shape
+from logitless.models.synthetic.model import ModelShape
 from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
 from logitless.training.data.prompts import Prompts
@@ -26,7 +26,7 @@ from logitless.training.methods.grpo import GRPO, of_answers
 from logitless.training.policy.reinforcement import (
     Answer,
     AskTools,
-    Batch,
+    PolicyBatch,
     ReinforcementTrainer,
     ToolTurn,
     reference_steps,
@@ -98,8 +98,8 @@ def test_batches_are_kept_to_the_bit() -> None:
     results = np.array([7, 8], np.int32)
     answers = (*answers[:2], answers[2].continued(results, answers[0]))
     prompts = tuple(np.arange(n, dtype=np.int32) for n in (2, 5, 1))
-    batch = Batch(prompts, answers, np.array([[0.1, np.nan, 3]]), tuple(a.log_probs * 2 for a in answers), 1)
-    back = Batch.of_arrays(batch.arrays())
+    batch = PolicyBatch(prompts, answers, np.array([[0.1, np.nan, 3]]), tuple(a.log_probs * 2 for a in answers), 1)
+    back = PolicyBatch.of_arrays(batch.arrays())
     np.testing.assert_array_equal(back.rewards, batch.rewards)
     assert back.n_done == 1
     tokens = [[*b.prompts, *(a.tokens for a in b.answers)] for b in (batch, back)]
@@ -169,7 +169,7 @@ class Run:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    new_model(tmp_path / "m.gguf", None, Shape(32, 2, 4, 2, 48, 0, n_ctx=256), seed=3)
+    new_model(tmp_path / "m.gguf", None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=256), seed=3)
     return tmp_path / "m.gguf"
 
 

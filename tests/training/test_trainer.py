@@ -23,7 +23,7 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.write import copied_keys, tensor, u32, write_gguf
 from logitless.models.model import define_model, hparams_of
-from logitless.models.synthetic.model import Shape
+from logitless.models.synthetic.model import ModelShape
 from logitless.training import head
 from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
@@ -47,7 +47,7 @@ SCHEDULE = Schedule(alpha=1e-2, kind="constant", warmup=0)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "m.gguf"
-    new_model(path, None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
+    new_model(path, None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
     return path
 
 
@@ -543,7 +543,7 @@ def test_the_footprint_of_a_run_with_a_hook_counts_its_gradients(start: Open) ->
 def test_a_deep_models_step_is_planned(tmp_path: Path, session: Session, kind: str, checkpointing: bool) -> None:
     """96 layers leave more holes in the arena than a list of 256."""
     path = tmp_path / "deep.gguf"
-    new_model(path, None, Shape(32, 96, 4, 2, 48, 0, n_ctx=64), seed=3)
+    new_model(path, None, ModelShape(32, 96, 4, 2, 48, 0, n_ctx=64), seed=3)
     with GGUFFile.open(path) as gguf:
         adapter = LoraOptions(rank=3) if kind == "lora" else None
         trainable = trainable_of(session, gguf, hparams_of(gguf), n_ctx=16, adapter=adapter)

@@ -23,7 +23,7 @@ from logitless.training.data.prompts import Prompts
 from logitless.training.data.sampler import ExampleSampler
 from logitless.training.methods.grpo import GRPO
 from logitless.training.methods.registry import hyperparameters
-from logitless.training.policy.reinforcement import Answer, Batch, ReinforcementTrainer
+from logitless.training.policy.reinforcement import Answer, PolicyBatch, ReinforcementTrainer
 from logitless.training.run import FineTuning
 from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.step import outcome
@@ -109,7 +109,7 @@ class Case:
             [(own + rng.normal(0, scale, len(own))).astype(np.float32) for own in found] for scale in (0.2, 0.4)
         ]
         answers = [Answer(t, old) for t, old in zip(tokens, answers, strict=True)]
-        trainer.batch = Batch(prompts, tuple(answers), rewards, tuple(reference), n_done=1)
+        trainer.batch = PolicyBatch(prompts, tuple(answers), rewards, tuple(reference), n_done=1)
         named = {"n_samples": GROUP, "beta": grpo.beta, "clip": grpo.clip, "max_tokens": grpo.max_tokens}
         self.spec |= {
             "hyperparameters": named, "loss_type": method, "rewards": rewards.reshape(-1).tolist(),

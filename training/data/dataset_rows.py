@@ -22,7 +22,7 @@ class RowMedium:
 
 
 @dataclass(frozen=True)
-class Answer:
+class RowAnswer:
     """A judged answer, a text or messages. `value`: 1 good, −1 bad."""
 
     text: str = ""
@@ -40,7 +40,7 @@ class DatasetRow:
     parts: tuple[tuple[str, bool], ...] = ()
     messages: Messages = ()
     tools: tuple[dict[str, Any], ...] = ()
-    answers: tuple[Answer, ...] = ()
+    answers: tuple[RowAnswer, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template
     unused: tuple[str, ...] = field(default=(), compare=False)  # names of fields that change nothing
     format: str = field(default="", compare=False)
@@ -66,7 +66,7 @@ class DatasetRow:
         """The images and sounds of the messages, in their order."""
         return [medium for message in self.messages for medium in media_of(message)]
 
-    def answered(self, answer: Answer) -> DatasetRow:
+    def answered(self, answer: RowAnswer) -> DatasetRow:
         """The prompt with an answer, of which only the answer is learned."""
         parts = (*self.parts, (answer.text, True)) if self.parts else ()
         if not self.messages:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-from logitless.training.data.dataset_rows import MEDIUM, Answer, DatasetRow, Messages, RowMedium
+from logitless.training.data.dataset_rows import MEDIUM, DatasetRow, Messages, RowAnswer, RowMedium
 from logitless.training.errors import TrainingError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -237,7 +237,7 @@ def _openai_pair(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
         raise TrainingError(f"{where}: field 'input' must be an object")
     prompt = _messages(question.get("messages"), where, "input.messages")
     answers = [
-        Answer("", _messages(row.get(name), where, name, learns=True), value)
+        RowAnswer("", _messages(row.get(name), where, name, learns=True), value)
         for name, value in (("preferred_output", 1.0), ("non_preferred_output", -1.0))
     ]
     format = "a pair of answers ('preferred_output', 'non_preferred_output')"
@@ -263,7 +263,7 @@ def _pair(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
                 raise TrainingError(
                     f"{where}: field 'prompt' is missing, and 'chosen' and 'rejected' begin differently"
                 )
-        answers = (Answer("", chosen, 1.0), Answer("", rejected, -1.0))
+        answers = (RowAnswer("", chosen, 1.0), RowAnswer("", rejected, -1.0))
         return replace(_conversation(row, number, where, question, format), answers=answers)
     good, bad = (_text(row, name, where) for name in ("chosen", "rejected"))
     if prompt is None:
@@ -276,7 +276,9 @@ def _pair(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
     for name, text in (("chosen", good), ("rejected", bad)):
         if not text:
             raise TrainingError(f"{where}: field '{name}' is empty")
-    return DatasetRow(number, ((prompt, False),), answers=(Answer(good, (), 1.0), Answer(bad, (), -1.0)), format=format)
+    return DatasetRow(
+        number, ((prompt, False),), answers=(RowAnswer(good, (), 1.0), RowAnswer(bad, (), -1.0)), format=format
+    )
 
 
 def _factory_pair(row: Mapping[str, Any], number: int, where: str, format: str) -> DatasetRow:
@@ -295,7 +297,7 @@ def _factory_pair(row: Mapping[str, Any], number: int, where: str, format: str) 
             turn = {"role": "assistant", "content": _filled(row, name, where)}
         (answer,) = _messages([turn], where, name, learns=True)
         text = answer["content"] if isinstance(answer["content"], str) else ""
-        answers.append(Answer(text if plain else "", () if plain else (answer,), value))
+        answers.append(RowAnswer(text if plain else "", () if plain else (answer,), value))
     return replace(_conversation(row, number, where, messages, format, parts=plain), answers=tuple(answers))
 
 
@@ -311,12 +313,12 @@ def _judged(row: Mapping[str, Any], number: int, where: str) -> DatasetRow:
         answer = _messages(row.get("completion"), where, "completion", learns=True)
         prompt = _messages(row["prompt"], where, "prompt")
         record = _conversation(row, number, where, prompt, format)
-        return replace(record, answers=(Answer("", answer, value),))
+        return replace(record, answers=(RowAnswer("", answer, value),))
     text = _text(row, "completion", where)
     if not text:
         raise TrainingError(f"{where}: field 'completion' is empty")
     return DatasetRow(
-        number, ((_text(row, "prompt", where), False),), answers=(Answer(text, (), value),), format=format
+        number, ((_text(row, "prompt", where), False),), answers=(RowAnswer(text, (), value),), format=format
     )
 
 

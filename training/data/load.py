@@ -11,7 +11,7 @@ import numpy as np
 
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.tokenizer import Tokenizer
-from logitless.training.data.dataset_rows import Answer, DatasetRow
+from logitless.training.data.dataset_rows import DatasetRow, RowAnswer
 from logitless.training.data.formats import of_one_format, parse_row
 from logitless.training.data.media import MediaReader
 from logitless.training.data.packing import (
@@ -62,7 +62,7 @@ class Reader:
         if self.objective is None:
             return ((example,) for example in examples_of(records, self.tokenizer, self.template, name, self.media))
 
-        def encode(record: DatasetRow, answer: Answer) -> Example:
+        def encode(record: DatasetRow, answer: RowAnswer) -> Example:
             return answer_of(record, answer, self.tokenizer, self.template, name, self.media)
 
         return self.objective.groups(records, encode, name)

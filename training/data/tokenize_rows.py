@@ -16,7 +16,7 @@ from logitless.models.chat.template import ChatTemplate, ChatTemplateError
 from logitless.models.media.prompt_media import Span, Tile
 from logitless.models.tokenizer import Tokenizer
 from logitless.training.data.answer_spans import spans_of_answers
-from logitless.training.data.dataset_rows import MEDIUM, Answer, DatasetRow, Messages, media_of
+from logitless.training.data.dataset_rows import MEDIUM, DatasetRow, Messages, RowAnswer, media_of
 from logitless.training.data.media import NO_PROJECTOR, MediaReader, Pieces
 from logitless.training.data.run_media import TokenMedia
 from logitless.training.errors import TrainingError
@@ -83,7 +83,7 @@ def _is_read(name: str, template: ChatTemplate | None) -> bool:
 
 def answer_of(
     record: DatasetRow,
-    answer: Answer,
+    answer: RowAnswer,
     tokenizer: Tokenizer,
     template: ChatTemplate | None,
     name: str = "",

@@ -44,7 +44,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True)
-class Sample:
+class GradedSample:
     """A model's answer. `tools`: the calls in it, in the shape of OpenAI's messages."""
 
     text: str
@@ -87,11 +87,11 @@ class Grader(Protocol):
     @property
     def kind(self) -> str: ...
 
-    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Grade:
+    def grade(self, sample: GradedSample, item: Mapping[str, Any]) -> Grade:
         """GradeFault: this answer cannot be graded."""
 
 
-def graded(grader: Grader, sample: Sample, item: Mapping[str, Any]) -> Grade:
+def graded(grader: Grader, sample: GradedSample, item: Mapping[str, Any]) -> Grade:
     """The grade of an answer, whatever happens: with a fault, the reward is 0 and `errors` says why."""
     try:
         grade = grader.grade(sample, item)
@@ -110,7 +110,7 @@ def check_template(text: str, where: str) -> str:
     return text
 
 
-def filled(template: str, sample: Sample, item: Mapping[str, Any]) -> str:
+def filled(template: str, sample: GradedSample, item: Mapping[str, Any]) -> str:
     """The template with the values of its variables; objects as JSON. GradeFault: one is not there."""
 
     def value(match: re.Match[str]) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 from logitless.training.graders.formula import Formula
 from logitless.training.graders.grade import (
     Grade,
+    GradedSample,
     GradeFault,
     Grader,
     GraderError,
-    Sample,
     Surroundings,
     check_template,
     filled,
@@ -50,7 +50,7 @@ class StringCheck:
     operation: str
     kind: str = "string_check"
 
-    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Grade:
+    def grade(self, sample: GradedSample, item: Mapping[str, Any]) -> Grade:
         text, reference = filled(self.input, sample, item), filled(self.reference, sample, item)
         return Grade(float(OPERATIONS[self.operation](text, reference)))
 
@@ -66,7 +66,7 @@ class TextSimilarity:
     most: int  # greatest product of the texts' lengths
     kind: str = "text_similarity"
 
-    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Grade:
+    def grade(self, sample: GradedSample, item: Mapping[str, Any]) -> Grade:
         text, reference = filled(self.input, sample, item), filled(self.reference, sample, item)
         if len(text) * len(reference) > self.most:
             raise GradeFault(
@@ -84,7 +84,7 @@ class Multi:
     formula: Formula
     kind: str = "multi"
 
-    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Grade:
+    def grade(self, sample: GradedSample, item: Mapping[str, Any]) -> Grade:
         parts: dict[str, float] = {}
         tokens: dict[str, int] = {}
         for key, grader in self.graders.items():

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 from logitless.training.graders.grade import (
     Complete,
     Grade,
+    GradedSample,
     GradeFault,
     GraderError,
-    Sample,
     Surroundings,
     check_template,
     filled,
@@ -59,7 +59,7 @@ class ScoreModel:
             raise GraderError(f"{where}.sampling_params: may have {', '.join(_SAMPLING)}")
         return cls(name, messages, model, (float(bounds[0]), float(bounds[1])), dict(sampling), complete)
 
-    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Grade:
+    def grade(self, sample: GradedSample, item: Mapping[str, Any]) -> Grade:
         messages = [{**m, "content": filled(m["content"], sample, item)} for m in self.messages]
         text, n_tokens = self.complete(self.model, messages, self.sampling)
         try:
@@ -108,7 +108,7 @@ class Endpoint:
             raise GraderError(f"{where}.url: is no public address; the server needs --allow-private-addresses")
         return cls(name, url, dict(headers), around.opener)
 
-    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Grade:
+    def grade(self, sample: GradedSample, item: Mapping[str, Any]) -> Grade:
         answer = post(self.url, {"sample": sample.row, "item": item}, self.headers, self.SECONDS, self.opener)
         score = answer.get("score") if isinstance(answer, Mapping) else None
         if not _is_number(score):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from logitless.training.graders.grade import Grade, GradeFault, GraderError, Sample
+from logitless.training.graders.grade import Grade, GradedSample, GradeFault, GraderError
 
 SECONDS = 30.0  # of one answer, and of the processor
 NBYTES = 1 << 30  # of memory
@@ -37,7 +37,7 @@ class Python:
             raise GraderError(f"{where}.source: {' '.join(str(error).split())}") from None
         return cls(name, source)
 
-    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Grade:
+    def grade(self, sample: GradedSample, item: Mapping[str, Any]) -> Grade:
         job = {"source": self.source, "sample": sample.row, "item": item, "seconds": SECONDS, "nbytes": NBYTES}
         try:
             done = subprocess.run(

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from logitless.training.data.dataset_rows import Answer, DatasetRow
+from logitless.training.data.dataset_rows import DatasetRow, RowAnswer
 from logitless.training.errors import TrainingError
 from logitless.training.methods.objective import Encode, Group, Measured, TokenRows
 from logitless.training.methods.preference import sigmoid
@@ -78,5 +78,5 @@ def _judged(records: Iterable[DatasetRow], name: str) -> Iterator[DatasetRow]:
 def _group(record: DatasetRow, after: DatasetRow, encode: Encode) -> Group:
     (answer,), (other,) = record.answers, after.answers
     if bool(answer.messages) != bool(other.messages):
-        other = Answer("".join(str(m.get("content") or "") for m in other.messages), ())
+        other = RowAnswer("".join(str(m.get("content") or "") for m in other.messages), ())
     return encode(record, answer), encode(record, replace(other, value=0.0))

@@ -15,14 +15,14 @@ from typing import ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from logitless.training.data.dataset_rows import Answer, DatasetRow
+from logitless.training.data.dataset_rows import DatasetRow, RowAnswer
 from logitless.training.data.packing import Sample
 from logitless.training.data.tokenize_rows import Example
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
-Encode = Callable[[DatasetRow, Answer], Example]  # the tokens of a row's prompt with an answer
+Encode = Callable[[DatasetRow, RowAnswer], Example]  # the tokens of a row's prompt with an answer
 Group = tuple[Example, ...]  # token rows of one example of the data
 
 

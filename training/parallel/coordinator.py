@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from logitless.training.errors import TrainingError
-from logitless.training.parallel.worker import Recipe, Store, flat, shards
+from logitless.training.parallel.worker import GradientStore, Recipe, flat, shards
 from logitless.training.step import Arrays, Feeds, Slice, Slices, Steps
 
 log = logging.getLogger("logitless.training")
@@ -31,7 +31,7 @@ class Transport(ABC):
     """Processes of the ranks from 1, each of which answers in the order in which it is asked, and a
     store that all of them reach."""
 
-    store: Store
+    store: GradientStore
 
     @abstractmethod
     def start(self, rank: int, recipe: Recipe, n_shards: int) -> None:

@@ -25,7 +25,7 @@ from logitless.training.trainer import Settings, steps_of
 Ref = Any  # names an array in a store; messages to other processes may have it
 
 
-class Store(Protocol):
+class GradientStore(Protocol):
     """Vectors of f32 that all processes of a run reach."""
 
     def put(self, values: F32) -> Ref: ...
@@ -74,7 +74,7 @@ def shards(values: F32, n: int) -> list[F32]:
 class GradientWorker:
     """Work of one rank from 1. Its public methods are what the coordinator asks for."""
 
-    def __init__(self, steps: Steps, store: Store, rank: int, n_shards: int) -> None:
+    def __init__(self, steps: Steps, store: GradientStore, rank: int, n_shards: int) -> None:
         self._steps, self._store, self._n_shards = steps, store, n_shards
         own = rank if rank < n_shards else 0
         self._total = np.zeros_like(shards(np.zeros(steps.trainable.n_params, np.float32), n_shards)[own])

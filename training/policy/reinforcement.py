@@ -100,7 +100,7 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True)
-class Batch:
+class PolicyBatch:
     """R answers that are learned from. `n_done`: optimizer steps on it so far."""
 
     prompts: tuple[I32, ...]
@@ -126,7 +126,7 @@ class Batch:
         return measured
 
     @classmethod
-    def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Batch:
+    def of_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> PolicyBatch:
         n_prompts, n, n_done = arrays["shape"].tolist()
 
         def parts(name: str, lengths: npt.NDArray[Any], kind: Any) -> list[npt.NDArray[Any]]:
@@ -165,7 +165,7 @@ class ReinforcementTrainer(Trainer):
         super().__init__(*args, **named)
         self.grpo, self.policy, self.grade, self._reference_steps = grpo, policy, grade, reference
         self._ask_tools = ask_tools
-        self.batch: Batch | None = None
+        self.batch: PolicyBatch | None = None
         self._order_before: dict[str, Any] | None = None
         self.steps.accumulates()
         if grpo.beta > 0 and reference is None:
@@ -243,7 +243,7 @@ class ReinforcementTrainer(Trainer):
         if not self.steps.is_served:  # the server rounds otherwise than the trainer
             own = yield from self._log_probs(self.steps, prompts, answers)
             answers = [replace(a, log_probs=x) for a, x in zip(answers, own, strict=True)]
-        self.batch = Batch(
+        self.batch = PolicyBatch(
             tuple(prompts), tuple(answers), rewards.reshape(-1, n), None if reference is None else tuple(reference)
         )
         self.counters.samples += len(indices)
@@ -353,7 +353,7 @@ class ReinforcementTrainer(Trainer):
             yield Slice()
         return measured
 
-    def _measured_batch(self, batch: Batch) -> Generator[Event, None, tuple[PolicyLoss, list[Sample]]]:
+    def _measured_batch(self, batch: PolicyBatch) -> Generator[Event, None, tuple[PolicyLoss, list[Sample]]]:
         """Loss of a batch, and windows with the weights of its gradient."""
         old, row = of_answers([a.log_probs for a in batch.answers])
         new = old  # by the weights that they were sampled from
@@ -412,7 +412,7 @@ class ReinforcementTrainer(Trainer):
     def restore(self, state: dict[str, Any], *, force_reshuffle: bool = False) -> bool:
         same = super().restore(state, force_reshuffle=force_reshuffle)
         arrays = state.get("batch", {})
-        self.batch = Batch.of_arrays(arrays) if arrays and same else None
+        self.batch = PolicyBatch.of_arrays(arrays) if arrays and same else None
         return same
 
 

@@ -97,7 +97,7 @@ class Test:
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurement:
     """One run of a test: its time, the machine's limits around it, and with --ops the time of each op."""
 
     seconds: float
@@ -151,9 +151,9 @@ class Bench:
         self.limits_seen.append(self.peaks.measure())
         return self.limits_seen[-1]
 
-    def measured(self, once: Run, repetitions: int) -> list[Measured]:
+    def measured(self, once: Run, repetitions: int) -> list[Measurement]:
         """The runs, the fastest first."""
-        runs: list[Measured] = []
+        runs: list[Measurement] = []
         before = self.limits()
         while len(runs) < repetitions and sum(run.seconds for run in runs) < LONG:
             if self.profile is not None:
@@ -163,7 +163,7 @@ class Bench:
             seconds = time.perf_counter() - began
             ops = self.profile.take() if self.profile is not None else {}
             after = self.limits()
-            runs.append(Measured(seconds, mean([before, after]), ops))
+            runs.append(Measurement(seconds, mean([before, after]), ops))
             before = after
         return sorted(runs, key=attrgetter("seconds"))
 

@@ -86,7 +86,7 @@ def step_graph(engine: ModelRunner, n_tokens: int) -> tuple[list[Tensor], dict[s
     """The graph of a step of one sequence, and feeds that fit it."""
     from logitless.cli.commands.benchmark.bench import greedy
     from logitless.engine.batch import UBatch
-    from logitless.engine.runner.buckets import Shape
+    from logitless.engine.runner.buckets import StepShape
     from logitless.engine.runner.step_inputs import room_of
     from logitless.graph.order import toposort
 
@@ -102,7 +102,7 @@ def step_graph(engine: ModelRunner, n_tokens: int) -> tuple[list[Tensor], dict[s
         begin=[0, *[-1] * (n_tokens - 1)],
         end=[*[-1] * (n_tokens - 1), 1],
     )
-    graph = engine.build(Shape(n_tokens, n_out))
+    graph = engine.build(StepShape(n_tokens, n_out))
     room = room_of(toposort(graph))
     engine.step_feeds(room).write(batch)
     return graph, room

@@ -14,7 +14,7 @@ from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.setup.unused_flags import check_used
 
 if TYPE_CHECKING:
-    from logitless.models.synthetic.model import Shape
+    from logitless.models.synthetic.model import ModelShape
 
 
 def run(options: SimpleNamespace) -> int:
@@ -44,7 +44,7 @@ def start_model(path: Path, o: SimpleNamespace) -> None:
     new_model(path, o.vocab_model, shape_of(o), max(0, o.seed), name, o.chat_template)
 
 
-def shape_of(o: SimpleNamespace) -> Shape:
+def shape_of(o: SimpleNamespace) -> ModelShape:
     """A shape by name, with single sizes replaced."""
     from logitless.models.synthetic.model import SHAPES
 

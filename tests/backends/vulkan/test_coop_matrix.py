@@ -17,8 +17,8 @@ from logitless.backends.gpu.device import lower_all
 from logitless.backends.gpu.language.dialect import SIMT
 from logitless.backends.vulkan import autotune, coop_matrix
 from logitless.backends.vulkan.api import COMPUTE
-from logitless.backends.vulkan.autotune import Choice, known, measure
-from logitless.backends.vulkan.coop_matrix import F32, I8, I32, Entry, Matrices, choose
+from logitless.backends.vulkan.autotune import TunedKernel, known, measure
+from logitless.backends.vulkan.coop_matrix import F32, I8, I32, CoopMatrixEntry, Matrices, choose
 from logitless.backends.vulkan.instance import DeviceInfo
 from logitless.cli.commands.machine.devices import as_text, vulkan_devices
 from logitless.graph.backend import Location
@@ -29,8 +29,8 @@ F16 = 0
 BYTES, FLOATS = (I8, I8, I32, I32), (F16, F16, F32, F32)
 
 
-def entries(sizes: Sequence[tuple[int, int, int]], types: tuple[int, int, int, int]) -> list[Entry]:
-    return [Entry(s, types) for s in sizes]
+def entries(sizes: Sequence[tuple[int, int, int]], types: tuple[int, int, int, int]) -> list[CoopMatrixEntry]:
+    return [CoopMatrixEntry(s, types) for s in sizes]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,9 @@ def entries(sizes: Sequence[tuple[int, int, int]], types: tuple[int, int, int, i
         ([], 32, None),
     ],
 )
-def test_choose_takes_the_largest_size_that_fits(found: list[Entry], subgroup: int, taken: str | None) -> None:
+def test_choose_takes_the_largest_size_that_fits(
+    found: list[CoopMatrixEntry], subgroup: int, taken: str | None
+) -> None:
     matrices = choose(found, subgroup)
     assert (str(matrices) if matrices else None) == taken
     assert matrices is None or matrices.constants["SG"] == subgroup
@@ -157,14 +159,14 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 def test_autotune_takes_the_faster_kernel_and_caches_it(device: Callable[..., Any]) -> None:
     assert known(INFO) is None
-    assert measure(device(3e-4, 1e-4)) == Choice(True, "3.00 times as fast as integer dot products")
+    assert measure(device(3e-4, 1e-4)) == TunedKernel(True, "3.00 times as fast as integer dot products")
     kept = known(INFO)
     assert kept is not None
     assert kept.used
     assert known(replace(INFO, identity=b"device and another driver")) is None
     assert known(replace(INFO, matrices=Matrices(16, 16, 16, 32))) is None
-    assert measure(device(1e-4, 3e-4)) == Choice(False, "integer dot products are 3.00 times as fast")
-    assert known(INFO) == Choice(False, "integer dot products are 3.00 times as fast")
+    assert measure(device(1e-4, 3e-4)) == TunedKernel(False, "integer dot products are 3.00 times as fast")
+    assert known(INFO) == TunedKernel(False, "integer dot products are 3.00 times as fast")
 
 
 @pytest.mark.parametrize(("few", "rows"), [(0, 33), (48, 33), (64, 65), (200, 129)])
@@ -187,7 +189,7 @@ def test_autotune_of_a_slow_device_stays_in_its_budget(device: Callable[..., Any
 
 
 def test_autotune_refuses_matrices_with_wrong_bits(device: Callable[..., Any]) -> None:
-    assert measure(device(1, 1e-6, right=False)) == Choice(False, "the driver computes them wrongly")
+    assert measure(device(1, 1e-6, right=False)) == TunedKernel(False, "the driver computes them wrongly")
 
 
 def test_autotune_after_a_driver_failure_is_not_repeated(
@@ -201,7 +203,7 @@ def test_autotune_after_a_driver_failure_is_not_repeated(
 
     monkeypatch.setattr(backend, "compile", refuse)
     with caplog.at_level(logging.INFO, "logitless.devices"):
-        assert measure(backend) == Choice(False, "Vulkan: compiling it failed")
+        assert measure(backend) == TunedKernel(False, "Vulkan: compiling it failed")
     assert "not used: Vulkan: compiling it failed" in caplog.text
     assert backend.shape == before
 
@@ -211,17 +213,17 @@ def test_autotune_after_a_driver_failure_is_not_repeated(
     monkeypatch.setattr(backend, "compile", die)
     with pytest.raises(DeviceLost):
         measure(backend)
-    assert known(INFO) == Choice(False, "the driver did not survive the trial")
+    assert known(INFO) == TunedKernel(False, "the driver did not survive the trial")
 
 
 def test_known_choice_needs_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert known(replace(INFO, matrices=None)) == Choice(False, "the device has none that fit")
+    assert known(replace(INFO, matrices=None)) == TunedKernel(False, "the device has none that fit")
     without = known(replace(INFO, fast_dots=False))
     assert without is not None
     assert not without.used
     for wish, used in (("1", True), ("0", False)):
         monkeypatch.setenv(autotune.MATRICES, wish)
-        assert known(INFO) == Choice(used, f"LOGITLESS_VULKAN_MATRICES={wish}")
+        assert known(INFO) == TunedKernel(used, f"LOGITLESS_VULKAN_MATRICES={wish}")
     monkeypatch.setenv(autotune.DOTS, "0")
     without = known(INFO)
     assert without is not None

@@ -21,7 +21,7 @@ from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.flags.model_options import Repo, url
 from logitless.cli.hub import download, model_source
 from logitless.cli.hub.hub import Hub
-from logitless.cli.hub.repository import Cached, choose, choose_block, choose_folder, choose_projector
+from logitless.cli.hub.repository import CachedFile, choose, choose_block, choose_folder, choose_projector
 from logitless.cli.setup.model import find_draft_model, find_projector
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
@@ -543,7 +543,7 @@ def test_projectors_go_with_the_last_model(hub: FakeHub, tmp_path: Path) -> None
     names = ["m-Q4_0.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf"]
     paths = [add_to_hub_cache(tmp_path, "u/r", name) for name in names]
     for repo, left in (("u/r:Q4_0", [False, True, True]), ("u/r:Q8_0", [False, False, False])):
-        Cached(tmp_path, Repo.parse(repo)).remove()
+        CachedFile(tmp_path, Repo.parse(repo)).remove()
         assert [path.exists() for path in paths] == left
 
 
@@ -560,7 +560,7 @@ def test_repository_without_gguf_files_is_downloaded_as_a_folder(hub: FakeHub, t
     with GGUFFile.open(folder) as gguf:
         assert gguf.metadata["general.name"] == "r"
     assert of(hub, cache, "u/r", offline=True) == folder
-    cached = Cached(cache, Repo("u/r"))
+    cached = CachedFile(cache, Repo("u/r"))
     assert cached.whole_folder() == folder
     cached.remove()
     assert cached.whole_folder() is None

@@ -17,7 +17,7 @@ from logitless.errors import TrainingError
 from logitless.models import tokenizer
 from logitless.models.chat.template import ChatTemplate
 from logitless.training.graders import remote
-from logitless.training.graders.grade import Grade, GradeFault, Sample, Surroundings
+from logitless.training.graders.grade import Grade, GradedSample, GradeFault, Surroundings
 from logitless.training.scratch import byte_vocabulary
 
 ANSWERS = [(np.array([40 + i], np.int32), {"number": i}) for i in range(60)]
@@ -31,7 +31,7 @@ class Slow:
     def __init__(self, hangs: Any) -> None:
         self.hangs, self.asked = hangs, 0
 
-    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Grade:
+    def grade(self, sample: GradedSample, item: Mapping[str, Any]) -> Grade:
         self.asked += 1
         if self.hangs(item["number"]):
             raise GradeFault("it took too long", timed_out=True)
@@ -46,7 +46,7 @@ class Kept:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
-    def grade(self, sample: Sample, item: Mapping[str, Any]) -> Grade:
+    def grade(self, sample: GradedSample, item: Mapping[str, Any]) -> Grade:
         self.rows.append(sample.row)
         return Grade(1.0)
 

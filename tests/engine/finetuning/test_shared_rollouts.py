@@ -12,12 +12,12 @@ import pytest
 
 from logitless.async_llm import AsyncLLM
 from logitless.engine.finetuning.rollout_helper import RolloutHelper
-from logitless.engine.finetuning.rollout_queue import LOST, Batch, News, QueueLost, RolloutQueue
+from logitless.engine.finetuning.rollout_queue import LOST, News, QueueLost, RolloutBatch, RolloutQueue
 from logitless.engine.finetuning.rollouts import Question, Rollouts
 from logitless.engine.finetuning.shared_rollouts import SharedRollouts
 from logitless.engine.loading.open_model import open_model
 from logitless.engine.loading.options import ModelOptions
-from logitless.models.synthetic.model import Shape
+from logitless.models.synthetic.model import ModelShape
 from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
 from logitless.training.policy.reinforcement import Answer
@@ -40,7 +40,7 @@ def queue_of(clock: Clock, *prompts: int) -> RolloutQueue:
     """With a question for each; equal numbers are one prompt."""
     queue = RolloutQueue(clock)
     questions = [Question(np.array([1, prompt], np.int32), i, 4) for i, prompt in enumerate(prompts)]
-    queue.post(Batch("b", "cpu", "job", LoraOptions(), 0), {}, questions)
+    queue.post(RolloutBatch("b", "cpu", "job", LoraOptions(), 0), {}, questions)
     return queue
 
 
@@ -118,7 +118,7 @@ class Meeting:
             call(*args)
             self.changed.notify_all()
 
-    def post(self, batch: Batch, values: Mapping[str, Any], questions: Sequence[Question]) -> None:
+    def post(self, batch: RolloutBatch, values: Mapping[str, Any], questions: Sequence[Question]) -> None:
         self._change(self.state.post, batch, values, questions)
 
     def withdraw(self, batch: str) -> None:
@@ -215,7 +215,7 @@ class Helping:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    new_model(tmp_path / "m.gguf", None, Shape(32, 2, 4, 2, 48, 0, n_ctx=256), seed=3)
+    new_model(tmp_path / "m.gguf", None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=256), seed=3)
     return tmp_path / "m.gguf"
 
 

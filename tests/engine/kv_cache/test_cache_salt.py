@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapshot, tokens_of
-from logitless.engine.kv_cache.slot_files import SlotState, load, owner_of, save
+from logitless.engine.kv_cache.slot_files import SlotFileState, load, owner_of, save
 from logitless.engine.speculation.ngram import ModDrafter, ModTable
-from logitless.models.adapters.stacked_lora import BASE, Choice
+from logitless.models.adapters.stacked_lora import BASE, AdapterChoice
 from tests.helpers.scheduler_checks import check_cells, check_pages
 from tests.helpers.scheduler_fakes import Bench, prompt
 
@@ -53,7 +53,7 @@ def test_requests_that_run_side_by_side() -> None:
 def test_a_salt_and_an_adapter_count_both() -> None:
     bench = Bench()
     prefixes = bench.scheduler.cache.prefixes
-    tuned = Choice(0, ((1, 0.5),))
+    tuned = AdapterChoice(0, ((1, 0.5),))
     roots = [prefixes.root_of(choice, salt) for choice in (BASE, tuned) for salt in ("", A, B)]
     assert len({id(root) for root in roots}) == len({root.key for root in roots}) == 6
     assert prefixes.root_of(tuned, A) is roots[4]
@@ -109,7 +109,7 @@ def test_a_file_is_its_owners(tmp_path: Any) -> None:
     state = snapshot(bench.scheduler, 0, owner="a")
     assert state.salt == "x"
     kind = bench.scheduler.engine.cache_kind
-    save(tmp_path, "f", kind, SlotState(state.tokens, state.blocks, salt=state.salt, owner="a"))
+    save(tmp_path, "f", kind, SlotFileState(state.tokens, state.blocks, salt=state.salt, owner="a"))
     (tmp_path / "g").write_bytes(b"logitless slot\0\0garbage")
     assert [owner_of(tmp_path, name) for name in ("f", "g", "none")] == ["a", "", None]
     loaded, _ = load(tmp_path, "f", kind, 1024)

@@ -8,8 +8,8 @@ import pytest
 from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.errors import InvalidRequest, ServerFault, Unavailable
 from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapshot
-from logitless.engine.kv_cache.slot_files import AdapterNames, SlotState
-from logitless.models.adapters.stacked_lora import BASE, Choice
+from logitless.engine.kv_cache.slot_files import AdapterNames, SlotFileState
+from logitless.models.adapters.stacked_lora import BASE, AdapterChoice
 from tests.helpers.scheduler_checks import check_cells, check_pages
 from tests.helpers.scheduler_fakes import N_VOCAB, Bench, oracle, prompt
 
@@ -47,18 +47,18 @@ def test_evicted_tokens_are_not_saved() -> None:
     bench.run(prompt(130, 1), n_predict=1, id_slot=1)
     assert len(snapshot(bench.scheduler, 0).tokens) == 48
     bench.run(prompt(190, 2), n_predict=1, id_slot=1)
-    assert snapshot(bench.scheduler, 0) == SlotState([], [])
+    assert snapshot(bench.scheduler, 0) == SlotFileState([], [])
 
 
 def test_a_state_that_is_refused_changes_nothing() -> None:
     bench = Bench(n_slots=2, n_ctx=128)
     bench.run(prompt(40), n_predict=1, id_slot=0)
     before = snapshot(bench.scheduler, 0)
-    state = SlotState(prompt(100, 3), [np.zeros(BLOCK_SIZE * 16, np.uint8)] * 7)
+    state = SlotFileState(prompt(100, 3), [np.zeros(BLOCK_SIZE * 16, np.uint8)] * 7)
     with pytest.raises(InvalidRequest, match="has 129 tokens, slot 0 has room for 128"):
-        install(bench.scheduler, 0, SlotState([1] * 129, []))
+        install(bench.scheduler, 0, SlotFileState([1] * 129, []))
     with pytest.raises(InvalidRequest, match="not in the vocabulary"):
-        install(bench.scheduler, 0, SlotState([N_VOCAB], state.blocks[:1]))
+        install(bench.scheduler, 0, SlotFileState([N_VOCAB], state.blocks[:1]))
     busy = bench.submit(prompt(20, 1), id_slot=1, ignore_eos=True)
     bench.step(2)
     with pytest.raises(Unavailable, match="too few KV blocks: the state needs 7"):
@@ -72,7 +72,7 @@ def test_a_state_that_is_refused_changes_nothing() -> None:
 
     bench.engine.full_kv.write = fails  # type: ignore[method-assign]
     with pytest.raises(ServerFault, match="slot 0 cannot be restored: device lost"):
-        install(bench.scheduler, 0, SlotState(state.tokens[:30], state.blocks[:2]))
+        install(bench.scheduler, 0, SlotFileState(state.tokens[:30], state.blocks[:2]))
     check_pages(bench.scheduler)
     assert snapshot(bench.scheduler, 0).tokens == before.tokens
     bench.engine.full_kv.read = fails  # type: ignore[method-assign]
@@ -123,19 +123,19 @@ class Named:
     def __init__(self, shift: int) -> None:
         self.shift = shift
 
-    def names(self, choice: Choice) -> AdapterNames:
+    def names(self, choice: AdapterChoice) -> AdapterNames:
         return tuple((str(handle + self.shift), scale) for handle, scale in choice.mix)
 
-    def choice_of(self, names: AdapterNames) -> Choice:
+    def choice_of(self, names: AdapterNames) -> AdapterChoice:
         if any(int(name) < self.shift for name, _ in names):
             raise InvalidRequest("not loaded here")
-        return Choice(mix=tuple((int(name) - self.shift, scale) for name, scale in names))
+        return AdapterChoice(mix=tuple((int(name) - self.shift, scale) for name, scale in names))
 
 
 def test_a_state_of_adapters_goes_where_they_are() -> None:
     first, second = Bench(n_slots=2), Bench(n_slots=2)
-    first.scheduler.resolve_lora = lambda lora: Choice(mix=((7, 0.5),)) if lora else BASE
-    second.scheduler.resolve_lora = lambda lora: Choice(mix=((4, 0.5),)) if lora else BASE
+    first.scheduler.resolve_lora = lambda lora: AdapterChoice(mix=((7, 0.5),)) if lora else BASE
+    second.scheduler.resolve_lora = lambda lora: AdapterChoice(mix=((4, 0.5),)) if lora else BASE
     first.run(prompt(40), n_predict=1, id_slot=0, lora=((0, 0.5),))
     state = snapshot(first.scheduler, 0, Named(0))  # type: ignore[arg-type]
     assert (state.adapters, len(state.tokens)) == ((("7", 0.5),), 40)
@@ -154,7 +154,7 @@ def test_a_state_of_adapters_goes_where_they_are() -> None:
 
 def test_cells_of_an_adapter_are_not_the_models_own() -> None:
     bench = Bench(n_slots=2, cache_ram=None)
-    bench.scheduler.resolve_lora = lambda lora: Choice(mix=((1, 0.5),)) if lora else BASE
+    bench.scheduler.resolve_lora = lambda lora: AdapterChoice(mix=((1, 0.5),)) if lora else BASE
     bench.run(prompt(40), n_predict=1, id_slot=0, lora=((0, 0.5),))
     with pytest.raises(InvalidRequest, match="slot 0 was computed with adapters"):
         snapshot(bench.scheduler, 0)
@@ -166,7 +166,7 @@ def test_cells_of_an_adapter_are_not_the_models_own() -> None:
 
 def test_sequences_of_other_weights_have_device_runs_of_their_own() -> None:
     bench = Bench(n_slots=4)
-    bench.scheduler.resolve_lora = lambda lora: Choice(weights=lora[0][0]) if lora else BASE
+    bench.scheduler.resolve_lora = lambda lora: AdapterChoice(weights=lora[0][0]) if lora else BASE
     asked = [(prompt(20 + 9 * i), ((i % 2 + 1, 1.0),) if i % 3 else None) for i in range(6)]
     sequences = [bench.submit(tokens, n_predict=12, ignore_eos=True, lora=lora) for tokens, lora in asked]
     used = set()

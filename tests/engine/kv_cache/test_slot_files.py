@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from logitless.engine.errors import DiskFull, InvalidRequest, NotFound, RequestError
-from logitless.engine.kv_cache.slot_files import MAGIC, CacheKind, SlotState, load, save
+from logitless.engine.kv_cache.slot_files import MAGIC, CacheKind, SlotFileState, load, save
 
 KIND = CacheKind("0123", "f16", "q8_0", 16, 640)
-STATE = SlotState(
+STATE = SlotFileState(
     [5, 1 << 20, *range(31)], [np.random.default_rng(i).integers(0, 256, 640).astype(np.uint8) for i in range(3)]
 )
 
@@ -35,8 +35,8 @@ def test_a_round_trip(tmp_path: Path) -> None:
     assert state.tokens == STATE.tokens
     assert all(np.array_equal(a, b) for a, b in zip(state.blocks, STATE.blocks, strict=True))
     assert os.listdir(tmp_path) == ["a.bin"]
-    save(tmp_path, "a.bin", KIND, SlotState([], [], (("ab", 0.1), ("cd", -1e-30))))
-    assert load(tmp_path, "a.bin", KIND, 33)[0] == SlotState([], [], (("ab", 0.1), ("cd", -1e-30)))
+    save(tmp_path, "a.bin", KIND, SlotFileState([], [], (("ab", 0.1), ("cd", -1e-30))))
+    assert load(tmp_path, "a.bin", KIND, 33)[0] == SlotFileState([], [], (("ab", 0.1), ("cd", -1e-30)))
 
 
 def test_every_damaged_byte_is_noticed(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from logitless.engine.kv_events.block_events import (
     merged,
 )
 from logitless.engine.requests import CompletionRequest
-from logitless.models.adapters.stacked_lora import BASE, Choice
+from logitless.models.adapters.stacked_lora import BASE, AdapterChoice
 from tests.helpers.scheduler_fakes import Answer, Bench, prompt
 
 
@@ -136,7 +136,7 @@ def test_blocks_computed_in_one_step_are_one_event() -> None:
 
 def test_adapters_and_salts_have_hashes_of_their_own() -> None:
     """By the adapters' weights, not by handles, which depend on the order of loading."""
-    tuned = Choice(0, ((7, 0.5),))
+    tuned = AdapterChoice(0, ((7, 0.5),))
     bench = Bench(n_slots=1)
     router = Router(bench, label=lambda choice: ((("digest", choice.mix[0][1]),), "poet:0.5"))
     tokens = prompt(17)
@@ -172,7 +172,7 @@ def test_another_process_has_the_same_hashes() -> None:
         bench = Bench(n_slots=1)
         router = Router(bench, label=lambda choice: ((("digest", 1.0),), "poet"))
         request = CompletionRequest(tuple(prompt(40)), n_predict=1, cache_salt="x")
-        bench.answers[bench.scheduler.submit(request, choice=Choice(0, ((handle, 1.0),)))] = Answer()
+        bench.answers[bench.scheduler.submit(request, choice=AdapterChoice(0, ((handle, 1.0),)))] = Answer()
         bench.drain()
         return router.read()
 

@@ -19,7 +19,7 @@ from logitless.cli.log import LogFile
 from logitless.engine.errors import DiskFull, is_full
 from logitless.engine.finetuning.job import checkpoint_path
 from logitless.engine.finetuning.tuned_models import delete, find, tuned_models
-from logitless.engine.kv_cache.slot_files import CacheKind, SlotState, save
+from logitless.engine.kv_cache.slot_files import CacheKind, SlotFileState, save
 from logitless.engine.records.store import RESERVE, Store
 from logitless.frontend.replies.encoding import encode_json
 from logitless.models.atomic_write import ABANDONED, private, unfinished
@@ -162,7 +162,7 @@ def test_only_the_user_may_read_what_is_kept(tmp_path: Path):
             assert {(store.folder / name).stat().st_mode & 0o777 for name in ("files", "checkpoints")} == {0o700}
             store.close()
         assert folder.stat().st_mode & 0o777 == 0o700
-        save(tmp_path, "slot", KIND, SlotState([], []))
+        save(tmp_path, "slot", KIND, SlotFileState([], []))
         log = LogFile(tmp_path / "log")
         log.close()
         (tmp_path / "open.log").touch(0o640)

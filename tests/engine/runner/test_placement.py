@@ -13,7 +13,7 @@ from logitless.cli.flags.options import PLACE
 from logitless.cli.setup.model import model_options
 from logitless.engine.loading.options import OptionConflict, OptionError
 from logitless.engine.loading.placement import placement
-from logitless.engine.runner.placement import ANYWHERE, Device, PlacementOptions, chosen, fit, room, usable
+from logitless.engine.runner.placement import ANYWHERE, PlacedDevice, PlacementOptions, chosen, fit, room, usable
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear
 from logitless.graph.tensor import feed, variable
@@ -22,7 +22,7 @@ from tests.helpers.numpy_backend import NumpyBackend
 
 N_LAYER = 6
 GPU, OTHER, CPU = 0, 1, 2
-TWO = [Device(0, "opencl:0", 1.0), Device(1, "vulkan:0", 3.0), Device(2, "cpu", 0.0)]
+TWO = [PlacedDevice(0, "opencl:0", 1.0), PlacedDevice(1, "vulkan:0", 3.0), PlacedDevice(2, "cpu", 0.0)]
 
 
 def slots(options: PlacementOptions, fits: Callable[[Places | None], bool] = lambda _: True) -> tuple[int, ...]:
@@ -90,7 +90,7 @@ def test_the_vision_encoder_is_on_the_first_device_or_the_cpu() -> None:
 
 
 def test_the_cpu_first_or_alone_has_everything() -> None:
-    for devices in ([Device(0, "cpu", 0.0)], [Device(0, "cpu", 0.0), Device(1, "opencl:0", 1.0)]):
+    for devices in ([PlacedDevice(0, "cpu", 0.0)], [PlacedDevice(0, "cpu", 0.0), PlacedDevice(1, "opencl:0", 1.0)]):
         assert chosen(ANYWHERE, devices, N_LAYER, lambda _: False) is None
     assert chosen(PlacementOptions(5), devices[:1], N_LAYER, lambda _: True) is None
     found = chosen(PlacementOptions(overrides=(("ffn", "opencl:0"),)), devices, N_LAYER, lambda _: True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.quantization.quantize import DTYPES, block_of, quantize, storable_dtype
-from logitless.models.synthetic.model import SHAPES, Shape, parse_dtype, synthesize
+from logitless.models.synthetic.model import SHAPES, ModelShape, parse_dtype, synthesize
 from logitless.models.synthetic.vocabulary import SMALLEST, SPACE, vocabulary
 
 # relative RMS error on normal values; the larger of a type's own and what a simple encoder reaches
@@ -141,7 +141,7 @@ def test_mixed_types(tmp_path: Path) -> None:
         assert file.tensors["token_embd.weight"].dtype == "q6_k"
         assert file.tensors["blk.0.attn_q.weight"].dtype == "q4_k"
         assert file.metadata["general.file_type"] == 15
-    synthesize(tmp_path / "m.gguf", Shape(288, 1, 6, 6, 768, 400), "Q4_K_M")
+    synthesize(tmp_path / "m.gguf", ModelShape(288, 1, 6, 6, 768, 400), "Q4_K_M")
     with GGUFFile.open(tmp_path / "m.gguf") as file:
         types = {name: info.dtype for name, info in file.tensors.items()}
         assert types["token_embd.weight"] == "q8_0"
@@ -150,7 +150,7 @@ def test_mixed_types(tmp_path: Path) -> None:
 
 
 def test_rows_are_not_a_multiple_of_anything(tmp_path: Path) -> None:
-    synthesize(tmp_path / "m.gguf", Shape(60, 1, 2, 1, 100, 1000), "Q8_0")
+    synthesize(tmp_path / "m.gguf", ModelShape(60, 1, 2, 1, 100, 1000), "Q8_0")
     with GGUFFile.open(tmp_path / "m.gguf") as file:
         assert file.tensors["token_embd.weight"].dtype == "f16"
         rows = file.bytes_of("token_embd.weight").view(np.float16).reshape(1000, 60)
@@ -158,7 +158,7 @@ def test_rows_are_not_a_multiple_of_anything(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_single_block_differ(tmp_path: Path) -> None:
-    synthesize(tmp_path / "m.gguf", Shape(32, 1, 2, 1, 64, 5000), "Q4_0")
+    synthesize(tmp_path / "m.gguf", ModelShape(32, 1, 2, 1, 64, 5000), "Q4_0")
     with GGUFFile.open(tmp_path / "m.gguf") as file:
         assert len(np.unique(file.bytes_of("token_embd.weight").reshape(5000, -1), axis=0)) == 5000
 
@@ -185,7 +185,7 @@ def test_failures_leave_nothing(tmp_path: Path) -> None:
     for arguments, message in (
         (("2M", "Q8_0"), "unknown shape '2M'"),
         (("tiny", "IQ1_S"), "unknown type 'IQ1_S'"),
-        ((Shape(32, 1, 2, 1, 64, 353), "F32"), "too small"),
+        ((ModelShape(32, 1, 2, 1, 64, 353), "F32"), "too small"),
     ):
         with pytest.raises(ValueError, match=message):
             synthesize(path, *arguments)

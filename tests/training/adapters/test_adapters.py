@@ -25,7 +25,7 @@ from logitless.models.adapters.stacked_lora import StackedLora
 from logitless.models.batch import Sequences
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
-from logitless.models.synthetic.model import Shape
+from logitless.models.synthetic.model import ModelShape
 from logitless.models.weights.weights import check_weights
 from logitless.training.adapters import lora as start
 from logitless.training.adapters.lora import lora, principal, start_from
@@ -56,7 +56,7 @@ WEIGHT = "blk.0.attn_k.weight"  # (16, 32)
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("model") / "m.gguf"
-    new_model(path, None, Shape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
+    new_model(path, None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
     return path
 
 

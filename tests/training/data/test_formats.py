@@ -15,7 +15,7 @@ from logitless.models import tokenizer
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.tokenizer import Tokenizer
 from logitless.training.data.arrangement import arranged, context_for
-from logitless.training.data.dataset_rows import Answer, DatasetRow
+from logitless.training.data.dataset_rows import DatasetRow, RowAnswer
 from logitless.training.data.formats import parse_row
 from logitless.training.data.load import DataOptions, Reader
 from logitless.training.data.prompts import prompts_of
@@ -26,8 +26,8 @@ from logitless.training.scratch import byte_vocabulary
 
 USER, ANSWER = {"role": "user", "content": "Hi?"}, {"role": "assistant", "content": "Yes."}
 BAD = {"role": "assistant", "content": "No."}
-GOOD_BAD = (Answer("", (ANSWER,), 1.0), Answer("", (BAD,), -1.0))
-TEXTS = (Answer("Yes.", (), 1.0), Answer("No.", (), -1.0))
+GOOD_BAD = (RowAnswer("", (ANSWER,), 1.0), RowAnswer("", (BAD,), -1.0))
+TEXTS = (RowAnswer("Yes.", (), 1.0), RowAnswer("No.", (), -1.0))
 PROMPT = (("Hi? ", False),)
 SHAREGPT = [{"from": "human", "value": "Hi?"}, {"from": "gpt", "value": "Yes."}]
 
@@ -58,7 +58,7 @@ def vocabulary() -> Tokenizer:
         ),
         ({"prompt": "Hi? ", "chosen": "Yes.", "rejected": "No."}, DatasetRow(1, PROMPT, answers=TEXTS)),
         ({"chosen": "Hi? Yes.", "rejected": "Hi? No."}, DatasetRow(1, (("Hi?", False),), answers=(
-            Answer(" Yes.", (), 1.0), Answer(" No.", (), -1.0)))),
+            RowAnswer(" Yes.", (), 1.0), RowAnswer(" No.", (), -1.0)))),
         ({"prompt": [USER], "chosen": [ANSWER], "rejected": [BAD]}, DatasetRow(1, messages=(USER,), answers=GOOD_BAD)),
         (  # UltraFeedback's: the prompt again, as a text
             {"prompt": "Hi?", "chosen": [USER, ANSWER], "rejected": [USER, BAD], "messages": [USER]},

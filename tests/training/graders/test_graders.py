@@ -22,7 +22,7 @@ from logitless.engine.async_engine import AsyncEngine
 from logitless.frontend.graders import surroundings
 from logitless.server.config import ServerConfig
 from logitless.training.graders import remote, sandbox, sandbox_child
-from logitless.training.graders.grade import Grade, GradeFault, GraderError, Sample, Surroundings, graded
+from logitless.training.graders.grade import Grade, GradedSample, GradeFault, GraderError, Surroundings, graded
 from logitless.training.graders.parse import parse_grader
 from logitless.training.graders.remote import server_at
 
@@ -33,7 +33,7 @@ ITEM = {"word": "Cat", "deep": {"list": [1, {"x": 2.5}]}}
 
 
 def grade(spec: Mapping[str, Any], text: str, item: Mapping[str, Any] = ITEM, around: Surroundings = ALL) -> Grade:
-    return graded(parse_grader(spec, around), Sample(text), item)
+    return graded(parse_grader(spec, around), GradedSample(text), item)
 
 
 @pytest.mark.parametrize(
@@ -365,11 +365,11 @@ def test_an_endpoint_of_a_private_network_is_refused_and_never_asked(
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     for _ in range(2):
         with pytest.raises(GradeFault, match="no public address"):
-            named.grade(Sample("x"), {})
+            named.grade(GradedSample("x"), {})
     assert came == []
     monkeypatch.undo()
     own = surroundings(AsyncEngine(), replace(config, private_addresses=True))
     answers.append(b'{"score": 0.5}')
-    assert parse_grader({"type": "endpoint", "url": url}, own).grade(Sample("x"), {}).reward == 0.5
+    assert parse_grader({"type": "endpoint", "url": url}, own).grade(GradedSample("x"), {}).reward == 0.5
     public = parse_grader({"type": "endpoint", "url": "https://reward.example/x"}, around)
     assert public.kind == "endpoint"
