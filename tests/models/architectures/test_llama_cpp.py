@@ -272,7 +272,7 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
 }
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
     cases = []
     for name, spec in SPECS.items():

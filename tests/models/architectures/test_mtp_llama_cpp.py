@@ -100,6 +100,7 @@ def ours(path: Path, kind: type[MTPDrafter], n_tokens: int) -> list[Told]:
     return found
 
 
+@pytest.mark.timeout(1200)
 def test_guesses_are_llama_cpps(tmp_path: Path) -> None:
     asked, kinds = [], {}
     for name, traits in NAMES.items():
