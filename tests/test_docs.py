@@ -196,7 +196,7 @@ def test_the_changelog_is_short() -> None:
     """Its merge driver is union: a rebase may bring back lines that were condensed, and this test tells."""
     lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
     headings = [line for line in lines if line.startswith("#")]
-    assert len(lines) <= 150
+    assert len(lines) <= 190
     assert [heading for heading in headings if heading.startswith("## ")] == ["## Unreleased", "## 0.1.0"]
     assert set(headings[1:]) <= {
         "## Unreleased",
