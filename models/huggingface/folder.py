@@ -4,6 +4,7 @@ Numbers are read, and moved where the formats differ, when a tensor's bytes are 
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -32,13 +33,14 @@ from logitless.models.huggingface.moves import Move
 from logitless.models.huggingface.quantized import weights_of
 from logitless.models.huggingface.vocabulary import vocabulary_keys
 
+log = logging.getLogger(__name__)
 _EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 _PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
 _OTHER_PARTS = re.compile(
-    r"(^|\.)(vision_tower|vision_model|visual|multi_modal_projector|embed_vision|audio_tower|embed_audio|mtp)\."
-    r"|rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$"
+    r"(?:^|\.)(vision_tower|vision_model|visual|multi_modal_projector|embed_vision|audio_tower|embed_audio|mtp)\."
 )
+_BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
 _RENAMED = ((".dt_bias", ".dt_proj.bias"), (".e_score_correction_bias", ".e_score_correction.bias"))
 _SMALL = re.compile(r"_norm\.|ffn_gate_inp\.|conv1d\.|shortconv\.conv\.|ssm_[ad]$|token_types\.|position_embd\.|rope_")
 _FILE_TYPES = {name.lower(): number for number, name in FILE_TYPES.items()}
@@ -149,10 +151,12 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
     names = Names(config, family.arch)
     weights = weights_of(checkpoint, config)
     tied = config.get("tie_word_embeddings") is True
+    others: set[str] = set()
     for name, group in _stacks(checkpoint, weights).items():
-        if _OTHER_PARTS.search(name) or (name.endswith("lm_head.weight") and (tied or not names.has_output)):
+        if _BUFFERS.search(name) or (name.endswith("lm_head.weight") and (tied or not names.has_output)):
             continue
-        if names.is_mtp(name):  # models/architectures/mtp.py reads GGUF files only
+        if (other := _OTHER_PARTS.search(name)) or names.is_mtp(name):  # models/architectures/mtp.py reads GGUF only
+            others.add(other[1] if other else "mtp")
             continue
         targets = list(targets_of(family, names, name))
         if not targets:
@@ -171,6 +175,8 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
                 own = tuple(weight.floats or weight for weight in group)
             dtype = "f32" if small else own[0].dtype
             yield target, _info(target, shape, dtype, Converted(own, config, move))
+    if others:
+        log.warning("%s: the text model alone is read, not %s", checkpoint.folder, ", ".join(sorted(others)))
     yield from rope_factors(config)
 
 

@@ -129,6 +129,18 @@ def test_damaged_folder_is_refused_in_one_line(name: str, tmp_path: Path) -> Non
     assert "\n" not in str(error.value)
 
 
+def test_folder_with_an_image_encoder_says_what_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = write_folder(tmp_path / "model", FAMILY)
+    tensors(
+        lambda values: values.update({"visual.blocks.0.norm.weight": np.ones(4), "x.rotary_emb.inv_freq": np.ones(4)})
+    )(folder)
+    with GGUFFile.open(folder) as file:
+        assert not any("visual" in name for name in file.tensors)
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
+        "the text model alone is read, not visual"
+    ]
+
+
 def test_folder_of_gguf_files_names_one(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").touch()
     with pytest.raises(ModelFileError, match=re.escape("name its file m.gguf")):
