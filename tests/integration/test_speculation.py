@@ -48,14 +48,22 @@ def seen(answer: dict[str, Any]) -> tuple[Any, ...]:
     return *(answer[name] for name in names), answer.get("completion_probabilities")
 
 
+def of_sampler(seed: int) -> dict[str, Any]:
+    return {**SAMPLERS[seed], "seed": seed, "n_probs": 2 * (seed % 2), "post_sampling_probs": seed == 3}
+
+
+@pytest.fixture(scope="module")
+def plain_answers(server: Any) -> list[dict[str, Any]]:
+    return [ask(server, **of_sampler(seed)) for seed in range(len(SAMPLERS))]
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_text_is_the_same_with_every_kind(server: Any, kind: str) -> None:
+def test_the_text_is_the_same_with_every_kind(server: Any, plain_answers: list[dict[str, Any]], kind: str) -> None:
     n_drafted = n_accepted = 0
-    for seed, sampler in enumerate(SAMPLERS):
-        fields = {**sampler, "seed": seed, "n_probs": 2 * (seed % 2), "post_sampling_probs": seed == 3}
-        plain = ask(server, **fields)
+    for seed, plain in enumerate(plain_answers):
+        fields = of_sampler(seed)
         drafted = ask(server, **fields, **{"speculative.type": kind})
-        assert seen(drafted) == seen(plain), sampler
+        assert seen(drafted) == seen(plain), fields
         assert "draft_n" not in plain["timings"]
         n_drafted += drafted["timings"].get("draft_n", 0)
         n_accepted += drafted["timings"].get("draft_n_accepted", 0)

@@ -238,6 +238,7 @@ REFUSED = (
     "command-r plus",  # which has its norms from 64 layers on
 )  # by llama.cpp, which has no tensors, no logits or (plm) an assertion that fails
 UNBLOCKED = ("gemma3n", "deepseek2 of odd heads")  # rows that are not whole blocks
+DEEP = 26  # layers, whose rounding adds up: others of their architectures have blocks
 SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch) and name not in REFUSED} | {
     "granite": Spec("granite", keys=SCALES),
     "minicpm": Spec("minicpm", keys=SCALES),
@@ -252,7 +253,7 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
     "llama, six layers": Spec(n_layer=6, untied=True),
     "mixtral": PLAIN["mixtral"],
     "mixtral, experts of 172": Spec(n_expert=4, n_expert_used=2, n_ff=172, types={"ffn_down_exps": "f16"}),
-    "mixtral, experts of 7": Spec(n_embd=72, n_expert=4, n_expert_used=2, n_ff=7, n_vocab=301, untied=True),
+    "mixtral, experts of 7": Spec(n_embd=72, head_dim=16, n_expert=4, n_expert_used=2, n_ff=7, untied=True),
     "command-r, per head": replace(PLAIN["command-r plus"], n_layer=64, n_ff=32),
     "mistral3, yarn": Spec("mistral3", keys=YARN),
     "deepseek2, yarn": replace(DEEPSEEK, keys=DEEPSEEK.keys | YARN | {"attention.temperature_scale": None}),
@@ -266,7 +267,7 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
     "cohere2moe": COHERE_MOE,
     "olmo2, windows": Spec("olmo2", n_layer=5, untied=True, keys={"attention.sliding_window": 4}),
     "olmo2, more of them": Spec("olmo2", n_layer=4, untied=True, keys=PATTERN),
-    **GEMMA4,
+    **{name: spec for name, spec in GEMMA4.items() if name != "gemma4 wide"},  # test_gemma3n compares it
     **GEMMA3N,
     "exaone4, windows": Spec("exaone4", n_layer=64, n_ff=32, untied=True, keys={"attention.sliding_window": 4}),
 }
@@ -276,7 +277,8 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
 def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
     cases = []
     for name, spec in SPECS.items():
-        for dtype in ("F32", "Q8_0") if spec.n_embd % 32 == 0 and name not in UNBLOCKED else ("F32",):
+        blocks = spec.n_embd % 32 == 0 and name not in UNBLOCKED and spec.n_layer < DEEP
+        for dtype in ("F32", "Q8_0") if blocks else ("F32",):
             path = tmp_path / f"{name}-{dtype}.gguf"
             write(path, replace(spec, n_vocab=2048, dtype=dtype.lower(), vocabulary=True))
             cases.append(Case(path, [], [[]]))
@@ -294,8 +296,7 @@ def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
             )  # 25 layers, in which f16 caches and gates that open add up
             assert _rms(away) < (0.02 if streams else 0.002), case.model.name
         else:  # activations are rounded, so that a row may choose another expert
-            deep = case.model.name.startswith("exaone4, windows")  # 64 layers
-            assert np.median(away) < (0.15 if deep else 0.05), case.model.name
+            assert np.median(away) < 0.05, case.model.name
 
 
 def test_chunks_of_8192_positions_are_llama_cpps(request: pytest.FixtureRequest, tmp_path: Path) -> None:

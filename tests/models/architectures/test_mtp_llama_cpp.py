@@ -24,7 +24,7 @@ from tests.helpers.reference_model import write
 from tests.models.architectures.test_llama_cpp import TEXT, answers
 
 pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
-N_TOKENS, N_FEWER, MOST = 200, 60, (1, 2, 3)  # tokens of a text, and of a draft
+N_TOKENS, N_FEWER, MOST = 100, 60, (1, 3)  # tokens of a text, and of a draft
 GUESSES = """
 for path, prompt, n_tokens, n_max in json.load(sys.stdin):
     speculative = xllamacpp.CommonParams().speculative
