@@ -383,53 +383,53 @@ def sample_row(s, q, chain_at, dist_at, xtc_at, entries, begin, end, state_at):
 def sample(layout):
     """Sample tokens. `layout`: samplers.LAYOUT, whose numbers are compiled in.
 
-    masks_at, mask_rows_at: 0 without masks.
+    a: logits, state, params, chain, draws, list_ptr, list_kind, list_id, list_value, slot, out;
+    then V, rows, columns of params, of chain, of state, n_probs, slots; then mask and mask_row,
+    both 0 without masks.
     """
 
-    def run(
-        logits_at, states_at, params_at, chains_at, draws_at, ptr_at, kinds_at, ids_at, values_at, slot_at, y_at, n,
-        rows, n_params, n_chain, n_state, n_probs, n_slots, masks_at, mask_rows_at, begin, end, scratch,
-    ):  # fmt: skip
-        ptr, slot, s = i32p(ptr_at), i32p(slot_at), scratch
+    def run(a, begin, end, scratch):
+        n, rows, n_params, n_chain, n_state, n_probs, n_slots = a[11], a[12], a[13], a[14], a[15], a[16], a[17]
+        ptr, slot, s = i32p(a[5]), i32p(a[9]), scratch
         width = 1 if n_probs == 0 else 3 + 2 * n_probs
         entries = i64p(s + 24 * 8)
-        entries[0], entries[1], entries[2] = kinds_at, ids_at, values_at
+        entries[0], entries[1], entries[2] = a[6], a[7], a[8]
         for head in range(begin, end):
             if head > 0 and slot[head] >= 0 and slot[head] == slot[head - 1]:
                 continue
             r = head
-            draw = 2 * head if masks_at != 0 else head
+            draw = 2 * head if a[18] != 0 else head
             draw_xtc = draw
             while True:
-                out_at = y_at + r * width * 4
-                out, q = i32p(out_at), f32p(params_at + r * n_params * 4)
+                out_at = a[10] + r * width * 4
+                out, q = i32p(out_at), f32p(a[2] + r * n_params * 4)
                 for i in range(width):
                     out[i] = 0
-                chain_at = chains_at + r * n_chain * 4
-                mask_row = i32p(mask_rows_at)[r] if masks_at != 0 else np.int32(-1)
+                chain_at = a[3] + r * n_chain * 4
+                mask_row = i32p(a[19])[r] if a[18] != 0 else np.int32(-1)
                 if i32p(chain_at)[0] == 0 or mask_row == -2:
                     u32p(out_at)[0] = NO_DIST | NO_XTC
                 else:
-                    state_at = states_at + min(max(slot[r], 0), n_slots - 1) * n_state * 4
+                    state_at = a[1] + min(max(slot[r], 0), n_slots - 1) * n_state * 4
                     state = f32p(state_at)
                     for i in range(2):
                         if q[codes.RESET + i] == q[codes.RESET + i]:
                             state[i] = q[codes.RESET + i]
                     mask_at = np.int64(0)
                     if mask_row >= 0:
-                        mask_at = masks_at + mask_row * ((n + 31) >> 5) * 4
+                        mask_at = a[18] + mask_row * ((n + 31) >> 5) * 4
                     before_0, before_1 = state[0], state[1]
                     used_dist, used_xtc, again = 0, 0, False
                     while True:  # once, or again with the mask
-                        set_up(s, scratch, logits_at + r * n * 4, n)
+                        set_up(s, scratch, a[0] + r * n * 4, n)
                         if again:
                             apply_mask(s, mask_at)
                         flags = sample_row(
                             s,
                             q,
                             chain_at,
-                            draws_at + draw * 16,
-                            draws_at + draw_xtc * 16,
+                            a[4] + draw * 16,
+                            a[4] + draw_xtc * 16,
                             s + 24 * 8,
                             np.int64(ptr[r]),
                             np.int64(ptr[r + 1]),
