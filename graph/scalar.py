@@ -127,7 +127,7 @@ def elementwise(formula: Callable[..., Array]) -> Op:
     @functools.wraps(formula)
     def reference(*sources: Array, **attributes: Any) -> Array:
         with np.errstate(all="ignore"):  # both sides of `where` are computed
-            return np.asarray(formula(*sources, **attributes), np.asarray(sources[0]).dtype)
+            return np.asarray(formula(*sources, **attributes), np.result_type(*sources))
 
     declared = op(reference)
     declared.inplace = tuple(range(len(_names(formula, "POSITIONAL_OR_KEYWORD"))))
