@@ -138,7 +138,7 @@ MADE_UP["gemma3n"] = Spec(
     },
     **SMALL,
 )
-OF_GPT_OSS = {"causal_attention", "causal_attention_back", "sinks_back", "glu_clamped_back"}
+OF_GPT_OSS = {"causal_attention", "causal_attention_back", "sinks_back"}
 N_SEQUENCES, LENGTH, STEP = 2, 6, 1e-5
 
 

@@ -173,7 +173,7 @@ async def test_a_stream_that_is_not_read_waits_and_goes_on(monkeypatch: pytest.M
             return [event.id for batch in batches for _, event in batch if isinstance(event, Token)]
 
     assert await ids(MOST_WHOLE) == await ids(None)
-    assert not service._held
+    assert not service._held_streams
     await service.stop()
 
 
@@ -191,7 +191,7 @@ async def test_a_stream_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch):
         last = [event async for _, event in unread][-1]
         assert isinstance(last, Failed)
         assert "does not read" in last.message
-    assert not service._held
+    assert not service._held_streams
     await service.stop()
 
 

@@ -128,8 +128,8 @@ def test_progress_fits_eighty_columns() -> None:
         assert "data=355/365 loss=3.55" in narrow
         assert "norm=12.3" in narrow
     rewards = Result(9, 0, [0.1], [1], {"mean_reward": (2.5, 5)})
-    assert len(status("train", 123456, 234567, rewards, 1e6, 1e6, 1e6, 0.001234, 60)) <= 60
-    assert status("val", 19, 19, Result(2432, 600, [3.5, 3.6], [1, 1]), 2.0, 0.0).endswith(
+    assert len(status("train", (123456, 234567), rewards, 1e6, 1e6, 1e6, 0.001234, 60)) <= 60
+    assert status("val", (19, 19), Result(2432, 600, [3.5, 3.6], [1, 1]), 2.0, 0.0).endswith(
         "acc=24.7±0.9% t=0:02 ETA=0:00"
     )
 
