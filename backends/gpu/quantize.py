@@ -59,8 +59,8 @@ def round_threads(to: str) -> str:
 
 
 def round_block(value: str, thread: str, to: str) -> str:
-    """The same for blocks that lie in a group's memory, without barriers: each of eight threads
-    reads all of one. `value`: format of its element {}. The words go to the buffer `to` from `at` on.
+    """Code that rounds a block in a group's memory, without barriers: each of eight threads reads
+    all of it. `value`: format of its element {}. The words go to the buffer `to` from `at` on.
     """
     return f"""uint j = {thread}, word = 0u;
         float most = 0.0f;
@@ -176,8 +176,8 @@ def _whole(t: Tensor | None) -> Tensor | None:
 
 
 def joined(work: Iterable[Dispatch], shape: Shape) -> list[Dispatch]:
-    """The same launches, where a launch rounds its own result if the next one would, and what is
-    rounded already is not rounded again.
+    """Launches with their rounding joined: a launch rounds its own result if the next one would, and
+    what is rounded already is not rounded again.
     """
     launches: list[Dispatch] = []
     rounded: Tensor | None = None  # what lies in the scratch, and where

@@ -257,8 +257,8 @@ class Names:
         if int(layer[1]) >= self._n_layers:
             return None
         start, stop = layer.span(1)
-        found = self._map.get_name(f"{name[: start - 1]}0{name[stop - 1 :]}", (".weight", ".bias"))
-        return None if found is None else found.replace("blk.0.", f"blk.{layer[1]}.", 1)
+        target = self._map.get_name(f"{name[: start - 1]}0{name[stop - 1 :]}", (".weight", ".bias"))
+        return None if target is None else target.replace("blk.0.", f"blk.{layer[1]}.", 1)
 
 
 def rope_factors(config: Config) -> Iterator[tuple[str, TensorInfo]]:

@@ -63,7 +63,7 @@ def times(*names: str) -> Move:
 
 
 def reshaped(shape: Callable[[Shape, Config], Shape]) -> Move:
-    """The same numbers in another shape."""
+    """A move that gives numbers another shape."""
     return Move(lambda array, config: array.reshape(shape(array.shape, config)), shape)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Mapping
+from copy import copy
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -100,18 +101,17 @@ def vocabulary_keys(config: Config, n_rows: int) -> dict[str, Key]:
             keys[name] = flag(settings[name])
         if f"{which}_token_id" not in keys:
             keys.pop(name, None)
-    found = {_PREFIX + name: key for name, key in keys.items()}
-    return found | dict(_templates(folder, settings))
+    return {_PREFIX + name: key for name, key in keys.items()} | dict(_templates(folder, settings))
 
 
 def _ends(config: Config) -> list[int]:
     """Ids that end a generation, by generation_config.json and config.json."""
-    found: list[int] = []
+    ends: list[int] = []
     for source in (read_json(config.path.with_name("generation_config.json")), config.values):
         ids = source.get("eos_token_id")
         ids = ids if isinstance(ids, list) else [ids]
-        found += [id for id in ids if isinstance(id, int) and id not in found]
-    return found
+        ends += [id for id in ids if isinstance(id, int) and id not in ends]
+    return ends
 
 
 def _templates(folder: Path, settings: Mapping[str, Any]) -> Iterator[tuple[str, Key]]:
@@ -144,12 +144,10 @@ def _version(path: Path) -> tuple[int, int]:
 
 def _read(folder: Path, json: tuple[int, int], model: tuple[int, int]) -> Vocabulary:
     """A copy of the folder's vocabulary, for whoever opens a model reads it several times."""
-    read = _parsed(folder, json, model)
-    copy = Vocabulary.__new__(Vocabulary)
-    copy.__dict__.update(read.__dict__)
-    copy.tokens, copy.types, copy.scores = list(read.tokens), list(read.types), list(read.scores)
-    copy.keys = dict(read.keys)
-    return copy
+    vocabulary = copy(_parsed(folder, json, model))
+    for name in ("tokens", "types", "scores", "keys"):
+        setattr(vocabulary, name, copy(getattr(vocabulary, name)))
+    return vocabulary
 
 
 @lru_cache(maxsize=1)
@@ -172,27 +170,27 @@ def _of_json(path: Path) -> Vocabulary:
     kind = model.get("type", "BPE" if "merges" in model else None)
     try:
         if kind == "BPE":
-            found = _bpe(path, whole, model)
+            vocabulary = _bpe(path, whole, model)
         elif kind == "Unigram":
-            found = _unigram(path, whole, model)
+            vocabulary = _unigram(path, whole, model)
         elif kind == "WordPiece":
-            found = _wordpiece(path, whole, model)
+            vocabulary = _wordpiece(path, whole, model)
         else:
             raise ModelFileError(
                 path, f"'model' is of the kind {shown(str(kind))}; supported are BPE, Unigram, WordPiece"
             )
         for token in whole.get("added_tokens") or ():
-            if found.model == "llama" and _BYTE_TOKEN.fullmatch(token["content"]):
+            if vocabulary.model == "llama" and _BYTE_TOKEN.fullmatch(token["content"]):
                 continue
-            found.set_type(token["content"], _CONTROL if token["special"] else _USER_DEFINED)
+            vocabulary.set_type(token["content"], _CONTROL if token["special"] else _USER_DEFINED)
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         if isinstance(error, ModelFileError):
             raise
         raise ModelFileError(path, f"is damaged: {type(error).__name__} {error}") from None
     first, last = _template(whole.get("post_processor"))
     if first or last or whole.get("post_processor") is not None:
-        found.keys |= {"add_bos_token": flag(first), "add_eos_token": flag(last)}
-    return found
+        vocabulary.keys |= {"add_bos_token": flag(first), "add_eos_token": flag(last)}
+    return vocabulary
 
 
 def _template(processor: Any) -> tuple[bool, bool]:
@@ -215,28 +213,28 @@ def _bpe(path: Path, whole: Mapping[str, Any], model: Mapping[str, Any]) -> Voca
     tokens = _tokens(whole, model["vocab"])
     merges = [tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair) for pair in model["merges"]]
     if not model.get("byte_fallback"):
-        found = Vocabulary("gpt2", tokens, path)
+        vocabulary = Vocabulary("gpt2", tokens, path)
         pairs = [f"{a} {b}".encode() for a, b in merges]
-        found.keys["merges"] = Key(pairs, ValueType.ARRAY, ValueType.STRING)
-        found.keys["pre"] = text(pre_tokenizer_name(path, whole))
-        return found
-    found = Vocabulary("llama", tokens, path)
+        vocabulary.keys["merges"] = Key(pairs, ValueType.ARRAY, ValueType.STRING)
+        vocabulary.keys["pre"] = text(pre_tokenizer_name(path, whole))
+        return vocabulary
+    vocabulary = Vocabulary("llama", tokens, path)
     ranks: dict[str, int] = {}
     for rank, (a, b) in enumerate(merges):
         ranks.setdefault(a + b, rank)
     # SentencePiece merges by the scores of unions: the earlier a merge, the higher
-    found.scores = [-float(ranks.get(token, len(ranks) + i)) for i, token in enumerate(found.tokens)]
-    _set_pieces(found, model.get("unk_token"))
-    found.keys["add_space_prefix"] = flag(_prepends(whole))
-    return found
+    vocabulary.scores = [-float(ranks.get(token, len(ranks) + i)) for i, token in enumerate(vocabulary.tokens)]
+    _set_pieces(vocabulary, model.get("unk_token"))
+    vocabulary.keys["add_space_prefix"] = flag(_prepends(whole))
+    return vocabulary
 
 
-def _set_pieces(found: Vocabulary, unknown: object) -> None:
-    for i, token in enumerate(found.tokens):
+def _set_pieces(vocabulary: Vocabulary, unknown: object) -> None:
+    for i, token in enumerate(vocabulary.tokens):
         if _BYTE_TOKEN.fullmatch(token):
-            found.types[i] = _BYTE
+            vocabulary.types[i] = _BYTE
     if isinstance(unknown, str):
-        found.set_type(unknown, _UNKNOWN)
+        vocabulary.set_type(unknown, _UNKNOWN)
 
 
 def _steps(step: Any, inner: str) -> Iterator[Mapping[str, Any]]:
@@ -259,19 +257,19 @@ def _prepends(whole: Mapping[str, Any]) -> bool:
 
 def _unigram(path: Path, whole: Mapping[str, Any], model: Mapping[str, Any]) -> Vocabulary:
     vocab = model["vocab"]
-    found = Vocabulary("t5", _tokens(whole, {piece: i for i, (piece, _) in enumerate(vocab)}), path)
-    found.scores = [float(score) for _, score in vocab] + [-1000.0] * (len(found.tokens) - len(vocab))
+    vocabulary = Vocabulary("t5", _tokens(whole, {piece: i for i, (piece, _) in enumerate(vocab)}), path)
+    vocabulary.scores = [float(score) for _, score in vocab] + [-1000.0] * (len(vocabulary.tokens) - len(vocab))
     unknown = model.get("unk_id")
-    _set_pieces(found, found.tokens[unknown] if isinstance(unknown, int) else None)
-    found.keys["add_space_prefix"] = flag(_prepends(whole))
+    _set_pieces(vocabulary, vocabulary.tokens[unknown] if isinstance(unknown, int) else None)
+    vocabulary.keys["add_space_prefix"] = flag(_prepends(whole))
     strips = False
     for step in _steps(whole.get("normalizer"), "normalizers"):
         if step.get("type") == "Precompiled" and step.get("precompiled_charsmap"):
             charsmap = np.frombuffer(base64.b64decode(step["precompiled_charsmap"]), np.uint8)
-            found.keys["precompiled_charsmap"] = Key(charsmap, ValueType.ARRAY, ValueType.UINT8)
+            vocabulary.keys["precompiled_charsmap"] = Key(charsmap, ValueType.ARRAY, ValueType.UINT8)
         strips |= step.get("type") in ("Strip", "Replace")
-    found.keys["remove_extra_whitespaces"] = flag(strips)
-    return found
+    vocabulary.keys["remove_extra_whitespaces"] = flag(strips)
+    return vocabulary
 
 
 def _wordpiece(path: Path, whole: Mapping[str, Any], model: Mapping[str, Any]) -> Vocabulary:
@@ -284,15 +282,15 @@ def _wordpiece(path: Path, whole: Mapping[str, Any], model: Mapping[str, Any]) -
             return token
         return token.removeprefix(prefix) if token.startswith(prefix) else "▁" + token
 
-    found = Vocabulary("bert", {i: piece(token) for i, token in tokens.items()}, path)
+    vocabulary = Vocabulary("bert", {i: piece(token) for i, token in tokens.items()}, path)
     for step in _steps(whole.get("normalizer"), "normalizers"):
         if step.get("type") == "BertNormalizer":
             lower = step.get("lowercase") is not False
-            found.keys["normalizer.lowercase"] = flag(lower)
-            found.keys["normalizer.strip_accents"] = flag(
+            vocabulary.keys["normalizer.lowercase"] = flag(lower)
+            vocabulary.keys["normalizer.strip_accents"] = flag(
                 bool(step.get("strip_accents", None) or (lower and step.get("strip_accents") is None))
             )
-    return found
+    return vocabulary
 
 
 def _of_sentencepiece(path: Path) -> Vocabulary:
@@ -305,16 +303,16 @@ def _of_sentencepiece(path: Path) -> Vocabulary:
     more = {i: token for token, i in added.items() if isinstance(i, int) and i >= n}
     more |= {int(i): token["content"] for i, token in settings.items() if i.isdecimal() and int(i) >= n}
     pieces = {i: piece for i, (piece, _, _) in enumerate(model.pieces)}
-    found = Vocabulary("t5" if model.kind == UNIGRAM else "llama", pieces | more, path)
-    found.scores = [score for _, score, _ in model.pieces] + [-1000.0] * (len(found.tokens) - n)
-    found.types[:n] = [kind for _, _, kind in model.pieces]
+    vocabulary = Vocabulary("t5" if model.kind == UNIGRAM else "llama", pieces | more, path)
+    vocabulary.scores = [score for _, score, _ in model.pieces] + [-1000.0] * (len(vocabulary.tokens) - n)
+    vocabulary.types[:n] = [kind for _, _, kind in model.pieces]
     special = {token["content"] for token in settings.values() if token.get("special")}
     for token in more.values():
-        found.set_type(token, _CONTROL if token in special else _USER_DEFINED)
-    found.keys["add_space_prefix"] = flag(model.add_space_prefix)
+        vocabulary.set_type(token, _CONTROL if token in special else _USER_DEFINED)
+    vocabulary.keys["add_space_prefix"] = flag(model.add_space_prefix)
     if model.kind == UNIGRAM:
-        found.keys["remove_extra_whitespaces"] = flag(model.merge_spaces)
+        vocabulary.keys["remove_extra_whitespaces"] = flag(model.merge_spaces)
     if model.charsmap and model.kind == UNIGRAM:
         charsmap = np.frombuffer(model.charsmap, np.uint8)
-        found.keys["precompiled_charsmap"] = Key(charsmap, ValueType.ARRAY, ValueType.UINT8)
-    return found
+        vocabulary.keys["precompiled_charsmap"] = Key(charsmap, ValueType.ARRAY, ValueType.UINT8)
+    return vocabulary

@@ -1,4 +1,4 @@
-"""Tiny Hugging Face folders for tests: checkpoints whose log-probabilities transformers told, and their tokenizer."""
+"""Tiny Hugging Face folders for tests: checkpoints with log-probabilities of transformers, and their tokenizer."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def recorded(family: str) -> dict[str, Any]:
 def write_folder(folder: Path, family: str, dtype: str = "F32") -> Path:
     """The checkpoint as `save_pretrained` would write it, with a vocabulary of bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    told = recorded(family)
-    (folder / "config.json").write_text(json.dumps(told["config"]))
-    tensors = {name: weight(name, shape) for name, shape in told["tensors"].items()}
+    record = recorded(family)
+    (folder / "config.json").write_text(json.dumps(record["config"]))
+    tensors = {name: weight(name, shape) for name, shape in record["tensors"].items()}
     write_tensors(folder / "model.safetensors", tensors, dtype)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
     return folder

@@ -110,10 +110,10 @@ def _generic(functions: Sequence[Function], parallel: bool, required: bool) -> l
     rules = rules_of_calls(_MANY if parallel else _ONE, functions, parallel)
     if required:
         return rules
-    said = f'said: "{{" W? "\\"response\\":" W? {json_rule({"type": "string"})} W? "}}"'
+    response = f'said: "{{" W? "\\"response\\":" W? {json_rule({"type": "string"})} W? "}}"'
     return [
         *(rule.replace("calls:", "calls: said |", 1) if rule.startswith("calls:") else rule for rule in rules),
-        said,
+        response,
     ]
 
 

@@ -94,7 +94,7 @@ def read(calls: CallFormat, *pieces: str, **end: bool) -> Message:
     return message.add(parser.finish(**end))
 
 
-def told(message: Message) -> list[Any]:
+def parts(message: Message) -> list[Any]:
     return [message.content, message.reasoning, *((call.name, call.arguments) for call in message.calls)]
 
 
@@ -109,7 +109,7 @@ def test_calls_of_any_format_are_read_back_in_any_pieces(
     assert whole.content.strip() == before.strip()
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     pieces = [text[a:b] for a, b in pairwise(places)]
-    assert told(read(calls, *pieces, by_model=True)) == told(whole)
+    assert parts(read(calls, *pieces, by_model=True)) == parts(whole)
     begun = text[: min(end, len(text))]
     shown = read(calls, begun, is_cut=True).content.strip()
     assert before.strip().startswith(shown) or "Action:".startswith(shown)  # a word, which no special token begins
