@@ -2,8 +2,7 @@
 
 On a machine without a GPU no loader of drivers is opened, for that takes longer than all else at
 start. A GPU is tried once, with the products of a prompt and of single tokens, by turns with the
-CPU; the verdict is kept as long as device, driver and CPU stay the same.
-"""
+CPU; the verdict is kept as long as device, driver and CPU stay the same."""
 
 from __future__ import annotations
 
@@ -114,8 +113,7 @@ def has_gpu(dev: Path = Path("/dev")) -> bool:
 def candidates() -> Iterator[Candidate]:
     """GPUs of this machine, Vulkan's first, discrete ones before others, then by memory.
 
-    OpenCL's loader is opened only where the caller goes on after Vulkan's.
-    """
+    OpenCL's loader is opened only where the caller goes on after Vulkan's."""
     for find in (_vulkan, _opencl):
         gpus = [gpu for gpu in find() if gpu.kind in GPU_KINDS]
         yield from sorted(gpus, key=lambda gpu: (GPU_KINDS.index(gpu.kind), -gpu.memory_bytes))

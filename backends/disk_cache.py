@@ -56,8 +56,7 @@ def writable_folder() -> Path:
 def read(path: Path) -> bytes:
     """The content that `write` stored at a path in the cache folder.
 
-    Empty for a missing or damaged file, and for one that another user could have written.
-    """
+    Empty for a missing or damaged file, and for one that another user could have written."""
     content = _read(path)
     if content or not path.is_relative_to(folder := cache_folder()):
         return content
@@ -84,8 +83,7 @@ def lock(path: Path, *, wait: bool = True) -> Iterator[bool]:
     """Hold the lock on making a file, so that of several processes one makes it.
 
     Gives False if another process holds it and `wait` is false. Where files cannot be locked, every
-    process makes its own.
-    """
+    process makes its own."""
     file = _locked(path.with_name(path.name + ".lock"), wait=wait)
     try:
         yield file is not None

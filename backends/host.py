@@ -1,8 +1,7 @@
 """Instruction sets and caches of the host processor, and the kernel variant that runs on it.
 
 LLVM names the processor and its features. Importing LLVM costs 45 ms and 45 MB, so its answer is
-cached on disk, keyed by a hash of the first processor's entry in /proc/cpuinfo.
-"""
+cached on disk, keyed by a hash of the first processor's entry in /proc/cpuinfo."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ def _query_llvm(*, dots: bool) -> Host:
     """Query LLVM for the processor's features.
 
     `dots`: an ARM processor with dot products, which LLVM does not detect; on Apple's it detects no
-    feature at all.
-    """
+    feature at all."""
     import llvmlite.binding as llvm
 
     present: dict[str, bool] = llvm.get_host_cpu_features()
@@ -114,8 +112,7 @@ def available_isas() -> list[str]:
 def isa() -> str:
     """The kernel variant in use: `LOGITLESS_ISA` if set, otherwise the best that the processor has.
 
-    DeviceError when the machine does not have the requested one.
-    """
+    DeviceError when the machine does not have the requested one."""
     available, requested = available_isas(), os.environ.get("LOGITLESS_ISA")
     if requested and requested not in available:
         raise DeviceError(f"LOGITLESS_ISA={requested}: must be one of those of this machine: {', '.join(available)}")
@@ -146,8 +143,7 @@ def target_host() -> Host:
     """The processor that kernels are compiled for.
 
     It is this processor, or one whose best variant is the requested one. Otherwise LLVM would use
-    wider registers, and neither speed nor bits would match that processor.
-    """
+    wider registers, and neither speed nor bits would match that processor."""
     processor = host()
     if isa() == available_isas()[0] or isa() not in LIMITED:
         return processor
@@ -160,8 +156,7 @@ def target_host() -> Host:
 def cache_nbytes(level: int) -> int:
     """Bytes of a core's data cache of this level; a default where the system does not report it.
 
-    The default is small for levels 1 and 2, and large for level 3.
-    """
+    The default is small for levels 1 and 2, and large for level 3."""
     for index in range(4):
         try:
             folder = CACHE_INFO / f"index{index}"

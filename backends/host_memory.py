@@ -2,8 +2,7 @@
 
 numpy requests huge pages from 4 MiB on, but the ends of such a block are small pages. So weights
 share slabs, and so do small states. Small pages cost a sixteenth of the read speed for a model of
-many small weights, and for a long KV cache whose reads are 2 KiB pieces.
-"""
+many small weights, and for a long KV cache whose reads are 2 KiB pieces."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ def aligned(nbytes: int) -> Bytes:
 class Slabs:
     """Slab allocator. A slab is freed when no piece of it is in use.
 
-    Pieces above a quarter of a slab get pages of their own.
-    """
+    Pieces above a quarter of a slab get pages of their own."""
 
     def __init__(self, nbytes: int) -> None:
         self._nbytes, self._max_shared = nbytes, nbytes // 4
@@ -67,8 +65,7 @@ class Slabs:
 def _slab(nbytes: int) -> Bytes:
     """A new slab, whose pages are allocated on first write.
 
-    It is no slice itself, so that every slice keeps it alive.
-    """
+    It is no slice itself, so that every slice keeps it alive."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return np.frombuffer(aligned(nbytes).data, np.uint8)
     try:

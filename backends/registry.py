@@ -19,8 +19,7 @@ def open_backends(names: Sequence[str], threads: int = 0) -> list[Backend]:
     """Open backends in this order, and last the CPU if it is not named: it runs every op.
 
     `names`: of devices; `auto` stands for those of `default_device`.
-    `threads`: of the CPU, 0 for every core. DeviceError names a device that is missing, and why.
-    """
+    `threads`: of the CPU, 0 for every core. DeviceError names a device that is missing, and why."""
     opened: list[Backend] = []
     try:
         named = [n for name in names for n in (default_device(threads).names if name == AUTO else (name,))]
@@ -78,8 +77,7 @@ def _open_backend(name: str, threads: int) -> Backend:
 
 def prefetch_kernels() -> None:
     """Start to compile the CPU kernels that every model needs and that are not cached; returns at
-    once.
-    """
+    once."""
     from logitless.backends.cpu.compiler import warmup
 
     warmup.begin()
@@ -94,8 +92,7 @@ def finish_compiling() -> None:
 
 def on_compile(report: Callable[[str, int], None] | None) -> None:
     """Call `report` before each CPU kernel is compiled, with its name and how many kernels wait
-    behind it.
-    """
+    behind it."""
     from logitless.backends.cpu.compiler import jit
 
     jit.on_compile = report
@@ -103,8 +100,7 @@ def on_compile(report: Callable[[str, int], None] | None) -> None:
 
 def has_cpu_kernel(t: Tensor) -> bool:
     """True when the CPU runs this node by a kernel, not by its numpy reference. Nothing is
-    compiled.
-    """
+    compiled."""
     from logitless.backends.cpu.lowering.registry import LOWERINGS
 
     rule = LOWERINGS.get(t.op)
@@ -115,8 +111,7 @@ def cpu_peaks(backend: Backend) -> Peaks:
     """A meter of the CPU's memory bandwidth and multiply-adds a second, on the threads of this
     backend.
 
-    TypeError for a backend of another device.
-    """
+    TypeError for a backend of another device."""
     from logitless.backends.cpu.backend import CPUBackend
     from logitless.backends.cpu.threads.peaks import Peaks
 

@@ -4,8 +4,7 @@ Drivers are wrong now and then, on one device and not on another. The ops of a g
 cases from the registry and are compared with their float64 reference, for two seconds at most; the
 rest is left for idle time or the next start. Results are cached by kind of node for as long as
 device, driver and kernels stay the same: a wrong value and a kernel that the driver refuses, but
-not what a lack of memory or a busy driver prevented.
-"""
+not what a lack of memory or a busy driver prevented."""
 
 from __future__ import annotations
 
@@ -135,8 +134,7 @@ def self_test_session(session: Session, fetches: Sequence[Tensor]) -> tuple[Fail
     """Self-test every device but the last, which is complete, and log ops that fail: failures, and the
     tests that had no time to end.
 
-    Tested are the ops of the graph as it stands, and those that devices replace them by.
-    """
+    Tested are the ops of the graph as it stands, and those that devices replace them by."""
     nodes = [*toposort(fetches), *session.place(fetches).order]
     failures: Failures = {}
     unfinished = []

@@ -3,8 +3,7 @@
 Windows ends a submission after 2 s and Linux' amdgpu after 10 s, so a program's launches are cut
 into submissions of at most `MAX_SECONDS`, which the device runs one after the other. The duration
 of a new program is estimated by rates of the device, that of an older one was measured.
-Preemptible plans cut finer (graph/execution/preemptible_plan.py), by the same function.
-"""
+Preemptible plans cut finer (graph/execution/preemptible_plan.py), by the same function."""
 
 from __future__ import annotations
 
@@ -65,8 +64,7 @@ class Launch:
 
     `seconds`: its expected duration. `separable`: other programs may run before it, since neither
     it nor a later launch reads what an earlier one left in the scratch memory. `groups`: its number
-    of groups, of which `content.part(first, count)` is a launch; 1 where it cannot be divided.
-    """
+    of groups, of which `content.part(first, count)` is a launch; 1 where it cannot be divided."""
 
     content: Any
     work: SubmittedWork
@@ -129,8 +127,7 @@ def prepared(
     dispatches: Sequence[Dispatch], contents: Sequence[Any], rates: Rates, *, divides: bool = False
 ) -> list[Launch]:
     """Launches with their expected durations. `contents`: of each, see `Launch`; `divides`: they have
-    parts.
-    """
+    parts."""
     separable = _separable(dispatches)
     works = _works(dispatches)
     return [
@@ -172,8 +169,7 @@ def _separable(dispatches: Sequence[Dispatch]) -> list[bool]:
 def cut(launches: Sequence[Launch], most: float = MAX_SECONDS, *, anywhere: bool = False) -> list[list[Launch]]:
     """Launches in groups that take at most so many seconds, where a single one does not take longer.
 
-    `anywhere`: no other program runs between the groups, so that scratch memory does not matter.
-    """
+    `anywhere`: no other program runs between the groups, so that scratch memory does not matter."""
     groups: list[list[Launch]] = []
     total = 0.0
     start = 0  # of the launches since the last place for a cut

@@ -1,8 +1,7 @@
 """The console script `logitless`: finds the command, reads its flags, and turns every failure into one line.
 
 Exit codes: 0 done, 1 it could not be done, 2 the command line is wrong, 130 interrupted. Imports nothing heavy itself:
-a command's module is imported only when that command runs.
-"""
+a command's module is imported only when that command runs."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ class AdapterEntry:
     """Registered adapter, or full finetune if `source` is None.
 
     Its weights are loaded for the first request that uses them, and stay on the device while there
-    is room.
-    """
+    is room."""
 
     id: int
     name: str  # model name; "": none
@@ -50,8 +49,7 @@ class AdapterEntry:
 class Adapters:
     """Adapters and full finetunes.
 
-    Any thread may call `find` and `remove` and read `entries`; the rest is the engine thread's.
-    """
+    Any thread may call `find` and `remove` and read `entries`; the rest is the engine thread's."""
 
     def __init__(
         self,
@@ -79,8 +77,7 @@ class Adapters:
     ) -> int:
         """Register an adapter, or (without a source) the full finetune in a file; returns its id.
 
-        A name that exists already gets the new weights, for later requests.
-        """
+        A name that exists already gets the new weights, for later requests."""
         existing = self._by_name.get(name) if name else None
         if existing is not None:
             existing.path, existing.source, existing.handle = str(path), source, 0
@@ -156,8 +153,7 @@ class Adapters:
     def choice_of(self, names: AdapterNames) -> AdapterChoice:
         """Load the adapters with these digests.
 
-        Raises InvalidRequest if they give other bits here.
-        """
+        Raises InvalidRequest if they give other bits here."""
         scales: dict[int, float] = {}
         for digest, scale in names:
             others = (entry for entry in self.entries if entry.id not in scales and not entry.removed)
@@ -183,8 +179,7 @@ class Adapters:
         """Load an adapter, in columns after the adapters in `besides`, and return its handle.
 
         Products are summed in column order. An adapter in front of `besides` is loaded once more
-        behind them; otherwise the bits would depend on which one was used first.
-        """
+        behind them; otherwise the bits would depend on which one was used first."""
 
         def fits(handle: int) -> bool:
             return handle in self._weight_sets if entry.whole else self._bank.follows(handle, besides.mix)

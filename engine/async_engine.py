@@ -1,7 +1,6 @@
 """Async engine: runs the scheduler on its own thread and hands its events to asyncio streams.
 
-Requests reach the thread by an inbox; the events of a step come back in one call.
-"""
+Requests reach the thread by an inbox; the events of a step come back in one call."""
 
 from __future__ import annotations
 
@@ -87,8 +86,7 @@ class LoadedModel:
     def prepare_ahead(self, request_waits: Callable[[], bool]) -> bool:
         """Do one warm-up task, so that requests need not wait for it; False: all are done.
 
-        `request_waits()` is True if a request waits by now.
-        """
+        `request_waits()` is True if a request waits by now."""
         from logitless.models.grammar import vocabulary
 
         self.scheduler.prepare_ahead(request_waits)
@@ -128,8 +126,7 @@ class _RequestState:
 class AsyncEngine:
     """Async engine.
 
-    Call its methods on the event loop's thread, except for those marked otherwise.
-    """
+    Call its methods on the event loop's thread, except for those marked otherwise."""
 
     def __init__(self) -> None:
         self.latency = Latencies()
@@ -169,8 +166,7 @@ class AsyncEngine:
     def move(self) -> None:
         """Serve the running event loop, after the one before was closed; its requests are cancelled.
 
-        Raises Unavailable if the engine ended with it.
-        """
+        Raises Unavailable if the engine ended with it."""
         if self.served is None or self._stopping:
             raise Unavailable("the event loop was closed while the model was loaded: open it again")
         for stream in list(self._streams):
@@ -273,8 +269,7 @@ class AsyncEngine:
     async def ask(self, question: Callable[[Scheduler], T], *, wakes: bool = True) -> T:
         """Run `question(scheduler)` on the engine thread between two steps, and return its result.
 
-        `wakes`: load a sleeping model first. Raises Unavailable if the engine ends before.
-        """
+        `wakes`: load a sleeping model first. Raises Unavailable if the engine ends before."""
         return await _outcome(self._put(question, wakes))
 
     def _put(self, question: Callable[[Scheduler], T], wakes: bool) -> asyncio.Future[T]:
@@ -285,8 +280,7 @@ class AsyncEngine:
     async def ask_about(self, ids: Sequence[int], question: Callable[[Scheduler], T], timeout: float) -> T:
         """Run `question(scheduler)` on the engine thread once all of these slots are idle.
 
-        Raises Unavailable after `timeout` seconds. The caller may cancel earlier.
-        """
+        Raises Unavailable after `timeout` seconds. The caller may cancel earlier."""
         answer: asyncio.Future[T] = self._new_future()
         claims: list[Claim] = []
 
@@ -384,8 +378,7 @@ class AsyncEngine:
         """Refuse new requests, let running ones finish for most of `timeout`, cancel the rest, end
         the thread.
 
-        `timeout`: seconds.
-        """
+        `timeout`: seconds."""
         self._accepting = False
         if self._thread is None:
             return
@@ -531,8 +524,7 @@ class AsyncEngine:
     def _use_model(self) -> None:
         """Wake the model and restart its idle time.
 
-        Raises ServerFault if it cannot be loaded again.
-        """
+        Raises ServerFault if it cannot be loaded again."""
         if self._sleep is not None and self._sleep.use():
             log.info("the model is awake")
 

@@ -24,8 +24,7 @@ class UBatch(Struct):
 
     Its key and value go to token slot `slot_mapping[i]`. `out` are the sampled positions (indices
     into the batch). `rows[j]` says how to sample at `out[j]`; it is None where only the
-    log-probability of a prompt token is needed (`targets[j]` ≥ 0, the token that follows).
-    """
+    log-probability of a prompt token is needed (`targets[j]` ≥ 0, the token that follows)."""
 
     tokens: list[int] = field(default_factory=list)
     pos: list[int] = field(default_factory=list)
@@ -72,8 +71,7 @@ class StepResult(Struct, frozen=True):
     `logits[j]`: of all tokens (n_vocab,).
     `probs[j]`: post-sampling (candidates, probability of the chosen token, ids, probabilities).
     Arrays are None if not asked for. `unsampled`: rows whose token bitmask was pending (""), or is
-    impossible (the reason).
-    """
+    impossible (the reason)."""
 
     ids: npt.NDArray[np.uint32]
     logprobs: npt.NDArray[np.float32] | None = None

@@ -25,8 +25,7 @@ class EngineTask:
         self, call: Callable[[], Any], wake: Callable[[], None], waits: Callable[[], object] = lambda: False
     ) -> None:
         """`wake`: called when the engine thread has something to do: a question, or the end of the
-        call. `waits()`: a call for which the disk is full is repeated, as long as it is true.
-        """
+        call. `waits()`: a call for which the disk is full is repeated, as long as it is true."""
         self._call, self._wake, self._waits = call, wake, waits
         self._questions: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
         self._outcome: Future[Any] = Future()
@@ -59,8 +58,7 @@ class EngineTask:
     def ask(self, question: Callable[[], T]) -> T:
         """Run `question` on the engine thread and return its result. Only the call itself may ask.
 
-        Raises OSError if the engine has ended.
-        """
+        Raises OSError if the engine has ended."""
         answer: Future[T] = Future()
         self._questions.put((question, answer))
         self._wake()

@@ -119,8 +119,7 @@ class Ranking(Sequence[tuple[int, float]]):
 class TokenProb(Struct, frozen=True):
     """Token with its log-probability before sampling, or with its probability after the filters.
 
-    The latter is for `post_sampling_probs`.
-    """
+    The latter is for `post_sampling_probs`."""
 
     id: int
     value: float
@@ -158,8 +157,7 @@ class Token(Struct, frozen=True):
     """One sampled token.
 
     `text`: the text to show now; "" while a character or a stop string is incomplete.
-    `prompt_probs`: with the first token, if they are asked for; as in Finished.
-    """
+    `prompt_probs`: with the first token, if they are asked for; as in Finished."""
 
     id: int
     text: str

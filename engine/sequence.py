@@ -64,8 +64,7 @@ class Sequence:
     computes some.
 
     A sequence is started while it has blocks: a preempted one has lost its blocks and nothing else,
-    and all of its tokens are uncomputed again.
-    """
+    and all of its tokens are uncomputed again."""
 
     __slots__ = (
         "choice",

@@ -26,15 +26,13 @@ class Sleeper(Protocol):
     def wake(self) -> None:
         """Restore the state before `sleep`.
 
-        After an error, `sleep` and `wake` may be called again.
-        """
+        After an error, `sleep` and `wake` may be called again."""
 
 
 class Sleep:
     """Idle timer, sleep and wake-up of a model.
 
-    Any thread may read `asleep`; the rest is the engine thread's.
-    """
+    Any thread may read `asleep`; the rest is the engine thread's."""
 
     def __init__(
         self,
@@ -70,8 +68,7 @@ class Sleep:
     def use(self) -> bool:
         """Wake the model if it sleeps (returns True then) and restart the idle timer.
 
-        Raises ServerFault if the model cannot be loaded again; the next call tries again.
-        """
+        Raises ServerFault if the model cannot be loaded again; the next call tries again."""
         slept = self.asleep
         if slept:
             try:

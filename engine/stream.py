@@ -39,8 +39,7 @@ class Delivery:
 
     `whole`: those between a request's first token and its last come together; that costs the event
     loop less. `most_logprobs` bounds the log-probabilities of a whole, or of a stream whose reader
-    keeps them until its end (`keeps_logprobs`); the sequences of others wait for their reader.
-    """
+    keeps them until its end (`keeps_logprobs`); the sequences of others wait for their reader."""
 
     whole: bool = False
     most_logprobs: int | None = None
@@ -54,8 +53,7 @@ class Stream:
     """Events of requests that were submitted together, as (index of the request, event), in order.
 
     Iterate over it, or take arrived events with `batch`. As an async context manager it cancels
-    running requests on exit. Use it on the event loop's thread only.
-    """
+    running requests on exit. Use it on the event loop's thread only."""
 
     def __init__(self, owner: Owner, n: int, delivery: Delivery, prompt_weight: int = 0) -> None:
         """`prompt_weight`: memory of the log-probabilities of the prompts."""
@@ -106,8 +104,7 @@ class Stream:
         """Return the new events, at most those with TURN log-probabilities; wait for the first.
 
         An empty list means that the stream has ended. Raises the error of requests that were refused
-        after AsyncEngine.begin.
-        """
+        after AsyncEngine.begin."""
         while self._refusal is None and not self._events and self._running and not self.closed:
             self._arrived = asyncio.get_running_loop().create_future()
             try:

@@ -35,8 +35,7 @@ class TimeSlicer:
     Each step of requests earns time, and background work spends it in a time slice after the step.
     Time that was overspent is repaid by later steps, so the share holds for parts of any length. A
     slow step earns as much in proportion, but spread over several slices, so that one delay does
-    not cause another.
-    """
+    not cause another."""
 
     def __init__(self, share: float) -> None:
         self.share = share

@@ -79,8 +79,7 @@ def read(
 
     Null means the default, which `defaults` may change. A field counts where it or the first of its
     aliases is given. `highs` are limits that the server's settings decide; `within` is what stands
-    before the names of an object's fields.
-    """
+    before the names of an object's fields."""
     declared, names = params_of(kind), dict[str, str]()
     fields = {name: value for name, value in defaults.items() if value is not None}
     ranks, known = dict[str, int](), _aliases_of(kind)
@@ -153,8 +152,7 @@ def _whole(value: object) -> object:
 
 def _named(mistake: str, names: Mapping[str, str], within: str) -> InvalidRequest:
     """400 for msgspec's message about a body: `field 'messages[2].role': expected a string, got
-    null`.
-    """
+    null`."""
     match = _MISTAKE.fullmatch(mistake)
     assert match is not None
     message, path = match[1], match[2] or ""

@@ -93,8 +93,7 @@ class Prompt(NamedTuple):
 
 class RequestParser:
     """Knows the model's vocabulary and the server's defaults. Keeps no state: any thread may call
-    it.
-    """
+    it."""
 
     def __init__(
         self,
@@ -122,8 +121,7 @@ class RequestParser:
 
     def read(self, kind: type[G], body: Mapping[str, Any]) -> G:
         """The body of a request that generates text, over the server's settings. InvalidRequest
-        names the field.
-        """
+        names the field."""
         n = self.config.n_parallel
         refuse_unsupported(body)
         return read(kind, _nested(body), defaults=self._defaults, n_cmpl=n, id_slot=n - 1)

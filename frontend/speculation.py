@@ -62,8 +62,7 @@ DOTTED = "speculative."
 
 def parse_kinds(name: str, text: str, models: Container[str]) -> tuple[str, ...]:
     """The kinds of a comma-separated list; "none" and "" are no kinds. `models`: kinds of those
-    that draft here.
-    """
+    that draft here."""
     kinds: list[str] = []
     for kind in filter(None, (part.strip() for part in text.split(","))):
         if kind in MODEL_ONLY:
@@ -79,8 +78,7 @@ def parse_kinds(name: str, text: str, models: Container[str]) -> tuple[str, ...]
 
 def draft_tokens(ids: Sequence[int], tokenizer: Tokenizer, n_ctx: int) -> tuple[int, ...]:
     """`draft_tokens`: ids that may follow the prompt. More than the context can hold are of no use
-    and left out.
-    """
+    and left out."""
     for id in ids:
         if not 0 <= id < tokenizer.n_vocab:
             bad_request("draft_tokens", f"token {str(id)[:20]} is outside the vocabulary of {tokenizer.n_vocab}")
@@ -91,8 +89,7 @@ def continuation(tokenizer: Tokenizer, prompt: tuple[int, ...], text: str) -> li
     """The tokens of a text that goes on where the prompt ends.
 
     They are cut from the tokens of both texts together, so that a blank at the seam belongs to the token that the
-    model would choose; where a token reaches across the seam the text stands alone.
-    """
+    model would choose; where a token reaches across the seam the text stands alone."""
     target = text.encode("utf-8", "replace")
     before = tokenizer.pieces(prompt[-CONTEXT_TOKENS:]).decode("utf-8", "replace")
     ids = tokenizer.encode(before + text, add_special=False, parse_special=True)

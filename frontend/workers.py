@@ -52,8 +52,7 @@ class _Job(Generic[T]):
 class Workers:
     """At most `n` threads. Clients take turns, and one of them has all threads but one at most.
 
-    The process does not wait for the threads when it ends, as it would for asyncio's own.
-    """
+    The process does not wait for the threads when it ends, as it would for asyncio's own."""
 
     def __init__(self, n: int, name: str) -> None:
         self._n, self._name = n, name

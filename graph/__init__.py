@@ -22,8 +22,7 @@ feeds)` keeps its plan. `evaluate(roots, feeds)` computes it in numpy, in float6
 Devices are named as for `--device` (`cpu`, `vulkan:0`, `opencl:0`, `rpc:HOST:PORT`);
 `open_backends` raises DeviceError for one that is not there. What an op computes, its shapes and
 its gradient stand in its declaration below `graph/ops`; all of them may be used, those named here
-are the common ones.
-"""
+are the common ones."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ def backward(
     `params`: any nodes of the graph; one without influence on the loss has no entry.
     `stop_at`: nodes that no gradient passes, so that a graph can be differentiated in two parts.
     Linear in the graph's size; a gradient that is zero is no node at all.
-    ValueError names an op without a gradient rule, or a loss or gradient of a wrong shape.
-    """
+    ValueError names an op without a gradient rule, or a loss or gradient of a wrong shape."""
     from logitless.graph.ops.elementwise import add
 
     if isinstance(loss, Tensor):

@@ -62,8 +62,7 @@ class ProfiledProgram(Program, Protocol):
 
 class Backend(Protocol):
     """A device. Backends inherit this class: members with a value or a body are optional
-    capabilities and default to a device without them.
-    """
+    capabilities and default to a device without them."""
 
     name: str
     alignment: int  # of tensors in a buffer, in bytes
@@ -90,21 +89,18 @@ class Backend(Protocol):
 
     def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
         """Merge nodes of this backend (`mine`) into fewer that give the same values; the new
-        fetches.
-        """
+        fetches."""
 
     def prepare(self, nodes: Iterable[Tensor]) -> None:
         """Load the kernels that `compile` of these nodes needs; any thread may call.
 
-        Without this capability kernels are loaded by `compile`.
-        """
+        Without this capability kernels are loaded by `compile`."""
         del nodes
 
     def prefetch_training(self, weight_types: Iterable[str]) -> None:
         """Start to compile kernels of a training step in the background; returns at once.
 
-        `weight_types`: types of frozen weights, whose products need kernels of their own.
-        """
+        `weight_types`: types of frozen weights, whose products need kernels of their own."""
         del weight_types
 
     def compile(self, nodes: Sequence[Tensor], locate: Callable[[Tensor], Location]) -> Program:
@@ -121,8 +117,7 @@ class Backend(Protocol):
         """Cut and join programs into ones of about `max_seconds` at most that do the same work.
 
         `seconds`: duration of each program. `spare_core`: leave one CPU core free where there are
-        several. Only `preemptible` backends cut.
-        """
+        several. Only `preemptible` backends cut."""
         del seconds, max_seconds, spare_core
         return programs
 

@@ -98,8 +98,7 @@ class Signature:
         like: Signature | None = None,
     ) -> None:
         """`sources`: as declared; without any, all are f32 of any shape. Attributes are the keywords
-        of the reference and the shape rule, and those of `like`.
-        """
+        of the reference and the shape rule, and those of `like`."""
         declared = inspect.signature(reference).parameters.values()
         self.sources = tuple(sources) or tuple(
             Source(p.name, "f32", None, p.kind is p.VAR_POSITIONAL, p.default is not p.empty)

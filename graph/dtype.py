@@ -18,8 +18,7 @@ class DType:
     """An element type: `block` elements along the last axis take `nbytes` bytes.
 
     `numpy` is None for block types and bf16. `codes`: the codebook of types whose quants are
-    indices; an element is its code times the block's scale.
-    """
+    indices; an element is its code times the block's scale."""
 
     name: str
     block: int
@@ -66,8 +65,7 @@ DTYPES: dict[str, DType] = {
 def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of a contiguous tensor.
 
-    ValueError when its rows (of a KV cache: its blocks) are not whole blocks of the type.
-    """
+    ValueError when its rows (of a KV cache: its blocks) are not whole blocks of the type."""
     d = DTYPES[dtype]
     row = math.prod(shape[1:] if len(shape) > 2 else shape[-1:])
     if d.block > 1 and (not shape or row % d.block):

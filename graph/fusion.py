@@ -4,8 +4,7 @@ A backend has a table of rules, each for the op of a pattern's last node. A rule
 rules before it left them. It returns the fused node, or None:
 
     @RULES.of("quantize_act")
-    def _(t, sole): ...                 # sole(s, "glu"): s is a glu that only this pattern reads
-"""
+    def _(t, sole): ...                 # sole(s, "glu"): s is a glu that only this pattern reads"""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ def fuse_patterns(
     """Apply the rules to a sorted graph: the new fetches, and which of the new nodes are ours.
 
     `refused`: fused ops that may not be used. `repeated`: nodes to drop, and the equal ones to
-    read instead.
-    """
+    read instead."""
     readers = Counter([repeated.get(s, s) for t in order if t not in repeated for s in t.src])
     readers.update([repeated.get(f, f) for f in fetches])
     origins: dict[Tensor, Tensor] = {}  # new node → old node
@@ -72,8 +70,7 @@ def join_products(
 ) -> tuple[Tensor, ...]:
     """Replace groups of products by slices of one node each; the new fetches.
 
-    `join(node, group)` makes that node; `node` is the group's first one with its new sources.
-    """
+    `join(node, group)` makes that node; `node` is the group's first one with its new sources."""
     joined: dict[Tensor, Tensor] = {}  # first of a group → its node
 
     def replace(t: Tensor, node: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """Gradient checkpointing (Chen et al., 2016): keep some activations, recompute the others.
 
 With n layers, u bytes of a checkpoint and v bytes that a layer keeps for its gradient, a
-checkpoints cost a·u and the layers between two of them n/a·v; the sum is least at a = √(n·v/u).
-"""
+checkpoints cost a·u and the layers between two of them n/a·v; the sum is least at a = √(n·v/u)."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ SUFFIX = " (clone)"
 class CheckpointChoice:
     """The layer outputs to keep, and the measured sizes that decided it.
 
-    `u`: bytes of a layer's output; `v`: bytes that a layer keeps for its gradient; a = √(n·v/u).
-    """
+    `u`: bytes of a layer's output; `v`: bytes that a layer keeps for its gradient; a = √(n·v/u)."""
 
     checkpoints: tuple[Tensor, ...]
     u: float
@@ -41,8 +39,7 @@ def choose(
 
     `loss`: it, or the hidden states that losses are made of. `layers`: the layers' outputs in
     order. The last segment is not recomputed, unless a tensor after the layers (the logits:
-    `head_nbytes` bytes, None: measured) is larger than v and would lie beside its activations.
-    """
+    `head_nbytes` bytes, None: measured) is larger than v and would lie beside its activations."""
     n = len(layers)
     if n == 0:
         return CheckpointChoice((), 0.0, 0.0, 0.0)
@@ -79,8 +76,7 @@ def recompute(loss: Tensor, gradients: Mapping[Tensor, Tensor], checkpoints: Seq
 
     A node that a gradient reads is cloned, named as it is with " (clone)", unless it is a leaf, a
     checkpoint, or comes after the last checkpoint. ValueError names a node that writes: it cannot
-    run twice.
-    """
+    run twice."""
     forward = toposort([loss])
     in_forward = set(forward)
     stored = set(checkpoints)

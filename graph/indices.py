@@ -82,8 +82,7 @@ NO_CHECKS = IndexChecks({})
 def checks_of(order: Iterable[Tensor]) -> IndexChecks:
     """The checks of a graph's indices.
 
-    ValueError: a node takes indices that an op computes and that may be out of its bounds.
-    """
+    ValueError: a node takes indices that an op computes and that may be out of its bounds."""
     parts: dict[str, dict[IndexPart, None]] = {}
     relations: list[Relation] = []
     for t in order:

@@ -120,8 +120,7 @@ class Op:
     def vjp(self, rule: Callable[..., tuple[Tensor | None, ...]]) -> None:
         """Decorator: the rule takes (gradient, result, *sources, **attributes).
 
-        It returns the gradient of each source, None for one that gets none.
-        """
+        It returns the gradient of each source, None for one that gets none."""
         self.vjp_rule = rule
 
     def case(self, make: Callable[[np.random.Generator], Case]) -> None:
@@ -137,8 +136,7 @@ def op(reference: Callable[..., Array]) -> Op:
 def writing(*index: int, returns_destination: bool = True) -> Callable[[Callable[..., Array]], Op]:
     """Declare an op that overwrites the sources at these indices and returns the first of them.
 
-    `returns_destination` False: it returns a result of its own.
-    """
+    `returns_destination` False: it returns a result of its own."""
     return lambda reference: Op(reference, index, returns_destination)
 
 

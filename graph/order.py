@@ -1,7 +1,6 @@
 """Topological sort of graphs, and rebuilding them node by node.
 
-Readers of an overwritten tensor come before its writer.
-"""
+Readers of an overwritten tensor come before its writer."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ def toposort(roots: Iterable[Tensor], *, reverse: bool = False) -> list[Tensor]:
 
     Depth first from the roots in order. `reverse` visits a node's sources from right to left:
     another valid order, which may need less memory. Iterative, linear in nodes and edges.
-    ValueError when a node both reads and overwrites its own history.
-    """
+    ValueError when a node both reads and overwrites its own history."""
     return list(_toposort(tuple(roots), reverse))
 
 
@@ -92,8 +90,7 @@ def rebuild(
 ) -> dict[Tensor, Tensor]:
     """{node: its replacement} of a sorted graph, where replace(t, t with new sources) makes each.
 
-    `new`: nodes that are replaced already; the result is added to it.
-    """
+    `new`: nodes that are replaced already; the result is added to it."""
     new = {} if new is None else new
     for t in order:
         new[t] = replace(t, _with_sources(t, tuple([new.get(s, s) for s in t.src])))

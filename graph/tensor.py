@@ -24,8 +24,7 @@ class Tensor:
     """A node: `op` applied to the tensors `src`, with structural parameters `attrs`.
 
     `shape` is in numpy's order (the last axis varies fastest), the memory contiguous. Tensors are
-    immutable, and compare and hash by identity.
-    """
+    immutable, and compare and hash by identity."""
 
     op: str
     src: tuple[Tensor, ...]
@@ -75,8 +74,7 @@ def feed(name: str, shape: Shape, dtype: str = "f32", *, deferred: bool = False)
     """An input that the caller gives to every run, as a numpy array of this shape and type.
 
     A `deferred` one is given in the middle of the run, before the first node that reads it starts.
-    ValueError for a shape without elements, or a type that numpy lacks.
-    """
+    ValueError for a shape without elements, or a type that numpy lacks."""
     shape = _checked(f"feed {name!r}", name, shape, dtype)
     if DTYPES[dtype].numpy is None:
         raise ValueError(f"feed {name!r}: numpy has no {dtype}")

@@ -8,8 +8,7 @@
 
 `LLM` and `AsyncLLM` run a model, `serve` and `asgi_app` put it behind HTTP, `Trainer` fine-tunes it, `quantize`
 writes it with fewer bits, and `logitless.graph` is the tensor graph below. Importing this package loads none of them
-before use.
-"""
+before use."""
 
 from __future__ import annotations
 

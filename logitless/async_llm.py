@@ -176,8 +176,7 @@ class AsyncLLM:
 
         `messages` have OpenAI's shape. `fields` are others of POST /v1/chat/completions: `tools`,
         `tool_choice`, `response_format`, `reasoning_effort`, `chat_template_kwargs`, ….
-        `sampling_params`: vLLM's name of `params`.
-        """
+        `sampling_params`: vLLM's name of `params`."""
         served = await self._ready()
         params = await self._adapted(served, one_params(params, sampling_params), lora_request)
         with public_errors():
@@ -198,8 +197,7 @@ class AsyncLLM:
     ) -> list[Completion]:
         """Continue several texts in one batch; `params` and `lora_request`: for all of them, or one for each.
 
-        `on_result` is called as each of them is done.
-        """
+        `on_result` is called as each of them is done."""
         served = await self._ready()
         pairs = _paired(prompts, params)
         loras = _per_prompt("lora_request", lora_request, len(pairs))
@@ -220,8 +218,7 @@ class AsyncLLM:
     async def beam_search(self, prompts: Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
         """The likeliest continuations of each text, by beam search as vLLM does it.
 
-        Slow: each token of all beams is a batch of requests of one token, ranked on the host.
-        """
+        Slow: each token of all beams is a batch of requests of one token, ranked on the host."""
         if not isinstance(params, BeamSearchParams):
             raise RequestError(f"params: expected BeamSearchParams, not {type(params).__name__}")
         served = await self._ready()
@@ -277,8 +274,7 @@ class AsyncLLM:
     async def embed(self, texts: Sequence[Prompt], *, pooling: str | None = None, normalize: bool = True) -> F32:
         """Embeddings of texts, shape (n, n_embd); `normalize`: to length 1.
 
-        `pooling`: "mean", "cls", "last" (default: as the options or the model say).
-        """
+        `pooling`: "mean", "cls", "last" (default: as the options or the model say)."""
         pooled = await self.encode(texts, pooling=pooling, normalize=normalize)
         vectors = [one.data for one in pooled]
         return np.stack(vectors) if vectors else np.zeros((0, self.model.hparams.n_embd), np.float32)
@@ -332,8 +328,7 @@ class AsyncLLM:
     ) -> list[Score]:
         """Log-probabilities and loss of given texts, token ids or training rows.
 
-        `gradient_norm`: the norm of the loss's gradient by all weights, too.
-        """
+        `gradient_norm`: the norm of the loss's gradient by all weights, too."""
         from logitless.frontend.texts.score import parse_examples
 
         served = await self._ready()
@@ -388,8 +383,7 @@ class AsyncLLM:
         `chat_template`, and `full=True` for all weights
         instead of an adapter. `integrations`: trackers that get the metrics, as OpenAI's:
         `[{"type": "wandb", "wandb": {"project": "…"}}]`, mlflow, tensorboard. Requests use the result
-        by `SamplingParams(model=job.model)`.
-        """
+        by `SamplingParams(model=job.model)`."""
         from logitless.frontend.fine_tuning import JobModel, new_job
         from logitless.training.reporting.trackers import KINDS
 

@@ -43,8 +43,7 @@ Messages = Sequence[Mapping[str, Any]]
 def plain_prompt(label: str, prompt: Any) -> str | list[int]:
     """A text or token ids; vLLM's {"prompt": …} and {"prompt_token_ids": …} are these.
 
-    RequestError with the label for anything else.
-    """
+    RequestError with the label for anything else."""
     if isinstance(prompt, Mapping):
         names = [name for name in ("prompt", "prompt_token_ids") if name in prompt]
         if len(names) != 1 or len(prompt) != 1:
@@ -116,8 +115,7 @@ def chat_job(
 ) -> GenerationJob:
     """The request of a conversation; `fields` are further ones of POST /v1/chat/completions.
 
-    RequestError for one that there is not.
-    """
+    RequestError for one that there is not."""
     for name in fields.keys() - chat_fields():
         import difflib
 

@@ -58,8 +58,7 @@ class LLM:
     stay as they are. `close`, or the end of the process, ends it. After `os.fork` the child cannot
     use the model of its parent, and gets an Error: open it in the child, or use "spawn".
 
-    Raises OptionError, ModelError and DeviceError, each of one line.
-    """
+    Raises OptionError, ModelError and DeviceError, each of one line."""
 
     def __init__(
         self,
@@ -72,8 +71,7 @@ class LLM:
         """Open the model and load its weights.
 
         `data_dir`: the folder of fine-tuning jobs, which outlive the process (default: they do
-        not). `progress`: show bars of compiled kernels and batches (default: on a terminal).
-        """
+        not). `progress`: show bars of compiled kernels and batches (default: on a terminal)."""
         self._progress = sys.stderr.isatty() if progress is None else progress
         self._llm = AsyncLLM(model, data_dir=data_dir, **options)
         self._loop = asyncio.new_event_loop()
@@ -136,8 +134,7 @@ class LLM:
 
         `params`: for all prompts, or a list with one for each. Results are in the prompts' order,
         and the same whatever shares the batch. vLLM's `{"prompt": …}`, `{"prompt_token_ids": …}` and
-        `sampling_params` are taken, too, and `lora_request`: one for all prompts, or a list.
-        """
+        `sampling_params` are taken, too, and `lora_request`: one for all prompts, or a list."""
         params = sampling_params if params is None else params
         if isinstance(prompts, str | Mapping):
             (completion,) = self._run(self._llm.complete([prompts], params, lora_request=lora_request))
@@ -151,8 +148,7 @@ class LLM:
         """Answer a conversation. `messages` have OpenAI's shape: `{"role": …, "content": …}`.
 
         `fields` are others of POST /v1/chat/completions: `tools`, `tool_choice`,
-        `response_format`, `reasoning_effort`, `chat_template_kwargs`, ….
-        """
+        `response_format`, `reasoning_effort`, `chat_template_kwargs`, …."""
         return self._run(self._llm.answer(messages, params, **fields))
 
     def stream(
@@ -174,8 +170,7 @@ class LLM:
         >>> with LLM() as llm:
         ...     (output,) = llm.beam_search(["ROMEO:"], BeamSearchParams(beam_width=3, max_tokens=4))
         >>> len(output.sequences)
-        3
-        """
+        3"""
         return self._run(self._llm.beam_search(prompts, params))
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
@@ -191,8 +186,7 @@ class LLM:
     def embed(self, texts: str | Sequence[Prompt], *, pooling: str | None = None, normalize: bool = True) -> F32:
         """Embeddings: shape (n_embd,) of one text, (n, n_embd) of several.
 
-        `pooling`: "mean", "cls" or "last" (default: as the options or the model say).
-        """
+        `pooling`: "mean", "cls" or "last" (default: as the options or the model say)."""
         if isinstance(texts, str):
             vector: F32 = self._run(self._llm.embed([texts], pooling=pooling, normalize=normalize))[0]
             return vector
@@ -255,8 +249,7 @@ class LLM:
         ...     name = llm.finetune(rows, n_epochs=1, batch_size=4, context_length=32).wait()
         ...     answer = llm.generate("Who is there?", SamplingParams(model=name, max_tokens=4))
         >>> name.startswith("ft:")
-        True
-        """
+        True"""
         run = self._llm.finetune(
             data,
             method=method,

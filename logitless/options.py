@@ -1,8 +1,7 @@
 """Keywords of LLM and AsyncLLM, for type checkers and editors, and the model's file that they name.
 
 They are the fields of ModelOptions (engine/loading/options.py), which documents and checks them,
-and the keywords of downloads.
-"""
+and the keywords of downloads."""
 
 from __future__ import annotations
 
@@ -121,8 +120,7 @@ class Options(TypedDict, total=False):
 
 def find_model(model: str | Path | None, options: dict[str, Any]) -> tuple[Path, ModelOptions]:
     """The model's file (a path, a repository of Hugging Face's hub, a URL, or the demo that is shipped), downloaded
-    where need be, and its checked options. OptionError names one.
-    """
+    where need be, and its checked options. OptionError names one."""
     known = (*OPTIONS, *_SOURCES)
     for name in options:
         if name not in known:

@@ -102,8 +102,7 @@ class ChatCompletion:
 class ChatChunk:
     """Part of a streamed message: text, reasoning, or a call of a tool that has begun or goes on.
 
-    A part of a call has the call's `tool_index`; its first part has `tool_id` and `tool_name`.
-    """
+    A part of a call has the call's `tool_index`; its first part has `tool_id` and `tool_name`."""
 
     text: str = ""
     reasoning: str = ""
@@ -118,8 +117,7 @@ class ChatChunk:
 class Score:
     """Log-probabilities of a given text: `logprobs[i]` is of `token_ids[i + 1]`, natural logarithm.
 
-    `loss` is the mean of -log p over the `n_counted` tokens that training would learn.
-    """
+    `loss` is the mean of -log p over the `n_counted` tokens that training would learn."""
 
     token_ids: tuple[int, ...]
     logprobs: npt.NDArray[np.float32] = field(repr=False)

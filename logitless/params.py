@@ -45,8 +45,7 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
 
     >>> from logitless import SamplingParams
     >>> SamplingParams(temperature=0.2, top_k=40, stop=["\\n"]).fields()
-    {'temperature': 0.2, 'stop': ['\\n']}
-    """
+    {'temperature': 0.2, 'stop': ['\\n']}"""
 
     n: int = 1  # results of each prompt: `outputs` of the completion; their seeds count up
     max_tokens: int = -1  # -1: until the model ends it, or the context is full
@@ -131,8 +130,7 @@ class BeamSearchParams(Struct, frozen=True, kw_only=True):
 class LoRARequest:
     """A LoRA adapter of one request, as vLLM has it. `lora_path` is a GGUF file, loaded for its first request.
 
-    The name and the number are the program's own; the path says which adapter it is.
-    """
+    The name and the number are the program's own; the path says which adapter it is."""
 
     lora_name: str
     lora_int_id: int

@@ -35,8 +35,7 @@ def quantize(  # noqa: PLR0913  (llama-quantize's flags)
     type.
 
     >>> from logitless import quantize
-    >>> quantize("model-F16.gguf", "model-Q4_K_M.gguf", "Q4_K_M")  # doctest: +SKIP
-    """
+    >>> quantize("model-F16.gguf", "model-Q4_K_M.gguf", "Q4_K_M")  # doctest: +SKIP"""
     with public_errors():
         options = TypeOptions(
             pure=pure,

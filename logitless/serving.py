@@ -29,8 +29,7 @@ def serve(llm: LLM, *, host: str = "127.0.0.1", port: int = 8080, **settings: An
     ...         json.load(reply)
     {'status': 'ok'}
 
-    OptionError: a setting is wrong, or the address cannot be listened on.
-    """
+    OptionError: a setting is wrong, or the address cannot be listened on."""
     return Server(llm, host, port, settings)
 
 
@@ -44,8 +43,7 @@ def asgi_app(llm: AsyncLLM, **settings: Any) -> ASGIApp:
     >>> from logitless import AsyncLLM, asgi_app
     >>> app = asgi_app(AsyncLLM(parallel=4), api_keys=("secret",))  # uvicorn module:app
 
-    OptionError: a setting is wrong.
-    """
+    OptionError: a setting is wrong."""
     if not isinstance(llm, AsyncLLM):
         raise OptionError("asgi_app: wants an AsyncLLM; an LLM runs on a thread of its own")
     config = _config(llm, settings)

@@ -42,8 +42,7 @@ class Trainer:
     ...     result = trainer.fit()
     ...     trainer.save("adapter.gguf")
     >>> result.reason
-    '2 iterations are done'
-    """
+    '2 iterations are done'"""
 
     def __init__(
         self,
@@ -69,8 +68,7 @@ class Trainer:
         all-reduce between processes. Rows of a file may name image files below its folder.
         `threads` is of each of the `workers`.
 
-        ModelError, TrainingError and OptionError name the fault in one line.
-        """
+        ModelError, TrainingError and OptionError name the fault in one line."""
         if not isinstance(callbacks, Sequence | None) or not all(map(callable, callbacks or ())):
             raise OptionError(f"callbacks: expected a list of functions, got {callbacks!r:.60}")
         self._callbacks = tuple(callbacks or ())

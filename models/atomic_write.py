@@ -20,8 +20,7 @@ def unfinished(path: str | Path) -> Iterator[Path]:
     step. A link stays one, and its file is written.
 
     Leftovers of killed processes are deleted first. OSError names `path`, not
-    the temporary file.
-    """
+    the temporary file."""
     file = Path(os.path.realpath(path))
     parts = file.parent.glob(f"{glob.escape(file.name)}.*.part")
     sweep(part for part in parts if re.fullmatch(r"\.\d{1,10}\.part", part.name.removeprefix(file.name)))

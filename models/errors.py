@@ -13,8 +13,7 @@ class ModelFileError(ValueError):
     we do not support.
 
     The text is always one line, `<file>: <what is wrong>`, and `problem` names the key, tensor or
-    byte offset at fault.
-    """
+    byte offset at fault."""
 
     def __init__(self, path: str | PathLike[str], problem: str) -> None:
         super().__init__(path, problem)  # both as args, so that the exception survives pickling

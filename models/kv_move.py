@@ -15,8 +15,7 @@ def move_cells(h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int) ->
     (n_cells,) i32 each).
 
     All are read before any is written. This is llama.cpp's K-shift: keys are rotated in f32 and
-    rounded to the cache's type again.
-    """
+    rounded to the cache's type again."""
     source, to, turn = (feed(name, (n_cells,), "i32") for name in ("from", "to", "turn"))
     full, local = rotary.shift_angles(turn), rotary.shift_angles(turn, local=True)
     written = []

@@ -18,8 +18,7 @@ INT_MAX = 2**31 - 1
 class Param:
     """Declaration of one field: help text, bounds, flag and aliases.
 
-    A value outside hard limits is refused; one outside other limits counts as the nearest limit.
-    """
+    A value outside hard limits is refused; one outside other limits counts as the nearest limit."""
 
     doc: str
     low: float = -math.inf

@@ -27,8 +27,7 @@ _LONGEST_LINE = 1 << 16
 async def spawn(words: Sequence[str], environ: Mapping[str, str], stdout: int) -> asyncio.subprocess.Process:
     """Start `logitless` with these words; it ends when this process does.
 
-    It imports this installation, and nothing from the working directory.
-    """
+    It imports this installation, and nothing from the working directory."""
     path = os.pathsep.join([str(ROOT), *filter(None, [environ.get("PYTHONPATH")])])
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "logitless.cli.commands.router_child", *words),

@@ -51,8 +51,7 @@ def add_heads(app: web.Application) -> None:
 
 async def serve(service: AsyncEngine, config: ServerConfig) -> None:
     """Answer requests until SIGTERM or SIGINT, then end within five seconds. Raises what ended the
-    engine.
-    """
+    engine."""
     await listen(make_app(service, config), config, partial(_running, service, config), partial(service.stop, 2.5))
 
 
@@ -66,7 +65,6 @@ async def listening(service: AsyncEngine, config: ServerConfig) -> AsyncIterator
 
 async def _running(service: AsyncEngine, config: ServerConfig, address: str) -> None:
     """Until the engine ends; by itself it does so with an error only, and a server without one had
-    better end too.
-    """
+    better end too."""
     log_start(await service.loaded(), config, address)
     await service.ended()

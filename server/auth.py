@@ -16,8 +16,7 @@ class ApiKeys:
     """API keys of a server. A key file is read again when it changes (one stat a request): no signal is needed.
 
     A file that cannot be read, or that has no key any more, changes nothing: an editor may be writing it. Replacing it
-    by renaming is seen at once and whole. Raises OSError and ValueError for the first reading.
-    """
+    by renaming is seen at once and whole. Raises OSError and ValueError for the first reading."""
 
     def __init__(self, keys: Iterable[str], path: str = "") -> None:
         self._fixed = _digests(keys)
@@ -70,8 +69,7 @@ class ApiKeys:
 
 def read_keys(path: str) -> list[str]:
     """One key a line; blank lines and lines that begin with # are ignored. ValueError: there
-    is none.
-    """
+    is none."""
     with open(path, "rb") as f:
         raw = f.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:

@@ -170,8 +170,7 @@ async def accepting(
     """Answer requests while the block runs; gives the listening sockets.
 
     `stop` is awaited when no new connection is accepted any more, before the open ones are closed.
-    Raises OSError if an address cannot be bound.
-    """
+    Raises OSError if an address cannot be bound."""
     protocol = log.getChild("protocol")
     protocol.setLevel(logging.CRITICAL)  # it would quote malformed requests, which may have a prompt
     runner = web.AppRunner(app, handler_cancellation=True, handle_signals=False, shutdown_timeout=0.5)
@@ -207,8 +206,7 @@ async def listen(
 ) -> None:
     """Answer requests until SIGTERM or SIGINT, or until `running(address)` ends, whose error is raised then.
 
-    `stop`: see `accepting`.
-    """
+    `stop`: see `accepting`."""
     signalled = asyncio.Event()
     stopping = asyncio.create_task(signalled.wait())
     ending: asyncio.Task[None] | None = None

@@ -169,8 +169,7 @@ class Guard:
     def _preflight(self, request: web.Request) -> web.Response:
         """llama-server's answer: --cors-methods, and --cors-headers or those that the browser asks for.
 
-        With credentials `*` would be the name of a header.
-        """
+        With credentials `*` would be the name of a header."""
         headers, methods = ", ".join(self._config.cors_headers), ", ".join(self._config.cors_methods)
         if headers == "*":
             headers = request.headers.get("Access-Control-Request-Headers") or "*"

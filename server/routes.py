@@ -2,8 +2,7 @@
 
 The application, the OpenAPI document, the reference, the router and the shape of errors read this
 table. Types are written as text (logitless.server.openapi.operations has their names), so that a
-server without readers of its documentation does not import them.
-"""
+server without readers of its documentation does not import them."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ def bind(hosts: str, port: int, *, reuse_port: bool = False) -> list[socket.sock
 
     A host is a name, an address (IPv6 with or without brackets; `::` takes IPv4 as well) or the path
     of a Unix socket that ends with `.sock`. Port 0 is chosen by the system, one for all hosts. Raises
-    OSError, with all sockets closed, if one host cannot be bound.
-    """
+    OSError, with all sockets closed, if one host cannot be bound."""
     sockets: list[socket.socket] = []
     try:
         for host in [part.strip() for part in hosts.split(",")]:
@@ -59,8 +58,7 @@ def address(sock: socket.socket, *, tls: bool = False) -> str:
 
 def _bind_host(host: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
     """One socket for each address of a host; addresses that this machine lacks are left out, unless
-    all are.
-    """
+    all are."""
     infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     problem: OSError | None = None

@@ -2,8 +2,7 @@
 
 A field's line has its type, default, limits and meaning. Flags of `finetune` and `train`, fields of
 a job's `hyperparameters`, keywords of `logitless.Trainer`, the OpenAPI document and the table in
-docs/training.md follow from it, and so does what is refused beside another method.
-"""
+docs/training.md follow from it, and so does what is refused beside another method."""
 
 from __future__ import annotations
 

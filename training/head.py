@@ -55,8 +55,7 @@ def gradients(
     """Gradients of Σ weight · loss, and the outputs of `evaluation`. Inputs `targets` and `weight`,
     (rows,).
 
-    `segment`: layers between gradient checkpoints; 0: chosen by formula; None: no checkpointing.
-    """
+    `segment`: layers between gradient checkpoints; 0: chosen by formula; None: no checkpointing."""
     rows = inputs[0].tokens.shape[0]
     x, targets, weight = model.hidden(*inputs), feed("targets", (rows,), "i32"), feed("weight", (rows,))
     outputs: list[Tensor] = []

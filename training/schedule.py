@@ -24,8 +24,7 @@ class Schedule:
     `cos_decay_restart` times longer than the one before, counted from the end of the warm-up;
     without, the cosine is counted from step 0, as llama.cpp's trainer does. `min_alpha` is a floor
     for all of it, the warm-up too. `halving`: the rate falls from `alpha` to `lr_min` over
-    `decay_epochs`, by powers of one half, constant within an epoch. `constant`: warm-up only.
-    """
+    `decay_epochs`, by powers of one half, constant within an epoch. `constant`: warm-up only."""
 
     alpha: float = 1e-3
     kind: str = "cosine"  # "cosine" | "halving" | "constant"

@@ -27,8 +27,7 @@ def new_model(
     bytes), to be trained.
 
     The output matrix is the embedding. Projections into the residual stream are smaller by √(2 ·
-    n_layer), as in GPT-2.
-    """
+    n_layer), as in GPT-2."""
     if vocabulary is None:
         keys, n_vocab = byte_vocabulary()
     else:
@@ -98,8 +97,7 @@ def byte_vocabulary() -> tuple[dict[str, Key], int]:
     bytes.
 
     The space has a token of its own too, because SentencePiece writes it as a character of three
-    bytes.
-    """
+    bytes."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     types = [2, 3, 3] + [6] * 256 + [1]  # gguf.TokenType: unknown, control, byte, normal
     keys = {

@@ -95,8 +95,7 @@ class Footprint:
     """Bytes of a run on one device.
 
     `weights`: frozen ones, in the device's layout. `gradients`: sums over the micro-batches of a
-    step; those of one micro-batch are in the `arena`, with all other intermediate results.
-    """
+    step; those of one micro-batch are in the `arena`, with all other intermediate results."""
 
     device: str
     weights: int
@@ -226,8 +225,7 @@ class Steps:
         """Optimizer steps, and the global gradient norm.
 
         Clipping needs the norm first, so all gradients live at once; without it each is freed after
-        its own step. SGD is llama.cpp's: no clipping, and all tensors decay.
-        """
+        its own step. SGD is llama.cpp's: no clipping, and all tensors decay."""
         o = self.optimizer
         sums = [square_sums(g) for g in gradients]
         norm = norm_of_sums(*sums)

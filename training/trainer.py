@@ -251,8 +251,7 @@ class Trainer:
           a step
               return {name: all_reduce(g) / n_processes for name, g in gradients.items()}
 
-      Without it nothing is copied: gradients stay on the device.
-    """
+      Without it nothing is copied: gradients stay on the device."""
 
     def __init__(  # noqa: PLR0913  (parts of a run, most of which few runs have)
         self,

@@ -1,7 +1,6 @@
 """CPU backend: memory, lowering and programs. It supports every op.
 
-An op without a native kernel runs as its numpy reference.
-"""
+An op without a native kernel runs as its numpy reference."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ class CPUBackend(Backend):
         """Programs of about `max_seconds` each, out of programs that took `seconds`.
 
         A longer program is split into phases, tasks or ranges of units. Neighbours that together
-        take less than a quarter of `max_seconds` are joined.
-        """
+        take less than a quarter of `max_seconds` are joined."""
         n_threads = max(1, min(self.pool.n_threads, cores() - 1)) if spare_core else self.pool.n_threads
         groups: list[list[tuple[Part, CPUProgram]]] = [[]]
         joined = 0.0

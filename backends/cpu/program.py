@@ -133,8 +133,7 @@ def _dequantised(t: Tensor, raw: Bytes) -> npt.NDArray[Any]:
 class PhaseTimer:
     """Runs programs in order and times each; `seconds` holds the times of the last run.
 
-    Serial phases of two programs stay separate. A phase ends when all threads are done with it.
-    """
+    Serial phases of two programs stay separate. A phase ends when all threads are done with it."""
 
     def __init__(self, pool: WorkerPool, programs: Sequence[CPUProgram]) -> None:
         # the programs keep alive what their tasks point into

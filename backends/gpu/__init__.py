@@ -41,5 +41,4 @@ kernel may choose among buffers (`Arg.of`, `CHOOSE(i)`), so that one launch has 
   words (4 bytes each); at most 128 bytes, which `Kernel` checks. `groups` is the dispatch's count.
 * `KERNELS[name].variants(SIMT)` and `(SOFT)` with `render_glsl(kernel, defines)` enumerate all that
   is compiled ahead. It needs bufferDeviceAddress, storageBuffer16BitAccess and 8BitAccess; `SOFT`
-  also subgroup ballots and 64-bit integers.
-"""
+  also subgroup ballots and 64-bit integers."""

@@ -1,8 +1,7 @@
 """Mixture-of-experts routing: top-k experts, their weights, and rows sorted by expert and back.
 
 graph/ops/moe.py defines `order`; matmul/moe_linear.py has the products. Every thread writes numbers
-of its own and finds them without other threads, so no result depends on their order.
-"""
+of its own and finds them without other threads, so no result depends on their order."""
 
 from __future__ import annotations
 
@@ -122,8 +121,7 @@ Kernel(
 
 def _launch(t: Tensor, shape: Shape, *words: int, n: int = 0) -> list[Dispatch]:
     """The launch of the kernel with the op's name over n numbers, by default those of the
-    result.
-    """
+    result."""
     n = n or n_elements(t)
     buffers: Buffers = (*t.src, t)
     return [dispatch(t.op, shape, buffers, (n, *words), groups_for(n, shape, WG))]

@@ -1,8 +1,7 @@
 """Operator fusion on GPUs (graph/fusion.py): nodes that one launch computes together.
 
 A launch costs thousands of multiplications. A fused node has the bits of the nodes alone: the same
-sums in the same order, for any number of rows.
-"""
+sums in the same order, for any number of rows."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ fusion = FUSIONS.of
 
 def fuse(fetches: Sequence[Tensor], is_ours: IsOurs, refused: set[str], shape: Shape = SIMT) -> tuple[Tensor, ...]:
     """The same values from fewer nodes. `is_ours`: true for nodes that run on this device;
-    `refused`: ops that must not.
-    """
+    `refused`: ops that must not."""
     fetches, is_ours = fuse_patterns(fetches, toposort(fetches), FUSIONS, is_ours, refused=refused)
     rules = FusionRules({"linear_glu": lambda t, sole: _glu_of_norm(t, sole, shape)})
     fetches, is_ours = fuse_patterns(fetches, toposort(fetches), rules, is_ours, refused=refused)
@@ -135,8 +133,7 @@ def _siblings(
     """Groups of products of the same activations by weights of one type, as many as a launch
     takes.
 
-    Some gain alone, too: launches that sort rows by expert, or contain one of these norms.
-    """
+    Some gain alone, too: launches that sort rows by expert, or contain one of these norms."""
     families: dict[tuple[str, Tensor, str], list[Tensor]] = defaultdict(list)
     for t in order:
         whole = "linear_parts" if t.op == "linear" else "expert_parts"

@@ -4,8 +4,7 @@
     def _(t, shape): return [Dispatch(...)]
 
 A rule returns None where it has no kernel for these types or shapes; the node then runs on the next
-backend.
-"""
+backend."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ CHUNK = 4096  # elements that are worth a group
 @dataclass(frozen=True)
 class Dispatch:
     """A launch. `words` are the kernel's parameters as raw 32 bits, `scratch` the bytes of it
-    that are used.
-    """
+    that are used."""
 
     kernel: str
     defines: Defines
@@ -55,8 +53,7 @@ def dispatch(
     **variant: int,
 ) -> Dispatch:
     """A launch of the variant of a kernel that has these constants. ValueError where it does
-    not fit.
-    """
+    not fit."""
     gx, gy = groups if isinstance(groups, tuple) else (groups, 1)
     if gx > MAX_GROUPS or gy > MAX_GROUPS:
         raise ValueError(f"kernel {kernel}: {gx} x {gy} groups are more than {MAX_GROUPS}")
@@ -76,8 +73,7 @@ def dispatch(
 
 def groups_for(n: int, shape: Shape, per_group: int) -> int:
     """Number of groups of a kernel that walks n elements with FOR_EACH, `per_group` of them
-    at a time.
-    """
+    at a time."""
     if shape.name == "cpu":
         return max(1, min(shape.units, n // CHUNK))
     return max(1, min(-(-n // per_group), 16384))

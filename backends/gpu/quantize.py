@@ -27,8 +27,7 @@ QUANT = "int q = finite ? INT(RINT({} * inverse)) : 0;"
 
 def round_threads(to: str) -> str:
     """Code of eight threads that have a block of 32, four numbers x each: number `block`, and `inside` or
-    not to be stored.
-    """
+    not to be stored."""
     return f"""
     uint j = LID % 8u, team = LID - j, at = block * {WORDS}u;
     float most = 0.0f;
@@ -60,8 +59,7 @@ def round_threads(to: str) -> str:
 
 def round_block(value: str, thread: str, to: str) -> str:
     """Code that rounds a block in a group's memory, without barriers: each of eight threads reads
-    all of it. `value`: format of its element {}. The words go to the buffer `to` from `at` on.
-    """
+    all of it. `value`: format of its element {}. The words go to the buffer `to` from `at` on."""
     return f"""uint j = {thread}, word = 0u;
         float most = 0.0f;
         bool finite = true;
@@ -177,8 +175,7 @@ def _whole(t: Tensor | None) -> Tensor | None:
 
 def joined(work: Iterable[Dispatch], shape: Shape) -> list[Dispatch]:
     """Launches with their rounding joined: a launch rounds its own result if the next one would, and
-    what is rounded already is not rounded again.
-    """
+    what is rounded already is not rounded again."""
     launches: list[Dispatch] = []
     rounded: Tensor | None = None  # what lies in the scratch, and where
     offset = 0

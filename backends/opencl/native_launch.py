@@ -4,8 +4,7 @@ A plan binds thousands of arguments and a step has hundreds of launches. Through
 object costs 0.3 ms (it generates Python code for each), an argument 12 µs and a launch 9 µs. The
 functions are those of the loader that pyopencl is linked with. Binding keeps the GIL, since none of
 it waits. The launches of a step are one call of machine code without the GIL: the driver's threads
-preempt a thread that gives them work, and no other thread could take the GIL meanwhile.
-"""
+preempt a thread that gives them work, and no other thread could take the GIL meanwhile."""
 
 from __future__ import annotations
 
@@ -120,8 +119,7 @@ class Kernels:
 
     def bind(self, program: Any, name: str, arguments: Sequence[bytes], groups: Sequence[int], threads: int) -> Row:
         """A launch of a kernel of a program. `arguments` are raw bytes; memory that they point to is
-        the caller's to keep.
-        """
+        the caller's to keep."""
         code = ctypes.c_int()
         kernel = self._functions["clCreateKernel"](program.int_ptr, name.encode(), ctypes.addressof(code))
         if not kernel:

@@ -1,8 +1,7 @@
 """OpenCL programs: one per kernel variant, cached on disk as the driver's binary.
 
 `build_program` is the only place that compiles OpenCL; compiler output goes to the log. PoCL has a
-disk cache of its own (`use_cache_of_pocl`), and its binaries cost as much as compiling again.
-"""
+disk cache of its own (`use_cache_of_pocl`), and its binaries cost as much as compiling again."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ def build_program(context: Any, code: str | bytes) -> Any:
     """Compile a program for a context of one device, from source or from the driver's binary.
 
     Compilers warn of correct kernels: their output is a debug line of the log, never a Python
-    warning. Raises pyopencl's error, with the compiler's output, where the program is refused.
-    """
+    warning. Raises pyopencl's error, with the compiler's output, where the program is refused."""
     (device,) = context.devices
     program: Any = cl.Program(context, code) if isinstance(code, str) else cl.Program(context, [device], [code])
     with warnings.catch_warnings():

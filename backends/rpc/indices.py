@@ -48,8 +48,7 @@ SAME = frozenset(("reshape", "slice_rows"))  # ops whose result is a part of the
 def bounds_of(nodes: Sequence[Tensor]) -> dict[Tensor, Ranges]:
     """The bounds of all leaves that some node takes indices from; -1 stands for none.
 
-    ValueError: a node takes indices that an op computes and that may be out of its bounds.
-    """
+    ValueError: a node takes indices that an op computes and that may be out of its bounds."""
     found: dict[Tensor, Ranges] = {}
     for t in nodes:
         for source, ranges in _needed(t).items():
@@ -96,8 +95,7 @@ def _within(inner: Bounds, outer: Bounds) -> bool:
 
 def _needed(t: Tensor) -> dict[Tensor, Ranges]:
     """The bounds of a node's indices. Those of LATE sources may be -1, too: feeds are that before
-    they are fed, and a client uploads them all at once.
-    """
+    they are fed, and a client uploads them all at once."""
     needed = needed_bounds(t)
     if not needed or (t.op != "chunk_ends" and LATE.isdisjoint(s.name for s in OPS[t.op].signature.sources)):
         return needed

@@ -61,8 +61,7 @@ class Link:
     def receive(self) -> tuple[Header, int]:
         """Receive a header; the length of the bytes after it, which `body` receives.
 
-        EOFError when the connection was closed, ProtocolError for a damaged header.
-        """
+        EOFError when the connection was closed, ProtocolError for a damaged header."""
         if self.stall is not None:
             self.sock.settimeout(None)
         start = self.body(1).tobytes()

@@ -59,8 +59,7 @@ class Budget:
 @dataclass(frozen=True)
 class ClientBuffer:
     """A client's buffer. `kind`: type and shape of the weight in it, which is neither written nor
-    read.
-    """
+    read."""
 
     buffer: Buffer
     nbytes: int
@@ -72,8 +71,7 @@ class ClientBuffer:
 class Door:
     """The entrance: for clients with a key, over TLS if there is a context, as many as have a place.
 
-    A connection takes a place once it has said hello, so silent connections hold none.
-    """
+    A connection takes a place once it has said hello, so silent connections hold none."""
 
     def __init__(self, knows: Callable[[str], bool] = lambda _: True, tls: ssl.SSLContext | None = None) -> None:
         """`knows`: True for a key that opens."""

@@ -2,8 +2,7 @@
 
 The binding's own wrappers check the type of every argument of every call (1 to 3 µs), and free
 nested structs too early. Raw calls through its `lib` take a third of that, and `Keep` holds nested
-structs. All of them release the GIL.
-"""
+structs. All of them release the GIL."""
 
 from __future__ import annotations
 
@@ -99,8 +98,7 @@ OTHER_LOADERS = ("libvulkan.so.1", "libvulkan.so")  # of Linux and the BSDs
 def binding() -> tuple[Any, Any]:
     """The binding's `ffi`, and the loader that is opened with it. DeviceError without one of them.
 
-    The package's own module knows fewer names of the loader, and takes longer to import.
-    """
+    The package's own module knows fewer names of the loader, and takes longer to import."""
     package = importlib.util.find_spec("vulkan")
     if package is None or not package.submodule_search_locations:
         raise DeviceError("Vulkan: the Python package vulkan is missing")
@@ -117,8 +115,7 @@ def binding() -> tuple[Any, Any]:
 
 def check(result: int, what: str) -> None:
     """Raise MemoryError or DeviceLost for those results of a call, OSError for any other
-    failure.
-    """
+    failure."""
     if result == 0:
         return
     if result in NOT_ENOUGH:
@@ -155,8 +152,7 @@ def listed(call: Any, ctype: str, *before: Any, struct: str = "") -> list[Any]:
     """The items that a Vulkan function f(…, &count, array) enumerates. They point into memory
     that the list keeps.
 
-    `struct`: the name in TYPES, where items have an sType.
-    """
+    `struct`: the name in TYPES, where items have an sType."""
     ffi, _ = binding()
     count = ffi.new("uint32_t *")
     call(*before, count, ffi.NULL)

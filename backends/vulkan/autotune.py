@@ -2,8 +2,7 @@
 
 Both give the same bits, so the choice, and the number of rows from which it holds, affects time
 alone. It is measured on the user's device, once, as long as device, driver and kernels stay the
-same.
-"""
+same."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ MOST_ROWS = 129  # where they begin if they win in none
 @dataclass(frozen=True)
 class TunedKernel:
     """True if cooperative matrices are used, the reason, and the number of rows from which
-    they are.
-    """
+    they are."""
 
     used: bool
     why: str
@@ -78,8 +76,7 @@ def class_of(info: DeviceInfo) -> Shape:
 
 def known(info: DeviceInfo) -> TunedKernel | None:
     """A choice that needs no measurement, or was measured before; None when the device must
-    be measured.
-    """
+    be measured."""
     if info.matrices is None:
         return TunedKernel(False, "the device has none that fit")
     if not class_of(info).dot:

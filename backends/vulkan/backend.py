@@ -29,8 +29,7 @@ RESULT_NBYTES = 1 << 16  # bytes of a result that is copied by a submission behi
 
 class VulkanBackend(Backend):
     """A Vulkan device; `vulkan` is the first. `validation` and `mapped` are for tests: see
-    Instance and Device.
-    """
+    Instance and Device."""
 
     alignment = ALIGNMENT
     preemptible = True
@@ -130,8 +129,7 @@ class VulkanBackend(Backend):
 
     def _small(self, memory: VulkanMemory, at: int, nbytes: int) -> Bytes:
         """Download few bytes, such as a step's tokens, by a copy that is recorded while the
-        step runs, and follows it.
-        """
+        step runs, and follows it."""
         if self._results is None:
             self._results = self.device.memory(RESULT_NBYTES, "staging")
         self._last.begin()

@@ -21,8 +21,7 @@ SIZES = (8, 16, 32)  # rows, columns and depth that the kernels' tiles and local
 class Matrices:
     """Size of cooperative matrices: rows and columns of a result, depth, threads of a subgroup.
 
-    `fixed`: the device has subgroups of this size alone, so that a pipeline need not require it.
-    """
+    `fixed`: the device has subgroups of this size alone, so that a pipeline need not require it."""
 
     rows: int
     columns: int
@@ -49,8 +48,7 @@ class CoopMatrixEntry:
 
 def find(instance: Any, device: Any, features: set[str], core: Any, subgroup: int, v13: Any) -> Matrices | None:
     """The matrices that kernels use, from a device's features and properties; None where they
-    cannot run.
-    """
+    cannot run."""
     limits, fixed = core.limits, v13.minSubgroupSize == v13.maxSubgroupSize == subgroup
     if (
         not features >= NEEDS
@@ -84,8 +82,7 @@ def choose(supported: Iterable[CoopMatrixEntry], subgroup: int) -> Matrices | No
     """The largest size of bytes times bytes that the kernels can use; None when there is none.
 
     Scales are applied in matrices of f32 of the same rows and columns, so the device must have
-    these too.
-    """
+    these too."""
     supported = list(supported)
     floats = {e.sizes[:2] for e in supported if F32 in e.types[2:]}
     fitting = [

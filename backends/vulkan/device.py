@@ -25,15 +25,13 @@ ANY = 0xFFFFFFFF  # every memory type
 
 class VulkanMemory:
     """A buffer with a device address. `array`: its bytes in this process, None if not
-    host-visible.
-    """
+    host-visible."""
 
     __slots__ = ("__weakref__", "_finalizer", "address", "array", "handle", "nbytes")
 
     def __init__(self, device: Device, nbytes: int, kinds: tuple[int, ...]) -> None:
         """`kinds`: property flags, the best first. MemoryError when no memory of these kinds
-        is left.
-        """
+        is left."""
         ffi, lib = binding()
         self.nbytes, keep = nbytes, Keep()
         info = keep.struct("BufferCreateInfo", size=nbytes, usage=api.USAGE)
@@ -73,8 +71,7 @@ class VulkanMemory:
 
 class Device:
     """A logical device. `mapped` False: act as if its memory were not host-visible, as on
-    most discrete GPUs.
-    """
+    most discrete GPUs."""
 
     def __init__(self, info: DeviceInfo, *, mapped: bool = True) -> None:
         ffi, lib = binding()
@@ -136,8 +133,7 @@ class Device:
 
     def memory_types(self, allowed: int, kinds: tuple[int, ...]) -> list[int]:
         """Indices of the memory types that have all of the flags, for each choice of flags in
-        turn.
-        """
+        turn."""
         return [
             i
             for flags in kinds
@@ -178,8 +174,7 @@ class Device:
         ended. Returns its number.
 
         `follows`: the device orders it after the one before, and the host does not wait. A wait
-        then covers both.
-        """
+        then covers both."""
         if not follows:
             self.idle()
         self._submit.pCommandBuffers = commands

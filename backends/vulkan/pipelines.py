@@ -61,8 +61,7 @@ class Pipelines:
 
     def get(self, kernel: Kernel, defines: Defines) -> Pipeline:
         """The pipeline of a variant, compiled at first use. KernelRefused names one that the driver
-        does not compile.
-        """
+        does not compile."""
         pipeline = self._pipelines.get((kernel.name, defines))
         if pipeline is None:
             pipeline = self._pipelines[kernel.name, defines] = self._make(kernel, defines)
@@ -96,8 +95,7 @@ class Pipelines:
 
     def _fit_matrices(self, stage: Any, kernel: Kernel, keep: Keep) -> None:
         """Set the constants of this device's cooperative matrices, and the subgroup size that
-        they need.
-        """
+        they need."""
         sizes = self.device.info.matrices
         if sizes is None:
             raise KernelRefused(f"{kernel.name}: {self.device.info.name} has no cooperative matrices that fit")

@@ -17,16 +17,14 @@ Range = tuple[int, int]  # device addresses: start, end
 
 class Hazards:
     """Memory that commands wrote or read since the last barrier: decides where a barrier is
-    needed.
-    """
+    needed."""
 
     def __init__(self) -> None:
         self._written, self._read = _Ranges(), _Ranges()
 
     def meets(self, reads: Sequence[Range], writes: Sequence[Range]) -> bool:
         """True if a command with these reads and writes needs a barrier first. The command is
-        noted.
-        """
+        noted."""
         conflict = (
             any(self._written.overlap(r) for r in reads)
             or any(self._written.overlap(w) for w in writes)
@@ -156,6 +154,5 @@ class Recording:
 
     def submit(self, *, follows: bool = False) -> None:
         """Submit. `follows`: see Device.submit. It begins with a barrier, so it runs after
-        what was submitted before.
-        """
+        what was submitted before."""
         self._number = self.device.submit(self.handle, follows=follows)

@@ -5,8 +5,7 @@
 
 Needs glslc and spirv-val, only where a kernel is changed. The shipped files were
 compiled with shaderc 2026.4 (SPIRV-Tools 2026.4); older ones lack cooperative matrices (glslang
-before 13) or drop `precise`.
-"""
+before 13) or drop `precise`."""
 
 from __future__ import annotations
 
@@ -74,8 +73,7 @@ def outdated() -> Iterator[str]:
 
 def build() -> list[str]:
     """Compile outdated files; returns the names of changed ones. ShaderError names a kernel
-    that does not compile.
-    """
+    that does not compile."""
     check_compiler()
     SOFT_SHADERS.mkdir(parents=True, exist_ok=True)
     expected, changed = sources(), list(dict.fromkeys(outdated()))
@@ -98,8 +96,7 @@ def build() -> list[str]:
 
 def check_compiler() -> None:
     """ShaderError when glslc drops `precise`, which keeps a row's bits the same in unrolled
-    kernels.
-    """
+    kernels."""
     with tempfile.TemporaryDirectory() as folder:
         spirv = Path(folder) / "probe.spv"
         compile_shader(PROBE, spirv)

@@ -1,8 +1,7 @@
 """Downloaded models of this machine, by the names under which a router serves them.
 
 They are in huggingface-hub's cache, in a folder of that layout that LLAMA_CACHE names (llama-server's), in the folder
-of `--model-url`, and as plain files where older versions of llama.cpp put them.
-"""
+of `--model-url`, and as plain files where older versions of llama.cpp put them."""
 
 from __future__ import annotations
 

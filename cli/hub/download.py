@@ -69,8 +69,7 @@ def fetch(  # noqa: PLR0913  (facts of one file)
 
     `headers` go to the URL's own host only. `version` names the content: a part of another version is not gone on with,
     and without one every try begins anew. `sha256` in hex, "" where it is not known.
-    `public_only`: neither the URL nor a redirect may lead to this machine or a local network.
-    """
+    `public_only`: neither the URL nor a redirect may lead to this machine or a local network."""
     part = path.with_name(f"{path.name}.{hashlib.sha256(version.encode()).hexdigest()[:12]}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,7 @@
 """Hugging Face's hub: chooses a repository's file and fetches it into huggingface-hub's cache.
 
 huggingface-hub lists files and manages the cache; the bytes come by `download.fetch`, because the library begins
-an interrupted download anew and compares no checksum.
-"""
+an interrupted download anew and compares no checksum."""
 
 from __future__ import annotations
 

@@ -25,8 +25,7 @@ from logitless.training.graders.public import is_private
 def find(options: SimpleNamespace, progress: ProgressOf | None = None) -> Path | None:
     """The model's file, downloaded if need be; None: no flag names one.
 
-    Options that a program may leave out: `allow_private_addresses`, `public_only`.
-    """
+    Options that a program may leave out: `allow_private_addresses`, `public_only`."""
     allow = getattr(options, "allow_private_addresses", False)
     if (model := getattr(options, "docker_repo", None)) is not None:
         for flag in ("hf_repo", "hf_file", "model", "model_url"):

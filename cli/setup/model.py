@@ -50,8 +50,7 @@ def named_model(options: SimpleNamespace) -> Path | None:
 def find_draft_model(options: SimpleNamespace, path: Path) -> None:
     """Set `model_draft` to the draft model, or the MTP head, of the hub, downloaded if need be.
 
-    `path`: the model's file.
-    """
+    `path`: the model's file."""
     from logitless.engine.speculation.settings import MODEL, MTP
 
     if options.hf_repo_draft is not None and options.model_draft:
@@ -76,8 +75,7 @@ def find_projector(options: SimpleNamespace, path: Path) -> None:
     """Set `mmproj` to the projector of --mmproj-url, or the one that the hub or its cache has for the
     model, downloaded if need be.
 
-    `path`: the model's file. One that cannot be used is left out, unless a flag names it.
-    """
+    `path`: the model's file. One that cannot be used is left out, unless a flag names it."""
     address, repo = (getattr(options, name, None) for name in ("mmproj_url", "hf_repo"))  # plan has neither
     if address is not None and options.mmproj:
         raise UsageError("--mmproj and --mmproj-url: give one of them")

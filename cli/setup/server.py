@@ -33,8 +33,7 @@ PRESERVE = {  # variables of chat templates that keep the reasoning of earlier a
 
 def import_http() -> Any:
     """logitless.server.app, without the authorities' certificates, which aiohttp reads for its client: 0.1 s for
-    nobody.
-    """
+    nobody."""
     import ssl
 
     whole = ssl.create_default_context

@@ -61,8 +61,7 @@ def resolved(
     `lengths` (examples,): tokens of the training examples without their rows' last ones, which are
     labels alone; `longest`: of the longest row, those that validate too. As OpenAI does it, few
     examples are seen more often and many in larger batches; here a batch has also the tokens that
-    fill a device run.
-    """
+    fill a device run."""
     from logitless.training.data.load import context_of
 
     c, n, mean = Choices(row, method), len(lengths), float(lengths.mean())

@@ -44,8 +44,7 @@ def find(store: Store, name: str) -> TunedModel | None:
 def delete(store: Store, model: TunedModel) -> list[str]:
     """Delete a model, with its checkpoints if it is a job's result; returns the deleted names.
 
-    InvalidRequest: its job is not over, or a checkpoint is the result itself.
-    """
+    InvalidRequest: its job is not over, or a checkpoint is the result itself."""
     job = model.job
     if job["status"] not in ENDED:
         raise InvalidRequest(f"the job {job['id']} of the model {model.name} is {job['status']}: cancel it first")

@@ -1,8 +1,7 @@
 """Fine-tuning worker: runs one job at a time on the engine thread, between steps of requests.
 
 After a kill, a job resumes from its checkpoint, to the same bytes. Adapters and full finetunes are
-published between two steps; a running request keeps the version that it began with.
-"""
+published between two steps; a running request keeps the version that it began with."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ def _reward(metrics: Mapping[str, float]) -> str:
 class FineTuningWorker:
     """Queue and training loop of fine-tuning jobs; a time_sharing.Background.
 
-    `run` and `close` are for the engine thread, the other public methods for any thread.
-    """
+    `run` and `close` are for the engine thread, the other public methods for any thread."""
 
     def __init__(  # noqa: PLR0913  (the parts of a server that it works with)
         self,
@@ -101,8 +99,7 @@ class FineTuningWorker:
         `around`: what its graders may use. `media`: the model's reader of images and sounds.
 
         `on_change`: called when events or states have changed. `names`: model names whose jobs this
-        server runs, if other servers share the store; None: all.
-        """
+        server runs, if other servers share the store; None: all."""
         self.store, self.engine, self.adapters, self.base = store, engine, adapters, base
         # store for off-thread tasks, which may wait for other processes
         self._keeper = store.patient()
@@ -140,8 +137,7 @@ class FineTuningWorker:
     def follow(self) -> None:
         """Take up the models and jobs of other processes that share the store (engine thread).
 
-        One of them runs the jobs of a model; when it ends, another one takes its turn.
-        """
+        One of them runs the jobs of a model; when it ends, another one takes its turn."""
         self._register_models()
         self._choose()
         self.on_change()
@@ -284,8 +280,7 @@ class FineTuningWorker:
         a request `waits`, or serve its off-thread task.
 
         Requests wait meanwhile, so it stops before a part that would exceed the time: a part's
-        expected time is its last one, or that of the part before if unknown.
-        """
+        expected time is its last one, or that of the part before if unknown."""
         if self._helper is not None and self._helper.ready:
             self._helper.run(seconds, waits)
             return
@@ -310,8 +305,7 @@ class FineTuningWorker:
     def _goes_on(self) -> bool:
         """True if the job has a run to continue.
 
-        Jobs are paused and cancelled between optimizer steps only.
-        """
+        Jobs are paused and cancelled between optimizer steps only."""
         assert self._job is not None
         if self._trainer is not None and self._trainer.trainable.session is not self.engine.session:
             self._trainer = None  # the device was lost, with the state of the run
@@ -342,8 +336,7 @@ class FineTuningWorker:
     def _part(self) -> float | None:
         """Advance the trainer by one event; returns seconds of the next part (0: unknown), or None.
 
-        None: the event is more than the end of a part.
-        """
+        None: the event is more than the end of a part."""
         from logitless.training.step import Slice
         from logitless.training.trainer import Settled
 
@@ -395,8 +388,7 @@ class FineTuningWorker:
 
     def _begin(self, job: Row, plan: RunPlan) -> Trainer:
         """Create the trainer of a job, restored from its checkpoint, and compile its plans
-        (off-thread).
-        """
+        (off-thread)."""
         from logitless.models.adapters.lora import read_adapter
         from logitless.models.gguf.file import GGUFFile
         from logitless.training.adapters.lora import lora, start_from
@@ -716,8 +708,7 @@ class FineTuningWorker:
 
     def _update(self, job: Row, *, events: Sequence[str] = (), level: str = "info", **fields: Any) -> None:
         """Change a job's row with events that tell of it (off-thread), but not its status if it was
-        cancelled or paused meanwhile.
-        """
+        cancelled or paused meanwhile."""
 
         def change(now: Row) -> Row:
             stays = {"status": now["status"], "estimated_finish": None} if now["status"] in (*ENDED, "paused") else {}
@@ -748,8 +739,7 @@ class FineTuningWorker:
 
     def _keep_failure(self, id: str, error: Exception) -> None:
         """Store a job's failure (off-thread). With a full disk the job is paused: somebody paused it while
-        it waited for room, or it could not begin.
-        """
+        it waited for room, or it could not begin."""
         pauses = is_full(error)
         try:
             detail = failure_of(error, self._keeper, id)

@@ -2,8 +2,7 @@
 
 The messages are vLLM's (vllm/distributed/kv_events.py), as MessagePack arrays. A block's hash is
 made of the hash before it and the block's tokens, so it is the same after preemption, offload and
-restart, and in every replica.
-"""
+restart, and in every replica."""
 
 from __future__ import annotations
 
@@ -88,8 +87,7 @@ class BlockEvents:
     """Listener of a KV cache on the engine thread.
 
     It tells full blocks of token ids only: those of images, and moved ones (cache reuse), have no
-    hash that a router could compute.
-    """
+    hash that a router could compute."""
 
     def __init__(self, publish: Callable[[Event], None], label: Label | None = None) -> None:
         """`publish`: takes an event, at once."""

@@ -1,8 +1,7 @@
 """Publisher of KV events: a thread that sends them over ZMQ, and repeats them on request.
 
 A message has three parts, as vLLM's: topic, sequence number (8 bytes, big endian), EventBatch. A
-subscriber that sees a gap asks at the replay address for the batches from a number on.
-"""
+subscriber that sees a gap asks at the replay address for the batches from a number on."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ END = (-1).to_bytes(8, "big", signed=True)  # sequence number after the last rep
 
 def default_topic(model: str, port: int = 0) -> str:
     """kv@<ip>:<port>@<model>, of a server, or kv@<ip>@<model>. The address is that of $POD_IP, or of
-    this machine.
-    """
+    this machine."""
     address = os.environ.get("POD_IP") or _own_address()
     return f"kv@{address}:{port}@{model}" if port else f"kv@{address}@{model}"
 
@@ -52,8 +50,7 @@ class KVEventPublisher:
 
     def __init__(self, endpoint: str, topic: str, replay_endpoint: str = "") -> None:
         """`endpoint`: tcp://*:PORT listens, tcp://HOST:PORT connects, as vLLM's. ValueError: an
-        address cannot be used.
-        """
+        address cannot be used."""
         import zmq
 
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()

@@ -27,8 +27,7 @@ class CacheBytes:
     """Bytes of the KV cache as a function of its token slots.
 
     With sliding windows that have a block pool of their own, `windows` is that pool's size and
-    `full` the bytes of a token slot in the other layers.
-    """
+    `full` the bytes of a token slot in the other layers."""
 
     cell: int  # of a token slot in all layers
     windows: int = 0
@@ -59,8 +58,7 @@ def cache_bytes(
     """Bytes of a KV cache of these number types.
 
     `n_checkpoints`: sliding windows that are kept beside those of the slots
-    (engine/kv_cache/block_pool.py); `mtp`: the MTP head's cache counts too.
-    """
+    (engine/kv_cache/block_pool.py); `mtp`: the MTP head's cache counts too."""
     types = cache_types(h, type_k, type_v)
     layers = (*range(h.n_layer_kv), *((h.n_layer,) if mtp else ()))
 
@@ -81,8 +79,7 @@ def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_draft_
     """The context in tokens: `ctx_size`, or the largest useful one that fits beside `weights`
     bytes.
 
-    OptionConflict: `ctx_size`, checkpoints or drafts need more memory than there is.
-    """
+    OptionConflict: `ctx_size`, checkpoints or drafts need more memory than there is."""
     room = usable(total_memory(), options.fit_target[-1:], 0) - weights
     if h.recurrent:
         states = n_state_rows(options.n_slots, options.ctx_checkpoints, n_draft_tokens) * h.recurrent.nbytes

@@ -1,8 +1,7 @@
 """Opening a model: the one way from a GGUF file and options to an engine that serves requests.
 
 `open_model` reads the header and checks every option against it, which takes milliseconds and no
-device memory. `OpenModel.load` then reads the weights and makes the scheduler.
-"""
+device memory. `OpenModel.load` then reads the weights and makes the scheduler."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ def open_model(path: str | Path, options: ModelOptions | None = None, *, generat
     """Read a model's header and check the options against it; nothing is allocated.
 
     `generates`: refuse models that make embeddings only. OptionError names the option and
-    ModelFileError the part of a file that cannot be used.
-    """
+    ModelFileError the part of a file that cannot be used."""
     options = options or ModelOptions()
     _check_kv_events(options)
     overrides = metadata_overrides(options)
@@ -92,8 +90,7 @@ def open_engine(path: str | Path, options: ModelOptions) -> ModelRunner:
     """The engine of a generating model, without weights: for benchmarks and self-tests.
 
     The file needs neither a vocabulary nor a chat template. Errors: as of `open_model` and
-    `OpenModel.engine`.
-    """
+    `OpenModel.engine`."""
     overrides = metadata_overrides(options)
     with GGUFFile.open(path, overrides, block=mtp_file(options)) as gguf:
         h = generating_hparams(gguf, path)
@@ -169,8 +166,7 @@ class OpenModel:
         `store`: files and fine-tuning jobs, of the model called `name`; with `names`, only jobs
         of these names. `around`: the means of the jobs' graders. `port`: the
         server's, for the topic of KV events. MemoryError, DeviceError and OptionConflict say why
-        it cannot be loaded.
-        """
+        it cannot be loaded."""
         from logitless.backends.registry import prefetch_kernels
 
         # compile ahead; what other devices leave to the CPU is not known yet
@@ -265,8 +261,7 @@ def demo_model() -> Path:
 def load_weights(engine: ModelRunner) -> None:
     """Bring the weights to the devices, to less of each memory where an allocation fails.
 
-    MemoryError, or OptionConflict with a hint: the host has no room.
-    """
+    MemoryError, or OptionConflict with a hint: the host has no room."""
     while True:
         try:
             return engine.load()

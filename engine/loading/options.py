@@ -1,8 +1,7 @@
 """Model options: how a model is opened (context size, slots, KV cache, devices, adapters, drafts).
 
 `ModelOptions` is the one declaration of each: its type, default and check, its documentation, and
-the flag and environment variable by which the command line sets it. Names are llama-server's.
-"""
+the flag and environment variable by which the command line sets it. Names are llama-server's."""
 
 from __future__ import annotations
 
@@ -139,8 +138,7 @@ class ModelOptions:
     """Options of one model, checked. A value may also be the text that the flag takes
     ("vulkan:0,cpu").
 
-    OptionError names the option whose value is wrong.
-    """
+    OptionError names the option whose value is wrong."""
 
     # Context and batches
     ctx_size: int = _option(

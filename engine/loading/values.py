@@ -1,7 +1,6 @@
 """Option values: converters from text (of a flag, a variable, a keyword) to a checked value.
 
-Each converter raises ValueError with the end of a sentence: "--flag: 'text' ...".
-"""
+Each converter raises ValueError with the end of a sentence: "--flag: 'text' ..."."""
 
 from __future__ import annotations
 
@@ -130,8 +129,7 @@ def json_object(text: str) -> dict[str, Any]:
 def device_list(text: str) -> str:
     """Devices in order of preference, named as `logitless devices` does: `vulkan:0,cpu`.
 
-    `rpc:HOST:PORT` is a device of another machine. `none`: the CPU alone, nothing is offloaded.
-    """
+    `rpc:HOST:PORT` is a device of another machine. `none`: the CPU alone, nothing is offloaded."""
     names = [name.strip().lower() for name in text.split(",")]
     names = ["cpu"] if names == ["none"] else names
     for name in names:

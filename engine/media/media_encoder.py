@@ -36,8 +36,7 @@ def check_numbers(projector: GGUFFile, p: MediaParams, n_embd: int) -> None:
 class MediaEncoder:
     """Encodes tiles to rows of a pool on the device; the least recently used tiles go first.
 
-    Row 0 of the pool is zero: tokens of text read it.
-    """
+    Row 0 of the pool is zero: tokens of text read it."""
 
     def __init__(self, session: Session, gguf: GGUFFile, p: MediaParams, n_embd: int, n_rows: int) -> None:
         """`n_rows`: rows that the pool keeps."""

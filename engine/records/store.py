@@ -2,8 +2,7 @@
 
 Rows are in SQLite, contents in files beside it. Any thread may call, and several processes may
 share the folder: a router and its servers do. Every call is one transaction, so that a kill loses
-nothing that was written.
-"""
+nothing that was written."""
 
 from __future__ import annotations
 
@@ -217,8 +216,7 @@ class Store:
     def _run(self, sql: str, *values: object, durable: bool = True) -> list[tuple[Any, ...]]:
         """Execute one statement.
 
-        `durable`: wait for the disk, so that it survives a power failure.
-        """
+        `durable`: wait for the disk, so that it survives a power failure."""
 
         def run() -> list[tuple[Any, ...]]:
             self._db.execute(f"pragma synchronous = {'full' if durable else 'normal'}")
@@ -282,8 +280,7 @@ class Store:
         """Replace a row by `change(row)`, atomically across processes, and with it add `events` (of
         `event_of`) of this job: one that has ended has told all.
 
-        Returns None, without a change, if there is no such row or `change` returns None.
-        """
+        Returns None, without a change, if there is no such row or `change` returns None."""
 
         def run() -> Row | None:
             self._db.execute("pragma synchronous = full")
@@ -359,8 +356,7 @@ class Store:
     @contextmanager
     def incoming(self) -> Iterator[Path]:
         """Temporary path for an incoming file, removed at the end of the block unless `keep_file`
-        moved it.
-        """
+        moved it."""
         part = self.file_path(f"{new_id('file')}.part")
         try:
             yield part
@@ -377,8 +373,7 @@ class Store:
     def keep_file(self, part: Path, filename: str, purpose: str, owner: str = "", *, id: str = "") -> Row:
         """Store the file at an `incoming` path; it is flushed to disk before its row is written.
 
-        `owner`: who may see it; "": everybody. `id`: of its own; a file of this id is replaced.
-        """
+        `owner`: who may see it; "": everybody. `id`: of its own; a file of this id is replaced."""
         row: Row = {
             "id": id or new_id("file"),
             "object": "file",

@@ -1,8 +1,7 @@
 """Batch-size buckets: the shape of the plan that a step runs, and the shapes worth planning ahead.
 
 Making a plan takes tens of milliseconds, in which every sequence waits. So sizes are rounded up to
-few buckets, as with CUDA-graph sizes.
-"""
+few buckets, as with CUDA-graph sizes."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ MTP_DRAFT = StepShape(1, 1, whole=True, mtp=True)
 def shape_of(batch: UBatch, lora: int = 0) -> StepShape:
     """Shape of the plan for a batch.
 
-    `lora`: generation of the adapter bank, 0 if the batch needs none.
-    """
+    `lora`: generation of the adapter bank, 0 if the batch needs none."""
     n_list = n_masks = 0
     for row in batch.rows:
         if row is not None:
@@ -67,8 +65,7 @@ def _size(batch: UBatch) -> tuple[int, int]:
     """Rounded (tokens, sampled positions) of a batch.
 
     A mixed batch has room for a sampled position of every sequence, so that the last chunk of a
-    prompt runs the same plan as the chunks before it.
-    """
+    prompt runs the same plan as the chunks before it."""
     n, n_out = len(batch.tokens), len(batch.out)
     if not batch.n_streams or n == n_out or n > MOST_MIXED:  # prefill only, or decode only
         return bucket(n), bucket(n_out)
@@ -85,8 +82,7 @@ def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_draft_tokens
 
     These are decode batches of up to `most` sequences, mixed batches and prefill batches.
     `n_draft_tokens`: draft tokens of each sequence at most; above 0, draft and verification batches
-    are included.
-    """
+    are included."""
     n_streams = min(n_slots, most)
     mixed = [n for n in range(LEAST_MIXED, 1 + min(n_ubatch, MOST_MIXED)) if mixed_batch_size(n) == n]
     rows = sorted({_rows(k + 1) for k in range(1, min(n_slots, 1 + most // 2))})

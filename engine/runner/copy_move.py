@@ -23,8 +23,7 @@ class KVMover:
     """Copies and moves KV entries on the device.
 
     Padding uses the last block of a pool, which no sequence owns. `can_move` is set by
-    `prepare_moves`.
-    """
+    `prepare_moves`."""
 
     def __init__(self, session: Session, model: Model, memory: PagedMemory) -> None:
         self._session, self._model, self._memory = session, model, memory
@@ -38,8 +37,7 @@ class KVMover:
     def prepare_moves(self, load: Callable[[Sequence[Tensor]], None], *, soon: bool) -> str:
         """Prepare `move`; returns the reason why the device cannot move KV entries, or "".
 
-        `load` loads the kernels of the nodes that run on the CPU. `soon`: make the plan now.
-        """
+        `load` loads the kernels of the nodes that run on the CPU. `soon`: make the plan now."""
         try:
             placement, _ = self._session.measure(self.moved)
         except ValueError as error:
@@ -69,8 +67,7 @@ class KVMover:
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Move token slots: (source, target, change of position), ordered so that reads precede
-        writes.
-        """
+        writes."""
         spare = (self._memory.full.n - 1) * BLOCK_SIZE
         for start in range(0, len(moves), MOVES):
             part = list(moves[start : start + MOVES])

@@ -41,8 +41,7 @@ class DeviceStore:
 class DeviceBlocks(DeviceStore):
     """KV blocks of the device, and one spare block number `n` for padding tokens.
 
-    `window`: positions that its layers attend to; 0: all.
-    """
+    `window`: positions that its layers attend to; 0: all."""
 
     def __init__(self, n: int, window: int = 0) -> None:
         super().__init__(n)
@@ -73,8 +72,7 @@ class Prefault:
     MiB, and twenty times as much in a virtual machine whose host must find that memory first. All
     layers reach the end of a huge page at about the same token, whose step would wait for all of
     them. So memory is prefaulted while the engine is idle. The block pool hands out low block
-    numbers first. Device memory is skipped. Belongs to the engine thread.
-    """
+    numbers first. Device memory is skipped. Belongs to the engine thread."""
 
     def __init__(self, session: Session, pool: PagePool) -> None:
         self._session, self._caches = session, pool.caches

@@ -1,7 +1,6 @@
 """Embedder: embeddings and rerank scores of texts by pooling hidden states.
 
-Runs on the engine thread.
-"""
+Runs on the engine thread."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ Tokens = Sequence[int]
 class Embedder:
     """Embeds texts in batches.
 
-    Texts do not attend to each other, so a result does not depend on its batch.
-    """
+    Texts do not attend to each other, so a result does not depend on its batch."""
 
     def __init__(
         self,
@@ -91,8 +89,7 @@ class Embedder:
         which have been encoded.
 
         Returns (n_embd,) for each text, (n_tokens, n_embd) with pooling "none", or the scores of
-        the classification head with "rank".
-        """
+        the classification head with "rank"."""
         n, length = len(texts), bucket(len(texts[0]))
         tokens, pos = np.zeros((n, length), np.int32), np.zeros((n, length), np.int32)
         for i, text in enumerate(texts):

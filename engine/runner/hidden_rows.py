@@ -13,8 +13,7 @@ class HiddenRows:
     """Assigns rows of the ring buffer, which holds the tokens of two steps of the largest size.
 
     Stale rows only lower the acceptance rate of drafts; they never affect results. A sequence that
-    has waited for long, or resumes from a cached prefix, has no row before its next token.
-    """
+    has waited for long, or resumes from a cached prefix, has no row before its next token."""
 
     def __init__(self, n_ubatch: int, n_slots: int) -> None:
         self._n_valid = n_ubatch  # latest tokens whose rows are still valid
@@ -31,8 +30,7 @@ class HiddenRows:
 
     def place(self, seq: Sequence, n: int) -> tuple[list[int], list[int]]:
         """Assign rows to a sequence's next n tokens; returns (rows of the tokens before each, their
-        own rows).
-        """
+        own rows)."""
         before, start = self.of(seq, seq.n_computed - 1), seq.n_computed
         rows = [1 + i % self._n_turns for i in range(self._next, self._next + n)]
         assert seq.slot is not None

@@ -2,8 +2,7 @@
 
 A step's graph is tokens → logits → sampled ids. Plans are cached by bucketed shapes; everything
 else of a request (temperatures, block tables, random numbers, penalties) is an input. One thread at
-a time may call `step`.
-"""
+a time may call `step`."""
 
 from __future__ import annotations
 
@@ -112,15 +111,13 @@ class ModelRunner:
     """A model on its devices, with KV cache, adapters and plans.
 
     Raises ModelFileError, DeviceError or ValueError with one line that says why it cannot be
-    loaded.
-    """
+    loaded."""
 
     def __init__(
         self, path: str | Path, options: RunnerOptions | None = None, *, target: ModelRunner | None = None
     ) -> None:
         """`target`: another model runner whose devices and threads this one shares; close that one
-        later.
-        """
+        later."""
         self.options = options = options or RunnerOptions()
         self.gguf = GGUFFile.open(path, options.overrides, block=options.block)
         self.hparams = h = hparams_of(self.gguf)
@@ -242,8 +239,7 @@ class ModelRunner:
 
     def _open(self, devices: Sequence[str], backends: Sequence[Backend] = ()) -> None:
         """Open a session on these devices, or on backends that are open, and define model, KV cache and
-        states; nothing is allocated yet.
-        """
+        states; nothing is allocated yet."""
         options, h = self.options, self.hparams
         self.devices = tuple(devices)
         self._target_session = self._target.session if self._target is not None else None
@@ -334,8 +330,7 @@ class ModelRunner:
         Returns False if there is nothing left to make. Errors are ignored: the step that needs the
         plan reports them. `request_waits()` is True if a request waits by now. Raises DeviceFailed
         where an op failed its self-test only now: the model is loaded again without it, and the content
-        of all KV blocks is gone.
-        """
+        of all KV blocks is gone."""
         if self._self_tests:
             self._go_on_testing()
             return True
@@ -369,8 +364,7 @@ class ModelRunner:
     def _examine(self, *graphs: Sequence[Tensor]) -> None:
         """Self-test the devices on the ops of graphs.
 
-        An op that fails on one device runs on the next.
-        """
+        An op that fails on one device runs on the next."""
         if len(self.session.backends) > 1:  # the last one has no device to fall back to
             from logitless.backends import self_test
 
@@ -391,8 +385,7 @@ class ModelRunner:
     def retreat(self, error: Exception) -> None:
         """Open the model again with less of the devices' memory, at last with none: an allocation has failed.
 
-        Only `load` may be called next.
-        """
+        Only `load` may be called next."""
         spare, self._n_retreats = self.options.placement.spare, self._n_retreats + 1
         pairs = enumerate(zip(self._sizes(), self.session.backends, strict=True))
         used = max((d.total / usable(b.memory_bytes, spare, i) for i, (d, b) in pairs if b.memory_bytes), default=1.0)
@@ -470,8 +463,7 @@ class ModelRunner:
     def _fall_back(self, error: Exception) -> None:
         """Reload the model without the lost device, and without devices that fail while reloading.
 
-        The content of their memory is gone.
-        """
+        The content of their memory is gone."""
         while True:
             line = f"{error}".lower()  # begins with the device's name, or with its kind
             names = [n for n in self.devices if line.startswith((f"{n}:", f"{n.partition(':')[0]}: "))] or self.devices
@@ -518,8 +510,7 @@ class ModelRunner:
         """Load the model again if a lost remote device answers; False: none does yet.
 
         No sequence may run. The content of all KV blocks is gone where it was loaded. The devices are tried
-        on another thread: call it again after a while.
-        """
+        on another thread: call it again after a while."""
         if not self._lost.answered(self.lost_remotes):
             return False
         try:
@@ -537,8 +528,7 @@ class ModelRunner:
     def wake(self) -> None:
         """Load the model again.
 
-        Raises ModelFileError if its file has changed, or the errors of `load`.
-        """
+        Raises ModelFileError if its file has changed, or the errors of `load`."""
         self._check_files()
         self._reopen()
         self.load()
@@ -570,8 +560,7 @@ class ModelRunner:
     def _tuned_model(self, weights: int, n_gated: int = 0) -> Model:
         """Model with these weights. With `n_gated` > 0, it has LoRA scales of each row as an input.
 
-        That input is "lora_scales", (n_gated, n_columns) f32.
-        """
+        That input is "lora_scales", (n_gated, n_columns) f32."""
         model = self.weight_sets.model(weights)
         if not n_gated:
             return model
@@ -581,8 +570,7 @@ class ModelRunner:
     def measure(self, eval_order: str = "") -> Measurement:
         """Device and memory of every node in the largest ordinary step; nothing is allocated.
 
-        `eval_order`: see Session.measure.
-        """
+        `eval_order`: see Session.measure."""
         self._place()
         return self.session.measure(self._largest, eval_order=eval_order)
 
@@ -590,8 +578,7 @@ class ModelRunner:
         """Memory dry run: bytes of each device with all slots decoding; nothing is allocated there.
 
         The second result keeps the host's own share alive: kernels, and the programs of the plans
-        that requests of all slots need.
-        """
+        that requests of all slots need."""
         self._place()
         for graph in self._everything():
             self.session.prepare_kernels(graph)
@@ -639,8 +626,7 @@ class ModelRunner:
 
         Raises StepFailed if the device cannot; the step has no effect then. Raises DeviceFailed if
         a device was lost: the next step runs on the remaining ones, and the content of all KV
-        blocks is gone.
-        """
+        blocks is gone."""
         shape = shape_of(batch, self.adapters.generation if batch.mixes else 0)
         # the target has replaced a lost device
         if self._target is not None and self._target.session is not self._target_session:
@@ -734,8 +720,7 @@ class ModelRunner:
     def step_feeds(self, room: Mapping[str, npt.NDArray[Any]]) -> StepFeeds:
         """Input writer for these input arrays.
 
-        Padding tokens belong to a spare sequence on the spare block.
-        """
+        Padding tokens belong to a spare sequence on the spare block."""
         window_spare = self.window_kv.n * BLOCK_SIZE if self.window_kv is not None else 0
         spare_hidden = self.hidden.spare if self.hidden is not None else 0
         return StepFeeds(room, self.options.n_slots, self.full_kv.n * BLOCK_SIZE, window_spare, spare_hidden)
@@ -767,8 +752,7 @@ class ModelRunner:
     def move_cells(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Move KV entries: (source token slot, target token slot, change of position).
 
-        See KVMover.move.
-        """
+        See KVMover.move."""
         self.cells.move(moves)
 
     @property

@@ -108,8 +108,7 @@ def chosen(
 
     `fits` returns True if a placement fits the devices' memory. An override to a lost device is
     ignored. `encoder_device`: the vision encoder is there, whatever the layers are; "": on the first
-    device beside the CPU.
-    """
+    device beside the CPU."""
     cpu = next(d.index for d in devices if d.name == "cpu")
     others = [d for d in devices if d.name != "cpu"]
     index = {d.name: d.index for d in devices}

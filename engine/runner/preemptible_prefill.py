@@ -47,8 +47,7 @@ class PrefillRunner(Protocol):
 class PreemptiblePrefill:
     """Preemptible plans of a model runner, by number of tokens.
 
-    They are made while the engine is idle.
-    """
+    They are made while the engine is idle."""
 
     def __init__(self, engine: PrefillRunner, n_ubatch: int, n_ctx_slot: int) -> None:
         """`n_ubatch`: most tokens of a chunk; 0: the model or a device does not support preemption."""
@@ -79,8 +78,7 @@ class PreemptiblePrefill:
         """Make the next plan and run it until its parts are cut, or until `request_waits()`: a
         request waits.
 
-        Returns False if there is no plan left to make.
-        """
+        Returns False if there is no plan left to make."""
         if not self._missing:
             return False
         while len(self._alone) < RUNS and not (self._alone and self._alone[0] >= SHORT):
@@ -102,8 +100,7 @@ class PreemptiblePrefill:
     def run(self, batch: UBatch) -> Iterator[float]:
         """Run a prefill batch without logits.
 
-        Yields before each part: its expected seconds, 0 if unknown.
-        """
+        Yields before each part: its expected seconds, 0 if unknown."""
         n = min(n for n in self._plans if n >= len(batch.tokens))
         plan = self._plans[n]
         self._engine.before_step(batch)
@@ -116,8 +113,7 @@ class PreemptiblePrefill:
     def _new_plan(self, n: int, alone: float) -> PreemptiblePlan:
         """Plan for `n` tokens, with an empty batch after a long context.
 
-        `alone`: seconds of a decode step.
-        """
+        `alone`: seconds of a decode step."""
         plan = self._engine.session.plan(self._build(n), ARENA)
         assert isinstance(plan, PreemptiblePlan)
         plan.cut_after = CUT_AFTER_WARMUP_RUNS

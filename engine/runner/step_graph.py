@@ -1,7 +1,6 @@
 """Step graph: tokens → logits → sampled ids.
 
-Everything that differs between requests is an input.
-"""
+Everything that differs between requests is an input."""
 
 from __future__ import annotations
 

@@ -32,8 +32,7 @@ INPUTS = frozenset(  # inputs that `StepFeeds` fills, and `lora_scales`
 def sampling_feeds(n_rows: int, n_list: int, n_masks: int = 0, n_vocab: int = 0) -> list[Tensor]:
     """Inputs of the op `sample` after logits and state.
 
-    `n_rows`: sampled positions. `n_list`: entries of the sparse lists of all rows together.
-    """
+    `n_rows`: sampled positions. `n_list`: entries of the sparse lists of all rows together."""
     n_draws = 2 * n_rows if n_masks else n_rows
     shapes: list[tuple[str, tuple[int, ...], str]] = [
         ("params", (n_rows, s.N_PARAMS), "f32"),
@@ -66,8 +65,7 @@ class StepFeeds:
     KV group) and to the row `spare_hidden` (hidden_rows.py).
 
     Each array is written if the plan has it, whichever others it has: a plan holds only the inputs
-    that its graph reads.
-    """
+    that its graph reads."""
 
     def __init__(
         self,
@@ -162,8 +160,7 @@ class MediaFeeds:
 class SamplingFeeds:
     """Writes the sampling inputs of one plan, except for the token bitmasks, which are deferred.
 
-    With a token bitmask, a row has two draws.
-    """
+    With a token bitmask, a row has two draws."""
 
     def __init__(self, room: Mapping[str, Array]) -> None:
         """`room`: an array for each of `sampling_feeds`, by name."""

@@ -32,8 +32,7 @@ MOST_SECONDS = 1.0  # of a processor for the bitmask of one token
 class GrammarConstraint:
     """Grammar of a request.
 
-    `text` and `triggers` are its source, as generation_settings shows it.
-    """
+    `text` and `triggers` are its source, as generation_settings shows it."""
 
     grammar: Grammar
     text: str = ""
@@ -58,8 +57,7 @@ class GrammarState:
     def mask(self) -> Bits | None:
         """Token bitmask (n_vocab / 32,) u32 of the next token; None: every token is allowed.
 
-        Raises GrammarError if the grammar cannot continue.
-        """
+        Raises GrammarError if the grammar cannot continue."""
         if self._matcher is None:
             return None
         if self._mask is None:
@@ -148,8 +146,7 @@ class TokenBitmask:
         """Wait for the bitmask; None: every token is allowed.
 
         Raises TimeoutError if it is still pending, GrammarError if the grammar cannot continue. A
-        row after a forbidden draft token gets an arbitrary mask, for it will be rejected.
-        """
+        row after a forbidden draft token gets an arbitrary mask, for it will be rejected."""
         masks = self._job.result(max(0.0, seconds))
         results = masks[min(self._index, len(masks) - 1)]
         if isinstance(results, GrammarError):
@@ -184,8 +181,7 @@ class TokenBitmasks:
 
     def rows(self, draft: Sequence[int] = ()) -> list[TokenBitmask | None]:
         """Start the masks of the next token and after each draft token; None: every token is
-        allowed.
-        """
+        allowed."""
         if self._state.awaiting:
             state = self._state.copy()
             with suppress(GrammarError):  # the worker raises it, too

@@ -2,8 +2,7 @@
 
 It compares the texts of tokens, which the device does not have. So the device runs the samplers
 before it and returns their candidates. This sampler and those after it run on the host, by their
-definition (graph/ops/sampling/samplers.py). Facts: llama.cpp, src/llama-sampling.cpp (2026).
-"""
+definition (graph/ops/sampling/samplers.py). Facts: llama.cpp, src/llama-sampling.cpp (2026)."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ LEAST = 0.2  # probability below which a token is dropped
 
 def candidates(ids: Iterable[int], p: npt.NDArray[np.float32]) -> Candidates:
     """Candidates of a row from the device: ids, likeliest first (-1: no more), and probabilities
-    `p` > 0.
-    """
+    `p` > 0."""
     candidate_ids = np.fromiter(ids, np.int64)
     candidate_ids = candidate_ids[candidate_ids >= 0]
     return Candidates(candidate_ids, np.log(p[: len(candidate_ids)]), True, p[: len(candidate_ids)])
@@ -33,8 +31,7 @@ def infill(c: Candidates, n_left: int, texts: Tokenizer) -> None:
 
     End tokens win if they have more than a third of an average candidate's share. Otherwise a token
     whose text begins another token's text is merged into the likelier of both, unlikely tokens are
-    dropped, and if none is left the text ends.
-    """
+    dropped, and if none is left the text ends."""
     ids, p = c.ids.tolist(), c.softmax().tolist()
     ends = [id in texts.eog_ids for id in ids]
     p_ends = sum(share for share, end in zip(p, ends, strict=True) if end)
@@ -55,8 +52,7 @@ def infill(c: Candidates, n_left: int, texts: Tokenizer) -> None:
 
 def _merge(p: list[float], pieces: list[bytes]) -> None:
     """Merge tokens whose text is a prefix of another's: the likelier one gets the sum of
-    probabilities.
-    """
+    probabilities."""
     gone: set[int] = set()
     for i, piece in enumerate(pieces):
         for j, other in enumerate(pieces):

@@ -1,8 +1,7 @@
 """Logits processors: functions of the program that change the logits of a row before the sampler chain.
 
 They run on the host. So the device returns all logits for a row that has some, and the chain runs on the
-host, too, by its definition (graph/ops/sampling/sample.py).
-"""
+host, too, by its definition (graph/ops/sampling/sample.py)."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 `SamplerParams` has a line for each number: type, default, limits, meaning, and the flag that sets
 the server's default. HTTP bodies and the Python API's parameters inherit these fields; the OpenAPI
-document, `generation_settings` and the command line read the declarations.
-"""
+document, `generation_settings` and the command line read the declarations."""
 
 from __future__ import annotations
 
@@ -166,8 +165,7 @@ class SamplingParams(SamplerParams, frozen=True, kw_only=True):
 def chain_from_names(names: str | Iterable[str]) -> tuple[tuple[str, ...], list[str]]:
     """(samplers' proper names, unknown names), from names and aliases or llama.cpp's letters.
 
-    ValueError: they are too many.
-    """
+    ValueError: they are too many."""
     if isinstance(names, str):
         pairs = [(name, LETTERS.get(name, "")) for name in names]
     else:

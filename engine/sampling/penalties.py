@@ -1,7 +1,6 @@
 """Penalties and bans of tokens: repetition counts and DRY as llama.cpp computes them, token bans.
 
-All give sparse entries for the op `sample`. Penalties count the prompt's tokens, bans do not.
-"""
+All give sparse entries for the op `sample`. Penalties count the prompt's tokens, bans do not."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class Penalties:
 class Breakers:
     """Sequence breakers of DRY: a head token followed by one of its tails.
 
-    No repetition reaches across.
-    """
+    No repetition reaches across."""
 
     tails: dict[int, list[tuple[int, ...]]]
     is_head: npt.NDArray[np.bool_]  # (n_vocab,)
@@ -70,8 +68,7 @@ def _texts(vocab: Tokenizer) -> list[bytes]:
 @functools.lru_cache(maxsize=16)
 def find_breakers(vocab: Tokenizer, texts: tuple[str, ...]) -> Breakers:
     """Find the tokens that contain a breaker, or end with the start of one (tail: the tokens of the
-    rest).
-    """
+    rest)."""
     tails: dict[int, list[tuple[int, ...]]] = {}
     for text in texts:
         breaker = text.encode()[:MAX_BREAKER_BYTES]
@@ -98,8 +95,7 @@ def find_breakers(vocab: Tokenizer, texts: tuple[str, ...]) -> Breakers:
 def suffix_lengths(tokens: Sequence[int]) -> list[int]:
     """Length of the common suffix of tokens[: j + 1] and all tokens, for every j but the last.
 
-    This is the Z-algorithm on the reversed tokens.
-    """
+    This is the Z-algorithm on the reversed tokens."""
     n = len(tokens)
     back = tokens[::-1]
     z = [0] * n
@@ -118,8 +114,7 @@ class Dry:
     """DRY sampler ("don't repeat yourself"): penalises tokens that extend a repetition.
 
     The penalty grows exponentially with the length of a repetition of `allowed` tokens or more,
-    among the last `window` tokens (p-e-w's sampler; llama.cpp's rules).
-    """
+    among the last `window` tokens (p-e-w's sampler; llama.cpp's rules)."""
 
     def __init__(self, multiplier: float, base: float, allowed: int, window: int, breakers: Breakers) -> None:
         self.multiplier, self.base = float(np.float32(multiplier)), float(np.float32(base))

@@ -153,8 +153,7 @@ class RowSampler:
     """Sampler of one sequence. Call `begin` with the prompt, then `feeds` and `accept` in turn.
 
     `n_ctx` is what -1 means for the penalties' and DRY's windows. Tokens that the vocabulary
-    suppresses have a bias of -∞, as in llama.cpp.
-    """
+    suppresses have a bias of -∞, as in llama.cpp."""
 
     def __init__(self, params: SamplingParams, vocab: Tokenizer, n_ctx: int) -> None:
         p = self.params = params
@@ -243,8 +242,7 @@ class RowSampler:
         """Rows of the next token and after each draft token, contiguous in one step.
 
         Accept the results in order, up to the first token that differs from the draft. Not for
-        `stateful` samplers.
-        """
+        `stateful` samplers."""
         masks = self._masks.rows(draft) if self._masks else [None] * (1 + len(draft))
         rows = [self._row(0, self._history, masks[0])]
         history = self._history.copy() if self._history else None
@@ -257,8 +255,7 @@ class RowSampler:
     def feeds_after(self, draft: Sequence[int], n_dist: int, n_xtc: int) -> Row:
         """Row after draft tokens that have used so many draws, without the token bitmask.
 
-        Not for `stateful` samplers.
-        """
+        Not for `stateful` samplers."""
         history = self._history.after(draft) if self._history and draft else self._history
         return self._drawn(self._draw(n_dist, n_xtc), history, None)
 
@@ -290,8 +287,7 @@ class RowSampler:
         """Choose among the device's candidates with the infill sampler, and accept that token.
 
         `n_left` candidates; of the likeliest ids (n_candidates or more; -1: no more) and
-        probabilities.
-        """
+        probabilities."""
         row = self.feeds()
         c = candidates(ids[: self.n_candidates], p)
         if not len(c):  # no candidate: accept the device's token
@@ -338,8 +334,7 @@ def split_probs(out: I32, n_probs: int) -> tuple[I32, F32, I32, F32]:
     """Split the result of the op `sample`, (R, 3 + 2n).
 
     Returns candidates left (R,), probability of the chosen token (R,), likeliest ids (R, n; -1:
-    none) and their probabilities (R, n).
-    """
+    none) and their probabilities (R, n)."""
     numbers = out.view(np.float32)
     return out[:, 1], numbers[:, 2], out[:, 3 : 3 + n_probs], numbers[:, 3 + n_probs :]
 
@@ -347,8 +342,7 @@ def split_probs(out: I32, n_probs: int) -> tuple[I32, F32, I32, F32]:
 def split_log_probs(out: F32, n: int) -> tuple[F32, I32, F32]:
     """Split the result of the op `log_probs`, (R, 1 + 2n).
 
-    Returns the targets' values (R,), likeliest ids (R, n; -1: none) and their values (R, n).
-    """
+    Returns the targets' values (R,), likeliest ids (R, n; -1: none) and their values (R, n)."""
     return out[:, 0], out[:, 1 : 1 + n].astype(np.int32), out[:, 1 + n :]
 
 

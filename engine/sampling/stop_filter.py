@@ -11,8 +11,7 @@ class StopFilter:
     The results of `push` and `finish`, concatenated, are the answer's text. The text has whole
     characters only, no stop string unless `keep_stop`, and ends before a line with too little
     indentation (`n_indent`). A stop string counts where it ends after the first `min_tokens`
-    tokens.
-    """
+    tokens."""
 
     __slots__ = ("_buffer", "_detokenizer", "_indent", "_keep_stop", "_n_indent", "_n_left", "_plain", "_stop", "ended")
 
@@ -74,8 +73,7 @@ class StopFilter:
 
     def _indented(self, text: str) -> str:
         """Text up to the first line, after the first one, that begins with fewer than n_indent
-        blanks.
-        """
+        blanks."""
         if self._n_indent <= 0:
             return text
         for i, char in enumerate(text):

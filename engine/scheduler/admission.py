@@ -135,8 +135,7 @@ class Admission:
         that.
 
         So the common part of prompts that begin alike, and of several results of one prompt, is
-        computed once.
-        """
+        computed once."""
         assert seq.slot is not None
         limit = _known_limit(seq, seq.slot)
         for other in self.running.seqs:

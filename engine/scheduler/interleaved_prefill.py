@@ -4,8 +4,7 @@ Where even the smallest step with both would make streams stutter (a long contex
 prompts get steps of their own. Such a step stops as soon as the streams have waited long enough,
 and goes on after their next tokens. It is as large as is fast, however little of it fits between
 two tokens. Smaller chunks, which are usual elsewhere (Sarathi, arXiv 2308.16369), would read the
-prompt's context and the weights anew for each chunk.
-"""
+prompt's context and the weights anew for each chunk."""
 
 from __future__ import annotations
 
@@ -123,8 +122,7 @@ class InterleavedPrefill:
         """Begin a chunk of the prompt whose turn is longest ago, with parts for turns of so many
         seconds.
 
-        False: there is no prompt, or none for which there are blocks.
-        """
+        False: there is no prompt, or none for which there are blocks."""
         began = self._clock()
         prompts = [seq for seq in self._running.seqs if self._may_take(seq)] if self._active else []
         for seq in sorted(prompts, key=lambda seq: seq.served):

@@ -128,8 +128,7 @@ class OutputProcessor:
     def _verified(self, seq: Sequence, draft: list[int], row: int, run: _Run) -> Stop | Failed | None:
         """Take the next token and the accepted draft tokens.
 
-        Cells of rejected draft tokens are not counted: the next tokens are written over them.
-        """
+        Cells of rejected draft tokens are not counted: the next tokens are written over them."""
         stop = self._token(seq, row, run)
         if seq.drafts is None:
             return stop

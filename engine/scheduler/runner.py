@@ -41,8 +41,7 @@ class Runner(Protocol):
     def encode_media(self, tiles: Sequence[Tile], /) -> Iterator[float]:
         """Encode tiles of one size that have room, in parts that steps may come between.
 
-        Yields before each part the seconds that it will take; 0: unknown. Errors: as of `step`.
-        """
+        Yields before each part the seconds that it will take; 0: unknown. Errors: as of `step`."""
 
     @property
     def cache_kind(self) -> CacheKind: ...
@@ -59,14 +58,12 @@ class Runner(Protocol):
         """Sizes of preemptible prefill in tokens, the largest first, with seconds of the longest
         part.
 
-        Empty: prefill cannot be preempted.
-        """
+        Empty: prefill cannot be preempted."""
 
     def run_in_parts(self, batch: UBatch, /) -> Iterator[float]:
         """Run a prefill batch whose parts steps may come between.
 
-        Yields after each part the seconds that the next one will take; 0: unknown.
-        """
+        Yields after each part the seconds that the next one will take; 0: unknown."""
 
     @property
     def moves_cells(self) -> bool:

@@ -1,8 +1,7 @@
 """Scheduler (continuous batching): picks the tokens of each step, runs them as one batch, hands out the results.
 
 A step admits requests, plans the batch, runs it and processes its output. The scheduler has no
-threads, no clock of its own and no devices.
-"""
+threads, no clock of its own and no devices."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ class Scheduler:
 
     Sequences are ordered by priority, then by age. Whatever is scarce (KV blocks, a device that
     fails), the first one goes on. A later one may have to wait, but it loses nothing that cannot be
-    computed again to the same bits.
-    """
+    computed again to the same bits."""
 
     def __init__(
         self,

@@ -29,8 +29,7 @@ RETRY = 256  # steps until the measurement of a size is forgotten
 class _Growth:
     """Measured growth: seconds that the next larger size adds, relative to a size.
 
-    One slow step is not believed, and a size that was too large is tried again before long.
-    """
+    One slow step is not believed, and a size that was too large is tried again before long."""
 
     last: float
     before: float
@@ -44,8 +43,7 @@ class PrefillBudget:
     Steps have few sizes, since each needs a plan of its own, and the time of a token depends on the
     size: eight rows may take as long as sixteen. So a size is judged by its last duration, and the
     next larger one by its measured growth. Where the smallest size takes too long, a step does not
-    fill it: attention over a long prompt may take longer than the weights.
-    """
+    fill it: attention over a long prompt may take longer than the weights."""
 
     def __init__(self, most: int) -> None:
         self.most = most  # tokens of prompts in a step with streams
@@ -66,8 +64,7 @@ class PrefillBudget:
         """Note the duration of a step in seconds: `n_tokens`, `n_prompt` of them of prompts.
 
         `between`: parts of interleaved prefill ran since the last step and used the same processor
-        caches.
-        """
+        caches."""
         if not n_prompt and between:
             if self._plain and (usual := self._usual(n_tokens)):
                 self._after.append(seconds / usual)
@@ -152,8 +149,7 @@ class BatchRows:
     """Learns the duration of steps by their number of rows, and how many rows batches may add to streams.
 
     A step takes at most SLOWDOWN times one of its streams alone. Where a single row more takes
-    longer, it joins as seldom as makes that the mean.
-    """
+    longer, it joins as seldom as makes that the mean."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, deque[float]] = {}  # of the last steps, by their rounded number of rows
@@ -238,8 +234,7 @@ def shares(debts: list[int], room: int) -> list[int]:
 
     The first has at least half of the room; in the other half shorter prompts may overtake it, the
     shortest first. So no prompt waits for all of a very long one, which takes at most twice its
-    time.
-    """
+    time."""
     parts = [0] * len(debts)
     if not debts:
         return parts

@@ -39,8 +39,7 @@ class StepPlanner:
         other.
 
         `interleaved`: the sequence's prompt is computed between steps; `in_flight`: such a prompt
-        is being computed; `background`: the batch is of training, else of users.
-        """
+        is being computed; `background`: the batch is of training, else of users."""
         plan, prompts, late = self._ready(interleaved, background)
         if not plan and not prompts and not in_flight:
             plan = late
@@ -128,8 +127,7 @@ class StepPlanner:
         """The plan with draft tokens for sequences that compute all of theirs.
 
         Drafts take KV blocks from no sequence, and like prompts delay the others only within the
-        budget. `beside`: rows of batches are beside streams, and have none.
-        """
+        budget. `beside`: rows of batches are beside streams, and have none."""
         proposals: list[tuple[Sequence, int]] = []
         room = min(self._n_ubatch, len(plan) + self._budget.most) - sum([n for _, n in plan])
         if self._kv.states is not None:

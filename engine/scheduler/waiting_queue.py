@@ -21,8 +21,7 @@ class WaitingQueue:
     The priority whose oldest request has the smallest rank comes first; then the client with the
     fewest slots; then the client whose last turn is longest ago; of one client the oldest request.
     `max_requests` and `max_tokens` (of prompts) bound the requests beyond the free slots; -1: no
-    bound. Requests of batches do not count: they give way.
-    """
+    bound. Requests of batches do not count: they give way."""
 
     def __init__(self, max_requests: int = -1, max_tokens: int = -1) -> None:
         self.max_requests = max_requests

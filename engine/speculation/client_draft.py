@@ -11,8 +11,7 @@ class ClientDrafter:
     """Drafts from the client's text, from its beginning on.
 
     After a difference it resumes where the draft has the same last tokens: the longest match wins,
-    then the nearest one ahead.
-    """
+    then the nearest one ahead."""
 
     def __init__(self, draft: Sequence[int], n_prompt: int, n_max: int) -> None:
         self._draft = list(draft)

@@ -2,8 +2,7 @@
 
 Draft tokens are sampled with the sequence's settings, its history and the same random numbers as
 the target uses at each position. Two models with the same probabilities then choose the same token
-at any temperature.
-"""
+at any temperature."""
 
 from __future__ import annotations
 
@@ -54,8 +53,7 @@ class DraftBuilder:
 
     def row(self, n_vocab: int) -> Row:
         """Sampling row of the target after the draft so far, with entries for ids below n_vocab
-        only.
-        """
+        only."""
         row = self.seq.sampler.feeds_after(self.draft, self.n_dist, self.n_xtc)
         if all(id < n_vocab for id in row.ids):
             return row
@@ -65,8 +63,7 @@ class DraftBuilder:
 
     def take(self, result: StepResult, i: int, n_vocab: int, ends: Container[int]) -> bool:
         """Append the token of row `i` to the draft; returns True if the draft may continue (not
-        after `ends`).
-        """
+        after `ends`)."""
         word = int(result.ids[i])
         sure = result.probs is None or float(result.probs[1][i]) >= self.p_min
         id = word & s.ID

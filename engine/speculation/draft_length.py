@@ -4,8 +4,7 @@ A draft token costs a step of the draft model and a row in the step that verifie
 one sequence is bound by memory bandwidth, so rows are nearly free. The steps of sixteen sequences
 are bound by compute, so rejected tokens slow the others down. The time of a step by draft length
 and batch size depends on machine and model, and the acceptance rate depends on the text. Both are
-measured.
-"""
+measured."""
 
 from __future__ import annotations
 
@@ -67,8 +66,7 @@ class AcceptanceRate:
 class _Times:
     """Median step times by draft length, for one batch size.
 
-    The median ignores pauses of the machine.
-    """
+    The median ignores pauses of the machine."""
 
     __slots__ = ("_n", "_seconds", "n_steps")
 
@@ -101,8 +99,7 @@ class AdaptiveDraftLength:
     def choose(self, drafting: Sequence[AcceptanceRate], n_others: int, n_least: int, n_most: int) -> int:
         """Choose the draft length of these sequences: 0, or n_least to n_most.
 
-        `n_others`: sequences of the same step without drafts, which get one token each.
-        """
+        `n_others`: sequences of the same step without drafts, which get one token each."""
         times = self._times.setdefault((len(drafting), power_of_two(n_others) if n_others else 0), _Times())
         times.n_steps += 1
         lengths = [0, *range(max(1, n_least), min(n_most, LONGEST) + 1)]
@@ -125,8 +122,7 @@ class AdaptiveDraftLength:
     def observe(self, seconds: float, *, counts: bool) -> None:
         """Record the seconds of the step, drafting included.
 
-        `counts`: it was a pure decode step.
-        """
+        `counts`: it was a pure decode step."""
         if self._out is not None and counts:
             times, length = self._out
             times.add(length, seconds)

@@ -30,8 +30,7 @@ class StateRows:
     """State rows of one sequence of a recurrent draft model, by number of tokens.
 
     There is a state at the end of the sequence's own tokens, before its draft, and one near the end
-    of its prompt, which the next chat turn may render differently.
-    """
+    of its prompt, which the next chat turn may render differently."""
 
     def __init__(self, rows: Iterable[int]) -> None:
         """`rows`: N_ROWS of them."""
@@ -51,8 +50,7 @@ class StateRows:
         UBatch.end).
 
         The first `n_sure` tokens are the sequence's own. `mark`: number of tokens after which
-        another prompt may branch off.
-        """
+        another prompt may branch off."""
         n = end - start
         begin, ends = [self._row[start] if start else 0, *[-1] * (n - 1)], [-1] * n
         if start < mark <= end:
@@ -71,8 +69,7 @@ class StateRows:
 class _DraftCache:
     """KV cache of the draft model for one slot.
 
-    It outlives a sequence, for the next one of the slot.
-    """
+    It outlives a sequence, for the next one of the slot."""
 
     tokens: list[int] = field(default_factory=list)  # computed tokens
     table: list[int] = field(default_factory=list)  # block table
@@ -91,8 +88,7 @@ class _ModelDraft(DraftBuilder):
 class ModelDrafter:
     """Drafts by a second model.
 
-    It prefills a prompt in chunks while the target decodes without drafts.
-    """
+    It prefills a prompt in chunks while the target decodes without drafts."""
 
     def __init__(
         self,
@@ -107,8 +103,7 @@ class ModelDrafter:
         """`n_vocab`: ids below it are the same tokens in both models; others are neither fed nor
         drafted.
 
-        `has_states`: the model is recurrent, and the runner has N_ROWS state rows for each slot.
-        """
+        `has_states`: the model is recurrent, and the runner has N_ROWS state rows for each slot."""
         self._engine = engine
         self._n_vocab = n_vocab
         self._n_ubatch = n_ubatch
@@ -121,8 +116,7 @@ class ModelDrafter:
     def propose(self, requests: list[tuple[Sequence, int]], allocate: AllocateSlots) -> dict[Sequence, list[int]]:
         """Draft for each (sequence, most tokens); with 0 the draft model only takes in new tokens.
 
-        The draft model has its own KV blocks, so `allocate` is not used.
-        """
+        The draft model has its own KV blocks, so `allocate` is not used."""
         builders = self._catch_up(requests)
         drafts: dict[Sequence, list[int]] = {}
         while builders:
@@ -149,8 +143,7 @@ class ModelDrafter:
 
     def _catch_up(self, requests: list[tuple[Sequence, int]]) -> list[_ModelDraft]:
         """Start the drafts: choose each sequence's uncomputed tokens, within the prefill budget of
-        the step.
-        """
+        the step."""
         self._active = {seq.slot.id for seq, _ in requests if seq.slot is not None}
         for id in self._active:
             self._caches[id] = self._caches.pop(id) if id in self._caches else self._new_cache(id)
@@ -185,8 +178,7 @@ class ModelDrafter:
 
     def _forget(self, cache: _DraftCache, n: int) -> int:
         """Roll back to the first n tokens at most, and free their blocks; returns the number of
-        tokens kept.
-        """
+        tokens kept."""
         if cache.state_rows is not None:
             n = cache.state_rows.go_back(n)
         del cache.tokens[n:]

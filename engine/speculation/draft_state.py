@@ -20,16 +20,14 @@ class Drafter(Protocol):
 
     def record_outcome(self, n_drafted: int, n_accepted: int, /) -> None:
         """Record that n_drafted tokens of the last draft were verified and the first n_accepted
-        accepted.
-        """
+        accepted."""
 
 
 class Pace:
     """Draft length of one drafter, by its recent acceptance.
 
     A fully accepted draft doubles the length; one of which less than half is accepted halves it.
-    When the shortest draft is rejected, the drafter pauses, twice as long each time.
-    """
+    When the shortest draft is rejected, the drafter pauses, twice as long each time."""
 
     __slots__ = ("_least", "_pause", "_rest", "length")
 
@@ -59,8 +57,7 @@ class Drafts:
     """Draft state of one sequence.
 
     `drafters` are in order of precedence. A model that drafts comes after them; `model` is its
-    kind.
-    """
+    kind."""
 
     __slots__ = (
         "_by_model",
@@ -92,8 +89,7 @@ class Drafts:
         """`acceptance`: acceptance rate of the model's drafts.
 
         `throttled`: the model pauses when its drafts fail. A grammar may rule out the model's
-        drafts so often that they do not pay.
-        """
+        drafts so often that they do not pay."""
         self.params = params
         self.tokens: list[int] = []  # draft tokens to verify in this step
         self.drafters = [client, *others] if client is not None else list(others)
@@ -110,8 +106,7 @@ class Drafts:
 
     def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
         """Return the draft of the first drafter that has one; empty: the model drafts, if there is
-        one.
-        """
+        one."""
         self._source, self._by_model = None, False
         if self.params.n_max is not None:
             n_most = min(n_most, self.params.n_max)

@@ -2,8 +2,7 @@
 
 Each draft token is predicted from the head's hidden state of the one before
 (models/architectures/mtp.py). The head's keys and values lie in the model's KV blocks. The model's
-own steps keep them up to date and overwrite those of draft tokens.
-"""
+own steps keep them up to date and overwrite those of draft tokens."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class MTPDrafter:
     def propose(self, requests: list[tuple[Sequence, int]], allocate: AllocateSlots) -> dict[Sequence, list[int]]:
         """Draft for each (sequence, most tokens) whose last step left a hidden state.
 
-        Raises DeviceFailed if a device was lost: the target model has lost its memory, too.
-        """
+        Raises DeviceFailed if a device was lost: the target model has lost its memory, too."""
         builders: list[DraftBuilder] = []
         if self._rest:
             self._rest -= 1

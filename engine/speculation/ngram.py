@@ -4,8 +4,7 @@ The kinds are llama.cpp's (its docs/speculative.md): ngram-simple, ngram-map-k a
 look keys of one sequence up in a table; ngram-cache counts what followed 1 to 4 tokens (lookup
 decoding); ngram-mod hashes n tokens into one table for all requests. A draft of the first two that
 reaches the end of the history continues in itself, as in LZ77, so that a periodic text is drafted
-at full length.
-"""
+at full length."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def copy_forward(tokens: Sequence[int], start: int, n: int) -> list[int]:
 
 class _Keys:
     """Table of the n-grams of a growing history, without the last one: count and end of the latest
-    occurrence.
-    """
+    occurrence."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -83,8 +81,7 @@ class MapDrafter:
     """ngram-map-k: like ngram-simple, with a draft length for each key.
 
     After a rejection the key drafts one token more than was accepted. (llama.cpp drafts exactly as
-    many as were accepted, so that a key that failed once is never tried again.)
-    """
+    many as were accepted, so that a key that failed once is never tried again.)"""
 
     def __init__(self, sizes: NgramSizes, n_max: int | None) -> None:
         self._keys = _Keys(sizes.n)
@@ -110,8 +107,7 @@ class MapDrafter:
 class Map4Drafter:
     """ngram-map-k4v: counts up to four continuations of m tokens for each key.
 
-    It drafts one that occurred at least three times as often as the others together.
-    """
+    It drafts one that occurred at least three times as often as the others together."""
 
     def __init__(self, sizes: NgramSizes, n_max: int | None) -> None:
         self._n, self._min_hits = sizes.n, sizes.min_hits
@@ -149,8 +145,7 @@ class Map4Drafter:
 
 class CacheDrafter:
     """Drafts token by token: the commonest continuation of the longest key that passes the
-    thresholds.
-    """
+    thresholds."""
 
     def __init__(self, n_max: int) -> None:
         self._n_max = n_max
@@ -186,8 +181,7 @@ class CacheDrafter:
 class ModTable:
     """Hash table of constant size: 16 MiB from the first use on.
 
-    A collision only makes a bad draft.
-    """
+    A collision only makes a bad draft."""
 
     def __init__(self, n_match: int) -> None:
         self.n_match = n_match
@@ -222,8 +216,7 @@ class ModTable:
 class ModDrafter:
     """Drafter of one sequence: adds its tokens to the table and drafts as far as the table leads.
 
-    Sequences with different salts find nothing of each other.
-    """
+    Sequences with different salts find nothing of each other."""
 
     def __init__(self, table: ModTable, n_min: int, n_max: int, salt: str = "") -> None:
         self._table = table

@@ -43,8 +43,7 @@ class SpeculationSettings:
 class SpeculationParams:
     """Speculation settings of one request.
 
-    Without kinds and client draft there is no speculation.
-    """
+    Without kinds and client draft there is no speculation."""
 
     kinds: tuple[str, ...] = ()
     n_max: int | None = None  # draft tokens at most; None: the kind's own limit

@@ -44,8 +44,7 @@ class Speculator:
     ) -> None:
         """`models`: draft models by kind (MODELS).
 
-        `draft_length`: adaptive draft length; None: always the maximum.
-        """
+        `draft_length`: adaptive draft length; None: always the maximum."""
         self.settings = settings or SpeculationSettings()
         self.models = dict(models or {})
         self._draft_length = draft_length
@@ -54,8 +53,7 @@ class Speculator:
     def begin(self, seq: Sequence) -> Drafts | None:
         """Create the drafters that a sequence's request asks for; None: no speculation.
 
-        A stateful sampler cannot roll back rejected tokens, so its sequence gets none.
-        """
+        A stateful sampler cannot roll back rejected tokens, so its sequence gets none."""
         params = seq.request.speculation
         if not (params.draft or params.kinds) or seq.sampler.stateful or not seq.samples:
             return None
@@ -71,8 +69,7 @@ class Speculator:
     def propose(self, requests: list[tuple[Sequence, int]], n_all: int, room: int, allocate: AllocateSlots) -> None:
         """Set the draft tokens of each (sequence, most tokens).
 
-        `n_all`: sequences of the step. `room`: draft tokens of all of them together.
-        """
+        `n_all`: sequences of the step. `room`: draft tokens of all of them together."""
         budget = room
         for_models: ProposalsByModel = {}
         for seq, n_most in requests:
@@ -113,8 +110,7 @@ class Speculator:
     def observe(self, seconds: float, *, counts: bool) -> None:
         """Record the seconds of the step, drafting included.
 
-        `counts`: it was a pure decode step.
-        """
+        `counts`: it was a pure decode step."""
         if self._draft_length is not None:
             self._draft_length.observe(seconds, counts=counts)
 
@@ -140,8 +136,7 @@ def _drafts_of(seq: Sequence) -> Drafts:
 
 def _share_room(drafting: list[Sequence], room: int, allocate: AllocateSlots) -> None:
     """Cut drafts to equal shares of `room` and to free KV blocks; short drafts leave the rest of
-    their share.
-    """
+    their share."""
     drafting.sort(key=lambda seq: len(_drafts_of(seq).tokens))
     for i, seq in enumerate(drafting):
         drafts = _drafts_of(seq)

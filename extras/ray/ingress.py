@@ -1,7 +1,6 @@
 """Ingress: the HTTP front of a fleet, which judges keys and finds a request's model.
 
-It passes back the answer of the replica that the model's router picks.
-"""
+It passes back the answer of the replica that the model's router picks."""
 
 from __future__ import annotations
 

@@ -15,8 +15,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
     A request there counts as a few blocks to compute, and a prefix does not count at a replica with more
     requests than the least busy one plus `slack`, so that a prefix that everybody shares is computed at
-    further replicas as well.
-    """
+    further replicas as well."""
 
     def initialize_state(self, slack: float = 4.0) -> None:
         """Serve calls it with the deployment's `request_router_kwargs`."""

@@ -1,8 +1,7 @@
 """Prefix index of a fleet: which replica has computed which beginnings of prompts.
 
 A prompt is cut into blocks of bytes; each block's hash covers all blocks before it, so that equal
-hashes are equal prefixes. The index follows what was routed, not what the KV caches hold.
-"""
+hashes are equal prefixes. The index follows what was routed, not what the KV caches hold."""
 
 from __future__ import annotations
 
@@ -131,8 +130,7 @@ class PrefixIndex:
         replicas, which may come again.
 
         A session's last replica is before all others: its KV cache may hold what the text does not
-        show, such as a stored response.
-        """
+        show, such as a stored response."""
         if route.session and (homes := self._homes.get(route.session)):
             yield max(len(route.blocks), UNSEEN), (next(reversed(homes)),)
         levels = list(takewhile(bool, map(self._homes.get, route.blocks)))
@@ -150,8 +148,7 @@ class PrefixIndex:
 
         The best one has the fewest blocks to compute, where a request that is there already counts
         as `PLACE` of them. A prefix does not count at a replica whose queue is longer than the
-        shortest one by more than `slack`.
-        """
+        shortest one by more than `slack`."""
         limit, costs, n_blocks = min(loads.values(), default=0) + slack, dict[R, float](), len(route.blocks)
         for n, homes in self.matched(route):
             alike = (r for r in homes if r not in costs and loads.get(r, inf) <= limit)

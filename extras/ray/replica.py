@@ -71,8 +71,7 @@ class Replica:
 
         The first message comes at once, and so do later ones of slow answers; those of fast ones
         are gathered for a while. `route` is for the router in front. Closing the generator cancels
-        the request.
-        """
+        the request."""
         received = [{"type": "http.request", "body": body, "more_body": False}]
         sent: list[Message] = []
         changed, departure = asyncio.Event(), asyncio.Event()

@@ -60,8 +60,7 @@ def built_in(names: list[str]) -> tuple[str, ...]:
 def mcp_servers(text: str) -> tuple[McpSettings, ...]:
     """The servers of a JSON text in the form of Cursor and Claude Desktop: {"mcpServers": {name: {…}}}.
 
-    ValueError has one line that names the member.
-    """
+    ValueError has one line that names the member."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:

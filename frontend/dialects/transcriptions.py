@@ -1,7 +1,6 @@
 """Transcriptions and translations of OpenAI's API: a form → the chat request that asks for them.
 
-The prompt is llama-server's: the client's or a preset, the language in brackets, then the sound.
-"""
+The prompt is llama-server's: the client's or a preset, the language in brackets, then the sound."""
 
 from __future__ import annotations
 

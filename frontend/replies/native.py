@@ -53,8 +53,7 @@ class NativeReply(Reply):
 
     def _selected(self, data: NativeCompletion) -> NativeCompletion | Selected:
         """`response_fields`: only these; a path with slashes is looked up and shown under its whole
-        name.
-        """
+        name."""
         if not self.params.response_fields:
             return data
         selected, fields = {}, dict(zip(data.__struct_encode_fields__, astuple(data), strict=True))

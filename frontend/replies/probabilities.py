@@ -151,8 +151,7 @@ def _n_bytes(raw: bytes, n: int) -> int:
 
 class LegacyLogprobs:
     """The shape of OpenAI's /v1/completions: four parallel arrays, the offsets counted in
-    characters.
-    """
+    characters."""
 
     def __init__(self, tokenizer: Tokenizer, top: int, request: CompletionRequest, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer
@@ -169,8 +168,7 @@ class LegacyLogprobs:
 
     def of_prompt(self, ids: Sequence[int], probs: Sequence[TokenProb | None], text: str) -> TextLogprobs:
         """The prompt's tokens: the first has no probability. `text` may lack the blank that the tokenizer put
-        in front.
-        """
+        in front."""
         places = _Places()
         starts = [places.add(self._tokenizer.piece(id)) for id in ids]
         before = places.end - len(text)  # characters of what the tokenizer put in front

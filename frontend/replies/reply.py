@@ -133,8 +133,7 @@ class Reply:
 
     def without_end(self, tokens: list[Token], result: Result) -> list[Token]:
         """The tokens less the one that ended the generation without a text: OpenAI's shapes tell of
-        text only.
-        """
+        text only."""
         done = result.finished
         ended = done.stop_type == "eos" and tokens and tokens[-1].id in {*self.tokenizer.eog_ids, done.stop_token}
         return tokens[:-1] if ended and not result.request.shows_end else tokens

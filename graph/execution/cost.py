@@ -1,8 +1,7 @@
 """Roofline cost of a node: the bytes that it must move and the multiply-adds that it must do.
 
 Every source is read once and the result written once, unless the op's rule here says otherwise.
-Elementwise work (a norm, a rotation) counts as no multiply-adds.
-"""
+Elementwise work (a norm, a rotation) counts as no multiply-adds."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class Cost:
     """Bytes moved, and multiply-adds by the type that they can be done in.
 
     Products with quantised weights can be done in int8, those of rows rounded to bf16 in bf16, all
-    others in f32.
-    """
+    others in f32."""
 
     nbytes: float = 0
     int8_macs: float = 0
@@ -50,8 +48,7 @@ class Cost:
 
 def macs_of(n: float, dtype: str, *, rounded: bool = False) -> Cost:
     """Cost of n multiply-adds with a weight of this type; `rounded`: of rows rounded to bf16, as it
-    is.
-    """
+    is."""
     if rounded:
         return Cost(bf16_macs=n)
     return Cost(int8_macs=n) if DTYPES[dtype].quantised else Cost(f32_macs=n)

@@ -3,8 +3,7 @@
 An output of a product is computed as a whole by one device, with the sums of one device: the bits
 do not depend on the division (Shoeybi et al., 2019, arXiv 1909.08053 divide every second product by
 columns instead and add the devices' sums, which saves transfers and changes bits). Elementwise ops
-stay divided; any other op reads the pieces joined.
-"""
+stay divided; any other op reads the pieces joined."""
 
 from __future__ import annotations
 
@@ -78,8 +77,7 @@ class Division:
 
     def divide(self, fetches: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """The fetches of the divided graph, and nodes to sort before them: so the first device, on which the
-        pieces are joined, gets its own piece last and waits for none while it has work.
-        """
+        pieces are joined, gets its own piece last and waits for none while it has work."""
         graph = _Graph(self)
         for t in toposort(fetches):
             graph.add(t)

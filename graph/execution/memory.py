@@ -26,8 +26,7 @@ class Allocator:
     """Allocates offsets within one arena of `size` bytes (by default unlimited: measure mode).
 
     An arena of the measured `max_size` gives the same offsets as the measurement did.
-    ValueError for an alignment that is no power of two.
-    """
+    ValueError for an alignment that is no power of two."""
 
     def __init__(self, alignment: int, size: int = UNLIMITED) -> None:
         if alignment < 1 or alignment & (alignment - 1):
@@ -43,8 +42,7 @@ class Allocator:
 
     def allocate(self, nbytes: int) -> int:
         """The offset of a free block of `nbytes`, taken. OutOfArena names them and the largest free
-        block.
-        """
+        block."""
         need = self.padded(nbytes)
         best = bisect(self._by_size, (need, -self.size - 1))
         if best < len(self._by_size):
@@ -103,8 +101,7 @@ def owners_of(order: Sequence[Tensor]) -> Owners:
 @dataclass(frozen=True)
 class ArenaLayout:
     """Memory of a graph's results: arena offset of every owner, owners of all bytes, size of each
-    arena.
-    """
+    arena."""
 
     offsets: Mapping[Tensor, int]
     owners: Owners
@@ -123,8 +120,7 @@ def lay_out_arenas(
     the run.
 
     A node's bytes are free again after the last reader of it or of an alias of it. An op that
-    declares `inplace` takes over a source that nobody else reads, whole and of the same size.
-    """
+    declares `inplace` takes over a source that nobody else reads, whole and of the same size."""
     owners = owners_of(order)
     owner_of = {t: owner for t, (owner, _) in owners.items()}
     readers = Counter([owner_of[s] for t in order if t.op not in ALIASES for s in t.src])

@@ -89,8 +89,7 @@ def partition(
     """Partition a graph. `variable_backend`: mutable variables that already live somewhere.
 
     ValueError names a node that no backend runs, a constant that is written or fetched, computed
-    indices that may be out of bounds, or variables on different devices that meet in a node.
-    """
+    indices that may be out of bounds, or variables on different devices that meet in a node."""
     fetches = tensors("fetches", fetches)
     order = toposort(fetches)
     owners = owners_of(order)
@@ -134,8 +133,7 @@ class _Hints:
 
 class _Assignment:
     """Assigns the user's nodes in order: each gets a backend, and sources and a form that this one
-    runs.
-    """
+    runs."""
 
     def __init__(
         self,
@@ -183,8 +181,7 @@ class _Assignment:
 
     def _on(self, t: Tensor, b: int) -> Tensor:
         """A node as backend b reads it: a leaf as it is, the result of another backend by a
-        transfer.
-        """
+        transfer."""
         if t in self._everywhere:
             return t
         source = self._variants[t, self._assigned[t]]
@@ -207,8 +204,7 @@ def _fuse(
     fetches: tuple[Tensor, ...], backends: Sequence[Backend], where: dict[Tensor, int]
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
     """Let every backend fuse its nodes: the new fetches, and the graph in order. `where` gets the
-    new nodes.
-    """
+    new nodes."""
     order: list[Tensor] = []
     for b, backend in enumerate(backends):
         fetches = tuple(backend.fuse(fetches, lambda t, b=b: where.get(t) == b))  # type: ignore[misc]
@@ -230,8 +226,7 @@ def _is_mutable(t: Tensor) -> bool:
 
 def _check_constants(order: Sequence[Tensor], fetches: Sequence[Tensor], owners: Owners) -> None:
     """Feeds, scalars and constants are never written; constants have a layout that only their
-    backend knows.
-    """
+    backend knows."""
     for t in order:
         for i in writes_of(t):
             owner = owners[t.src[i]][0]
@@ -268,8 +263,7 @@ def _pin_nodes(
     """The backend of every node that touches a mutable variable; variables that meet in a node
     share one.
 
-    `variable_backend` gets the backends that are decided here.
-    """
+    `variable_backend` gets the backends that are decided here."""
     leader: dict[str, str] = {}
 
     def find(name: str) -> str:
@@ -306,8 +300,7 @@ def _backend_of_group(
     hints: Sequence[int],
 ) -> int:
     """The backend of variables that meet: the one they have, else the first that runs all their
-    nodes.
-    """
+    nodes."""
     present = {variable_backend[name]: name for name in names if name in variable_backend}
     if len(present) > 1:
         meeting = ", ".join(map(repr, present.values()))

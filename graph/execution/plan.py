@@ -95,8 +95,7 @@ class _Locator:
     def _locate_inputs(self, uses: Sequence[tuple[Tensor, int]]) -> dict[int, tuple[Location, Bytes]]:
         """Allocate one buffer for feeds and scalars on each backend, and its image on the host.
 
-        The image is the buffer itself where the host sees it, else it is uploaded as a whole.
-        """
+        The image is the buffer itself where the host sees it, else it is uploaded as a whole."""
         backends = self._storage.backends
         offsets, sizes = input_layout(uses, [b.alignment for b in backends])
         inputs: dict[int, tuple[Location, Bytes]] = {}
@@ -229,8 +228,7 @@ class Plan:
     """One graph, ready to run as often as wanted. Made by `Session.plan`.
 
     Hundreds are kept, so a plan has its programs and locations and lets go of the graph, and
-    nothing in it refers back to it: what the session drops is free at once.
-    """
+    nothing in it refers back to it: what the session drops is free at once."""
 
     def __init__(self, storage: Storage, placement: Placement, layout: ArenaLayout, arena: str = "") -> None:
         """`arena`: see Session.plan."""
@@ -294,8 +292,7 @@ class Plan:
         the caller answers for their indices.
         `rows`: leading rows of each fetch to bring back (None: all of them), without padding.
         `deferred` is called for the deferred feeds, once all that comes before them has been
-        started. ValueError names a feed that is missing or has a wrong shape, type or index.
-        """
+        started. ValueError names a feed that is missing or has a wrong shape, type or index."""
         self._feed(feeds)
         for step in self._steps:
             if step is not None:
@@ -368,8 +365,7 @@ def as_numbers(raw: Bytes, dtype: str, shape: Shape) -> Array:
 def describe(placement: Placement, layout: ArenaLayout, devices: Sequence[str]) -> str:
     """Format a graph: a line a segment (`gpu: 2 nodes`, `copy to cpu`), a line a node below it.
 
-    A node reads `%3 = add f32[4, 6] (%1, %2) @ 0 +96`: offset in its arena and bytes.
-    """
+    A node reads `%3 = add f32[4, 6] (%1, %2) @ 0 +96`: offset in its arena and bytes."""
     lines = [f"{devices[b]}: arena of {size} bytes" for b, size in layout.sizes.items()]
     number = {t: i for i, t in enumerate(placement.order)}
     for segment in placement.segments:

@@ -1,7 +1,6 @@
 """Preemptible plans: runs that can stop between parts of about equal duration.
 
-Parts are cut by the durations of earlier runs.
-"""
+Parts are cut by the durations of earlier runs."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class PreemptiblePlan(Plan):
     """A plan whose runs can stop between parts; plans in another arena may run there.
 
     Each part is compiled when it first runs, because all at once would take as long as many decode
-    steps. A run that is abandoned in the middle does not count.
-    """
+    steps. A run that is abandoned in the middle does not count."""
 
     max_part_seconds = 0.0  # 0: MAX_PART_SECONDS
     spare_core = False  # leave one CPU core free
@@ -113,8 +111,7 @@ class PreemptiblePlan(Plan):
         """A run that yields before each part the seconds that it will take, 0 where they are not
         known.
 
-        `feeds`: see Plan.run.
-        """
+        `feeds`: see Plan.run."""
         if self._n_runs in self.cut_after and self._n_runs != self._n_runs_at_cut:
             yield from self._cut()
             self._n_runs_at_cut = self._n_runs

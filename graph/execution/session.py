@@ -33,8 +33,7 @@ class _Variable:
     """A variable's memory: `buffers` by backend, one only unless the host alone writes it.
 
     `initial`: bytes of a mutable variable that no plan has given a device yet; the value itself of
-    one that the host alone writes.
-    """
+    one that the host alone writes."""
 
     tensor: Tensor
     source: Callable[[], Bytes] | None
@@ -153,8 +152,7 @@ class Session:
     def delete(self, names: Iterable[str], arena: str = "") -> None:
         """Delete variables, the kept plans that use one of them, and the arenas of this name.
 
-        KeyError for an unknown name.
-        """
+        KeyError for an unknown name."""
         deleted = set(names)
         for name in deleted:
             self._variable(name)
@@ -209,8 +207,7 @@ class Session:
     def upload(self, variable_backend: Mapping[str, int], names: Iterable[str]) -> Iterator[None]:
         """Upload mutable variables to their devices, one piece a step.
 
-        `variable_backend`: index of each variable's backend.
-        """
+        `variable_backend`: index of each variable's backend."""
         for v in (self._variable(name) for name in names):
             b = self._variable_backend.setdefault(v.tensor.name, variable_backend[v.tensor.name])
             if b not in v.buffers:
@@ -273,8 +270,7 @@ class Session:
     def load_initial(self, name: str) -> None:
         """Read a variable's initial bytes into host memory, unless a device has them.
 
-        Any thread may call.
-        """
+        Any thread may call."""
         if name not in self._variable_backend:
             self._variable(name).initial_bytes()
 
@@ -289,8 +285,7 @@ class Session:
     def read_bytes(self, name: str, offset: int, nbytes: int, into: Bytes | None = None) -> Bytes:
         """A copy of `nbytes` bytes of a mutable variable; `into`: an array of that size to copy to.
 
-        ValueError for a constant, or bytes outside of it.
-        """
+        ValueError for a constant, or bytes outside of it."""
         v, b = self._variable(name), self._variable_backend.get(name)
         t = v.tensor
         if t.attrs["constant"] or offset < 0 or nbytes < 0 or offset + nbytes > t.nbytes:
@@ -307,8 +302,7 @@ class Session:
     def host_view(self, name: str) -> memoryview | None:
         """The bytes of a mutable variable in place, to copy many pieces between two runs.
 
-        None where its device's memory is not the host's, or it has no memory yet.
-        """
+        None where its device's memory is not the host's, or it has no memory yet."""
         view = self._host_views.get(name)
         if view is None and name in self._variable_backend:
             v, b = self._variable(name), self._variable_backend[name]
@@ -321,8 +315,7 @@ class Session:
     def prefault(self, name: str, offset: int, nbytes: int) -> None:
         """Write each page of some bytes of a mutable variable as it is, so that memory backs it.
 
-        Nothing for a variable without memory, or in memory that is not the host's.
-        """
+        Nothing for a variable without memory, or in memory that is not the host's."""
         v = self._variables.get(name)
         for b, buffer in v.buffers.items() if v is not None else ():
             view = self.backends[b].host_view(Location(buffer, offset), nbytes)
@@ -366,8 +359,7 @@ class Session:
         `eval_order`: visit sources "left" to right, "right" to left, or ("auto") in the order that
         needs less memory; "": the session's.
         `arena`: name of an arena that may be there already: within its size memory costs nothing.
-        `variable_backend`: devices of mutable variables, if not their present ones.
-        """
+        `variable_backend`: devices of mutable variables, if not their present ones."""
         self.life.require()
         if not callable(build):
             raise ValueError(f"build must be a function that returns the fetches, not {build!r}")
@@ -435,8 +427,7 @@ class Session:
         """Bytes of plans made in this order, in the shared arena or in a separate one.
 
         Also their programs, which cannot run: as long as they live, so does what they take of the
-        process (kernels, tables). As with plans, a graph lives only until its programs are made.
-        """
+        process (kernels, tables). As with plans, a graph lives only until its programs are made."""
         programs: list[Program] = []
 
         def compiled(measurement: Measurement) -> Measurement:
@@ -456,8 +447,7 @@ class Session:
         """A backend's memory for results within a run, shared by all plans of this arena.
 
         A plan that needs more gets a larger one, and earlier plans keep theirs: plan (or `reserve`)
-        the largest first.
-        """
+        the largest first."""
         buffer = self._arenas.get((name, b))
         if size and (buffer is None or buffer.nbytes < size):
             self._arenas[name, b] = buffer = self.backends[b].alloc(size)
@@ -474,8 +464,7 @@ class Session:
         """Make a plan, which the session does not keep.
 
         `arena`: name of an arena of its own. The plan is then preemptible: between its parts, plans
-        in another arena may run. `measurement`: that of this graph, if it was measured already.
-        """
+        in another arena may run. `measurement`: that of this graph, if it was measured already."""
         self.life.require()
         placement, layout = measurement or self.measure(build, arena=arena)
         self._add_checks(placement.checks)
@@ -518,8 +507,7 @@ class Session:
         """Run a graph once, without keeping a plan: the value of each fetch, in its tensor's shape.
 
         `feeds`: an array for every feed of the graph, by name. ValueError names a feed that is
-        missing or has a wrong shape, or a node that no device runs.
-        """
+        missing or has a wrong shape, or a node that no device runs."""
         return self.plan(lambda: fetches).run(feeds or {})
 
     # --- life -------------------------------------------------------------------------------------

@@ -207,8 +207,7 @@ softcap.case(lambda r: ([r.normal(size=(4, 37)) * 5], {"cap": 3.0}))
 @elementwise
 def glu(gate: Array, up: Array, *, activation: Literal["silu", "gelu"]) -> Array:
     """activation(gate) · up: the gated part of a feed-forward block as one op (`activation`: silu
-    or gelu).
-    """
+    or gelu)."""
     return {"silu": s.silu, "gelu": s.gelu}[activation](gate) * up
 
 
@@ -225,8 +224,7 @@ glu.case(lambda r: ([r.normal(size=(3, 37)), r.normal(size=(3, 37))], {"activati
 @elementwise
 def glu_clamped(gate: Array, up: Array, *, alpha: float, limit: float) -> Array:
     """a · sigmoid(alpha · a) · (1 + b), a: the gate of at most `limit`, b: up between −limit and
-    limit (gpt-oss).
-    """
+    limit (gpt-oss)."""
     a, b = where(gate > limit, limit, gate), where(up > limit, limit, where(up < -limit, -limit, up))
     return times_sigmoid(a, alpha * a) * (1 + b)
 
@@ -274,8 +272,7 @@ for _of in ("gate", "up"):
 @elementwise
 def gate(x: Array, factor: Array) -> Array:
     """x times factor, element by element; a factor of 0 gives 0 for any x, so that an adapter
-    whose products overflow cannot disturb rows that do not use it.
-    """
+    whose products overflow cannot disturb rows that do not use it."""
     return where(equal(factor, 0), 0, x * factor)
 
 

@@ -95,8 +95,7 @@ def quantize_act(x: Array, *, group: int = ACT_BLOCK) -> Array:
     of a row.
 
     llama.cpp rounds in groups of 32 for weights in blocks of 32 (its q8_0) and of 256 for the K
-    types (its q8_K).
-    """
+    types (its q8_K)."""
     blocks = x.reshape(*x.shape[:-1], -1, group)
     scale = np.abs(blocks).max(-1, keepdims=True) / 127
     return (np.rint(blocks / np.where(scale == 0, 1, scale)) * scale).reshape(x.shape)
@@ -164,8 +163,7 @@ def _(xp: Tensor, w: Tensor) -> tuple[Shape, str]:
 @op
 def round_act(x: Array, *, rows: int = 1) -> Array:
     """x (T, K), K even, rounded to bf16: to 8 significant bits, of two equally near the even one;
-    with rows of zeros up to a multiple of `rows`, for a backend's tiles of so many.
-    """
+    with rows of zeros up to a multiple of `rows`, for a backend's tiles of so many."""
     size, exponent = np.frexp(np.concatenate([x, np.zeros((-len(x) % rows, x.shape[1]), x.dtype)]))
     rounded: Array = np.ldexp(np.rint(size * 256) / 256, exponent).astype(x.dtype)
     return rounded
@@ -204,8 +202,7 @@ def pack_tiles(x: Array, *, rows: int, transposed: bool = False) -> Array:
     """x (M, K) as (⌈M / rows⌉, K, rows): what a tile of a matrix product reads at each k, one after
     the other.
 
-    `transposed`: x is (K, M).
-    """
+    `transposed`: x is (K, M)."""
     x = x.T if transposed else x
     m, k = x.shape
     padded = np.concatenate([x, np.zeros((-m % rows, k), x.dtype)])
@@ -225,8 +222,7 @@ def _(x: Tensor, rows: int, transposed: bool = False) -> tuple[Shape, str]:
 @op
 def product_parts(a: Array, b: Array, *, steps: int) -> Array:
     """`matmul_tn` of every `steps` rows of a (K, M) and b (K, N) by themselves: (⌈K / steps⌉, M,
-    N).
-    """
+    N)."""
     return np.stack([a[i : i + steps].T @ b[i : i + steps] for i in range(0, len(a), steps)])
 
 
@@ -262,8 +258,7 @@ def _(tiles: Tensor, b: Tensor, m: int, transposed: bool) -> tuple[Shape, str]:
 @op
 def add_product(x: Array, a: Array, b: Array) -> Array:
     """x (M, N) + `matmul_tn` of a (K, M), or what `pack_tiles` made of it, and b (K, N), in one
-    pass.
-    """
+    pass."""
     return x + (matmul_tn.reference(a, b) if a.ndim == 2 else tiled_product.reference(a, b, m=len(x), transposed=False))
 
 

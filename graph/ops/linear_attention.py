@@ -28,8 +28,7 @@ def _spans(begin: Array) -> Iterator[tuple[int, int, int]]:
 @op
 def text_begins(start: Array, *, length: int) -> Array:
     """`begin` (T,) i32 of texts that begin with state 0: start (T,) says in which row of its window
-    of `length` a row's text begins.
-    """
+    of `length` a row's text begins."""
     return np.where(start == np.arange(len(start)) % length, 0, -1).astype(np.int32)
 
 
@@ -51,8 +50,7 @@ def causal_conv(x: Array, w: Array, states: Array, begin: Array) -> Array:
     """Depthwise causal convolution over time (Mamba, LFM 2): x (T, C), w (C, 1, K) → (T, C).
 
     y[t] = Σ w[:, 0, j] · x[t − K + 1 + j]; states (N, K − 1, C) have the rows before the first, the
-    oldest first.
-    """
+    oldest first."""
     return _convolve(x, w, states, begin, np.full(len(x), -1))
 
 
@@ -146,8 +144,7 @@ def linear_attention(
     q and k (T, H_k, D), v (T, H, E), decay and beta (T, H), states (N, H, D, E) → (T, H, E). Of
     each head S ← decay · S, then S ← S + k (beta · v)ᵀ, or with `delta` S + k (beta · (v − Sᵀk))ᵀ;
     y = scale · Sᵀq. Head i has the queries and keys of head i mod H_k; `grouped`: of head i / (H /
-    H_k), those that share them side by side.
-    """
+    H_k), those that share them side by side."""
     src = q, k, v, decay, beta, states, begin
     return _attend(src, np.full(len(v), -1), scale=scale, delta=delta, grouped=grouped)
 

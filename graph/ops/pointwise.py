@@ -51,8 +51,7 @@ def _absolute(x: Tensor) -> Tensor:
 
 def with_slope(slope: Callable[..., Array]) -> Callable[[Callable[..., Array]], Op]:
     """Decorator: an op of one source; `slope` is the formula of the source's gradient, of the result's
-    gradient, the result and the source.
-    """
+    gradient, the result and the source."""
     tree = slope(s.name("g"), s.name("y"), s.name("x"))
 
     def vjp(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
@@ -170,8 +169,7 @@ sin.tolerance = cos.tolerance = 2e-5
 @op
 def argmax(x: Array) -> Array:
     """The index of the largest of each row, the first of equals: (R, K) → (R,) i32. No gradient
-    passes.
-    """
+    passes."""
     return x.argmax(-1).astype(np.int32)
 
 
@@ -199,8 +197,7 @@ def _(r: np.random.Generator) -> Case:
 @op
 def cast(x: Array, *, dtype: str) -> Array:
     """x as f32 or f16; x may be a weight of any type. Exact but for the rounding of what is
-    written.
-    """
+    written."""
     return x
 
 

@@ -13,8 +13,7 @@ def rope_angles(pos: Array, frequency: Array, *, magnitude: float = 1.0) -> Arra
     """magnitude · cos and sin of pos · frequency: (T,) and (n/2,) → (T, 2, n/2).
 
     Every scaling (linear, Llama 3, YaRN, long factors) is in `frequency` and `magnitude`; see
-    models/architectures/rope.py.
-    """
+    models/architectures/rope.py."""
     angle = pos[:, None] * frequency
     return np.stack([np.cos(angle), np.sin(angle)], 1) * magnitude
 
@@ -38,8 +37,7 @@ def mrope_angles(pos: Array, frequency: Array, component: Array, *, magnitude: f
     """`rope_angles` where pair i turns by component[i] of a position: pos (S, T), frequency and
     component (n/2,) → (T, 2, n/2).
 
-    M-RoPE (Wang et al., 2024: Qwen2-VL), and 2D RoPE of image patches.
-    """
+    M-RoPE (Wang et al., 2024: Qwen2-VL), and 2D RoPE of image patches."""
     angle = pos[component].T * frequency
     return np.stack([np.cos(angle), np.sin(angle)], 1) * magnitude
 
@@ -68,8 +66,7 @@ def rope(x: Array, angles: Array, *, interleaved: bool, sign: float = 1.0) -> Ar
     """Rotate the first n of each head's elements: (T, H, D) with angles (T, 2, n/2).
 
     Pairs are (2i, 2i+1) when interleaved (llama), (i, i+n/2) otherwise (NeoX). sign −1 rotates
-    back.
-    """
+    back."""
     half = angles.shape[-1]
     c, s = angles[:, None, 0], angles[:, None, 1] * sign
     head, rest = x[..., : 2 * half], x[..., 2 * half :]

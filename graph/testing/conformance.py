@@ -34,8 +34,7 @@ Array = npt.NDArray[Any]
 class Outcome:
     """The result of one case.
 
-    `error`: the largest difference, relative to the reference's largest magnitude.
-    """
+    `error`: the largest difference, relative to the reference's largest magnitude."""
 
     op: str
     case: str
@@ -200,8 +199,7 @@ def run(problem: Problem, backends: Sequence[Backend]) -> Outcome:
 def difference(reference: Array, values: Array) -> tuple[float, str]:
     """The largest difference relative to the largest magnitude, and its position as text.
 
-    inf where only one of both is not finite.
-    """
+    inf where only one of both is not finite."""
     if reference.shape != values.shape:
         return np.inf, f"shape {values.shape}, expected {reference.shape}"
     if reference.size == 0:

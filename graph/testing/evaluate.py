@@ -26,8 +26,7 @@ def evaluate(
 
     `feeds`, `variables`: arrays by name; ops that write overwrite the arrays of `variables` in
     place. KeyError names one that is missing, ValueError a feed of a wrong shape or type, or an
-    index that is out of bounds.
-    """
+    index that is out of bounds."""
     roots = tensors("roots", roots)
     order = toposort(roots)
     value: dict[Tensor, Any] = {}

@@ -23,8 +23,7 @@ def graph_problems(
 
     Leaves have their real values: feeds, and constants as GGUF bytes (None: random ones). Results
     of other nodes and floating variables are random normal numbers; integer variables are 0, 1,
-    2...
-    """
+    2..."""
     known: set[tuple[Any, ...]] = set()
     for node in toposort(roots):
         if node.is_leaf or node.op in ALIASES:
@@ -72,8 +71,7 @@ def _kind(t: Tensor) -> str:
 
 def _integers(t: Tensor, rng: np.random.Generator) -> Array:
     """Plausible integers of a node: ids are 0 or 1, experts of a row differ, orders are
-    permutations.
-    """
+    permutations."""
     if t.op == "top_experts":
         return np.stack([rng.permutation(t.src[0].shape[1])[: t.shape[1]] for _ in range(t.shape[0])])
     if t.op == "expert_order":

@@ -26,8 +26,7 @@ class LowRank:
     `row_scales` (T, R): row t's products with A are multiplied by row_scales[t] before B, which
     selects its adapters and their scales. Without it each pair's factor scales all rows alike.
     `deltas`: of DoRA, d − 1 for the factor d of each output of W (n_out,); with `row_scales` a
-    column for each adapter (n_out, R).
-    """
+    column for each adapter (n_out, R)."""
 
     pairs: Mapping[str, tuple[Tensor, Tensor]]
     row_scales: Tensor | None = None

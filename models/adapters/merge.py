@@ -26,8 +26,7 @@ def merge(
     changed one of a read-only type gets the type that it is requantized to. `file_type`: changed matrices
     get the types of this preset, and if it quantizes, all that are floats.
 
-    ModelFileError for a type that cannot be written, and for an adapter of a tied embedding.
-    """
+    ModelFileError for a type that cannot be written, and for an adapter of a tied embedding."""
     changes: dict[str, list[tuple[Pair, float, float]]] = {}
     for adapter, scale in adapters:
         for name, pair in fused(adapter, base, h).items():

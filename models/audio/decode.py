@@ -1,8 +1,7 @@
 """Decoding of sound files to waveforms: WAV by our own reader, others by libsndfile (soundfile).
 
 A file is decoded in blocks, mixed to one channel and resampled as it is read. So it takes
-the memory of its waveform, however well it is compressed.
-"""
+the memory of its waveform, however well it is compressed."""
 
 from __future__ import annotations
 

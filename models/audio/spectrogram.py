@@ -23,8 +23,7 @@ def chunks_of(waveform: Waveform, p: AudioParams) -> list[F32]:
     """Log-mel spectrograms (N_FRAMES, n_mel) f32 of the chunks of a sound, in order.
 
     Whisper's values are relative to the loudest of the sound: 8 decades below it is silence. Gemma 4's
-    are absolute, and its last chunk has fewer frames.
-    """
+    are absolute, and its last chunk has fewer frames."""
     samples = np.asarray(waveform.samples, np.float32)
     if p.projector.conformer:
         return [_magnitudes(samples[i : i + _CHUNK], p.n_mel) for i in range(0, max(1, len(samples)), _CHUNK)]

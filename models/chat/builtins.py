@@ -1,8 +1,7 @@
 """Chat templates by the short names that llama.cpp's --chat-template knows, written in Jinja.
 
 They render as llama.cpp's own formatter does for each name (facts from its `src/llama-chat.cpp`):
-no BOS, which the tokenizer adds.
-"""
+no BOS, which the tokenizer adds."""
 
 from __future__ import annotations
 

@@ -45,8 +45,7 @@ class Efforts:
     def variables(self, effort: Any) -> dict[str, Any]:
         """The template's variables for an effort, in its own words; none where it has no such level.
 
-        Raises UnknownEffort if the effort is no level and the template refuses it.
-        """
+        Raises UnknownEffort if the effort is no level and the template refuses it."""
         chosen: dict[str, Any] = {}
         for name, (known, refuses) in self._levels.items():
             if effort in known or (isinstance(effort, str) and effort not in LEVELS and not refuses):

@@ -34,8 +34,7 @@ class Renderer:
     def __call__(self, variables: dict[str, Any]) -> str:
         """The text for these variables. Raises ChatTemplateError, also if it becomes too long.
 
-        Time and memory are bounded for templates of model files only (models/chat/sandbox.py).
-        """
+        Time and memory are bounded for templates of model files only (models/chat/sandbox.py)."""
         chunks: list[str] = []
         size = 0
         try:

@@ -2,8 +2,7 @@
 
 A template comes with a model's file, so anybody may have written it. It runs in a process of its
 own with bounded processor time and memory. A template that exceeds a bound
-ends its process and fails one request; the next request has a new process.
-"""
+ends its process and fails one request; the next request has a new process."""
 
 from __future__ import annotations
 

@@ -38,8 +38,7 @@ def from_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer, source: str
     """The template of a GGUF file, or of `source` (Jinja, or a built-in's name); ChatML if there is
     none.
 
-    Raises ChatTemplateError if the template is not valid Jinja.
-    """
+    Raises ChatTemplateError if the template is not valid Jinja."""
 
     def text(id: int | None) -> str:
         return "" if id is None else tokenizer.text(id)
@@ -122,8 +121,7 @@ class ChatTemplate:
         If the template knows no tools, the system message explains them. Content is a text, null or
         a list of typed parts. A reasoning_effort that the template does not know never reaches it
         (`Efforts`). Raises ChatTemplateError, one line with the template's own message,
-        if the template refuses the conversation, fails, or exceeds a bound.
-        """
+        if the template refuses the conversation, fails, or exceeds a bound."""
         variables = self._defaults(kwargs) | self._efforts.variables(kwargs.get("reasoning_effort"))
         variables |= {name: kwargs[name] for name in kwargs if name != "reasoning_effort"}
         variables["add_generation_prompt"] = add_generation_prompt
@@ -198,8 +196,7 @@ class ChatTemplate:
 
         `opened`: the generation prompt has opened the reasoning, which a text without reasoning
         closes first, as in llama.cpp. The syntax is what the model would have written around the
-        text; the answer is the client's part.
-        """
+        text; the answer is the client's part."""
         opening, closing = self.reasoning or ("", "")
         gap = "" if self.calls.restart or self.calls.name in REASONING_OF or opening.endswith("\n") else "\n"
         frame = self.calls.around[0] if self.calls.around else ""
@@ -319,8 +316,7 @@ class _Probe:
         """The place where the template reads reasoning: one of REASONING_FORMS; "": none.
 
         A form does not count if the template writes it as JSON or as Python does, nor typed parts if it fails
-        with them.
-        """
+        with them."""
         calling = {"role": "assistant", "content": "", "tool_calls": [_CALL]}
         answering = {"role": "assistant", "content": "a"}
         turns: list[list[Message]] = [[calling, _RESULT], [answering]]

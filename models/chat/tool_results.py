@@ -17,8 +17,7 @@ def in_call_order(messages: Sequence[Message]) -> list[Message]:
     """The conversation with each run of results in the order of its calls.
 
     Many templates write no ids, so the model pairs results with calls by their order. A result
-    without a call of its id takes a place that no other has.
-    """
+    without a call of its id takes a place that no other has."""
     ordered: list[Message] = []
     calls: list[Any] = []
     for role, group in groupby(messages, key=lambda message: message.get("role")):
@@ -111,8 +110,7 @@ def within_turns(messages: Sequence[Message]) -> list[Message]:
     message.
 
     Text before a call becomes a message of its own, since templates write content after the
-    results.
-    """
+    results."""
     turns: list[Message] = []
     at = 0
     while at < len(messages):

@@ -116,8 +116,7 @@ class GGUFFile:
 
         For tensors that have been repacked into memory of their own. All bytes stay readable: a
         later access reads them from the page cache or the disk again. Does nothing on a system
-        without madvise.
-        """
+        without madvise."""
         advice = getattr(mmap, "MADV_DONTNEED", None)
         for part in self._parts:
             if advice is not None and not part.buffer.closed:
@@ -198,8 +197,7 @@ def read_block(path: Path, index: int, model: Part) -> tuple[Part, Metadata]:
 
     llama.cpp's converter writes such files (`mtp-….gguf`) beside the model's; a file with the
     layers and the head serves as well. Returns the head's tensors alone, and the model's metadata
-    with the keys of the head. ModelFileError: the file is another model's, or has no head.
-    """
+    with the keys of the head. ModelFileError: the file is another model's, or has no head."""
     part = read_part(path, index)
     try:
         return _checked(part, model)

@@ -35,8 +35,7 @@ class Metadata(Mapping[str, Any]):
 
     An array of numbers becomes a read-only numpy array, an array of strings a `list[bytes]`. In
     scalar strings, bytes that are not UTF-8 have been replaced: a badly encoded description is no
-    reason to refuse a model. `types`: how the file has each value, and the items of an array.
-    """
+    reason to refuse a model. `types`: how the file has each value, and the items of an array."""
 
     def __init__(
         self,

@@ -25,8 +25,7 @@ def scan_strings(buffer: mmap.mmap, begin: int, count: int) -> tuple[NDArray[np.
 
     Fewer offsets than `count` mean that the string after them does not end inside the file; the
     offset is then its own. Time and memory are linear in the strings found, whatever `count`
-    claims.
-    """
+    claims."""
     data = np.frombuffer(buffer, np.uint8)
     chunks: list[NDArray[np.int64]] = []
     n_found, pos, steps = 0, begin, _FIRST_STEPS
@@ -55,8 +54,7 @@ def _chain(data: NDArray[np.uint8], pos: int, n_wanted: int) -> tuple[NDArray[np
     block.
 
     Also where the last of them ends, and whether the chain went on to the end of the block (or of
-    what was wanted).
-    """
+    what was wanted)."""
     zero = data[pos + 1 : pos + _BLOCK] == 0
     if len(zero) < 7:
         return np.empty(0, np.int64), pos, False

@@ -56,8 +56,7 @@ class Data:
     themselves (f32).
 
     Replaces an array by a source of its rows, read in pieces while they are written; the whole is
-    never in memory.
-    """
+    never in memory."""
 
     array: Numbers | Callable[[], Iterable[Numbers]]
     shape: tuple[int, ...]  # numpy order

@@ -3,8 +3,7 @@
 Rules `name ::= alternatives`, of literals "…", classes […] and [^…], `.`, references, groups (…),
 repetition * + ? {m} {m,} {m,n}, comments #…, escapes \\n \\r \\t \\\\ \\" \\[ \\] \\xHH \\uHHHH
 \\UHHHHHHHH, and tokens <text>, <[id]>, !<text>. A rule ends with its line, except inside of a group
-and after `|` or `::=`. Left recursion, which llama.cpp refuses, is allowed.
-"""
+and after `|` or `::=`. Left recursion, which llama.cpp refuses, is allowed."""
 
 from __future__ import annotations
 

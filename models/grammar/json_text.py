@@ -52,8 +52,7 @@ _COUNTS = ("minItems", "maxItems", "minProperties", "maxProperties")
 class Limits(NamedTuple):
     """Digits of a number: before the point, behind it, of the exponent; parts of an array or object.
 
-    `patterns`: strings may have one; `mixed`: there is other text beside JSON.
-    """
+    `patterns`: strings may have one; `mixed`: there is other text beside JSON."""
 
     before: int = _DIGITS
     behind: int = _DIGITS

@@ -3,8 +3,7 @@
 llguidance's lexer is greedy: it takes the longest lexeme and never goes back, while a GBNF grammar
 has no lexer at all. A grammar without recursion becomes one lexeme, which is exact. In the others
 characters are lexemes (exact, but a mask then takes longer), and longer parts only where the greedy
-choice is the only one (lexemes.py).
-"""
+choice is the only one (lexemes.py)."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ def lark_rules(grammar: Rules, name: str = "start", *, end: str = "") -> list[st
     """Lark of a grammar: the rule `name`, and rules whose names begin with it. `end`: a text after it, which the
     text of a grammar without recursion cannot contain.
 
-    GrammarError when it is too large.
-    """
+    GrammarError when it is too large."""
     prefix = "" if name == "start" else f"{name}_"
     if end:
         inside = {"@": Seq((Ref(grammar.root), literal(end)))}
@@ -60,8 +58,7 @@ def _references(node: Node) -> set[str] | None:
 def _regular(grammar: Rules) -> dict[str, str]:
     """Regular expressions of the rules that reach neither recursion nor tokens.
 
-    A rule comes after the rules that it refers to.
-    """
+    A rule comes after the rules that it refers to."""
     waits = {name: _references(node) for name, node in grammar.rules.items()}
     users: dict[str, list[str]] = {name: [] for name in grammar.rules}
     for name, references in waits.items():

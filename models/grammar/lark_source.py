@@ -3,8 +3,7 @@
 Rules and terminals of texts "…"i, /regular expressions/, ranges "a".."z", groups (…), options […],
 repetitions ? * + ~ n ~ n..m {n,m}, aliases `-> name`, priorities, `%import common.…`, `%ignore`,
 comments // and #. Terminals are read as parts of the rules: there is no lexer, and so no priority
-among them. Templates, `%declare`, `%override`, `%extend` and other imports are not enforceable.
-"""
+among them. Templates, `%declare`, `%override`, `%extend` and other imports are not enforceable."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ def parse_lark(source: str) -> Rules:
     """The rules of a grammar; the root is `start`.
 
     GrammarError names line and column, or the rule. NotEnforceable: it is well-formed as far as it
-    was read, and has a part that this engine cannot enforce.
-    """
+    was read, and has a part that this engine cannot enforce."""
     return _Parser(source).rules()
 
 

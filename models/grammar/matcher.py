@@ -47,8 +47,7 @@ class Grammar:
         keywords that cannot be enforced are ignored, as llama.cpp does) and "strict_json_schema"
         (they are errors), "regex" (Rust's dialect, of the whole output), or "lark" (llguidance's,
         whose rules may contain `json_rule(schema)` and `quoted(text)`). The first grammar of a
-        large vocabulary takes a second: not for the event loop.
-        """
+        large vocabulary takes a second: not for the event loop."""
         if kind not in KINDS:
             raise ValueError(f"unknown kind of grammar {kind!r}; known are {', '.join(KINDS)}")
         if len(source) > MAX_CHARS:
@@ -85,8 +84,7 @@ class Matcher:
         """Token bitmask of the next position, (⌈V/32⌉,) u32: bit i of word w allows token 32·w + i.
 
         End tokens are allowed where the grammar can end, and are the only ones where it must.
-        Raises GrammarError if the grammar has become too complex.
-        """
+        Raises GrammarError if the grammar has become too complex."""
         n_vocab = self.tokenizer.n_vocab
         bits = np.zeros(-(-(n_vocab + 256) // 32), np.uint32)
         if not self.ended and self._json is not None:

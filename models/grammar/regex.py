@@ -44,8 +44,7 @@ def regex_node(source: str, flags: str = "") -> Node:
     """The tree of an expression; `flags` are letters of `imsx`.
 
     GrammarError: it is no regular expression. NotEnforceable: it has look-around, back-references,
-    or classes of characters by property.
-    """
+    or classes of characters by property."""
     bits = sum({"i": re.I, "m": re.M, "s": re.S, "x": re.X}.get(flag, 0) for flag in set(flags))
     try:
         with warnings.catch_warnings():

@@ -55,8 +55,7 @@ def json_rule(schema: Any, *, strict: bool = False) -> str:
     """JSON of a schema as a part of a Lark rule.
 
     Keywords that cannot be enforced are errors if `strict`; else they are dropped, and `oneOf` is
-    taken for `anyOf`.
-    """
+    taken for `anyOf`."""
     schema = prepared(schema, strict=strict)
     if isinstance(schema, dict):
         options = {

@@ -37,8 +37,7 @@ class _Wrapper:
     without text is never allowed; tokens that end a generation have none here, since the matcher
     decides about them. Bytes 0xFF, which no UTF-8 has, mark special tokens in llguidance. After the
     vocabulary come 255 tokens of one byte each, for the part of a token with which a lazy grammar
-    begins.
-    """
+    begins."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         pieces = [tokenizer.piece(id) for id in range(tokenizer.n_vocab)]
@@ -61,8 +60,7 @@ def prepare_ahead(tokenizer: Tokenizer) -> bool:
     do.
 
     llguidance holds the GIL for 5 µs a token in one call: made with the first grammar it would
-    pause every stream.
-    """
+    pause every stream."""
     if tokenizer.n_vocab < LARGE or tokenizer in _tries:
         return False
     vocabulary_of(tokenizer)

@@ -28,8 +28,7 @@ class Hparams:
     """Sizes and constants of one model, by GGUF's names.
 
     `n_ff`, `n_head_kv`, `head_dim` and `rope_dim` are those of most layers, or of the
-    full-attention layers; `sizes(layer)` has each layer's own.
-    """
+    full-attention layers; `sizes(layer)` has each layer's own."""
 
     arch: str
     n_ctx_train: int

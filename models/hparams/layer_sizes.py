@@ -37,8 +37,7 @@ def read_layer_sizes(
 
     `n_ff`: default width; `is_local`: the sliding-window layers, whose heads may have their own
     size (gemma4); `mla`: heads are the compressed KV row then. ModelFileError names the key at
-    fault.
-    """
+    fault."""
     architecture = ARCHITECTURES[keys.arch]
     if not architecture.attention.enabled:
         return LayerSizes(0, 0, 0, 0), ()

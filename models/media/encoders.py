@@ -24,8 +24,7 @@ Array = npt.NDArray[Any]
 class Encoder(Protocol):
     """An encoder: tiles of one size → rows of the text model.
 
-    A size is (height, width) of pixels, or (frames, mel bins) of a spectrogram.
-    """
+    A size is (height, width) of pixels, or (frames, mel bins) of a spectrogram."""
 
     @property
     def states(self) -> list[str]: ...  # names of its constants

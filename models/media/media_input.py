@@ -25,8 +25,7 @@ T = TypeVar("T")
 class MediaCache(Generic[T]):
     """LRU cache of decoded media by digest, CACHE_NBYTES at most. Any thread may call it.
 
-    Each request of a conversation has all of its media again, so they are decoded once.
-    """
+    Each request of a conversation has all of its media again, so they are decoded once."""
 
     def __init__(self, nbytes: Callable[[T], int]) -> None:
         """`nbytes`: bytes of an entry."""
@@ -98,8 +97,7 @@ class MediaInput:
         """(token ids, tiles) of texts with an image or a sound between each two.
 
         `add_special`: add BOS and EOS where the vocabulary has them. As in llama.cpp, each text is
-        tokenized by itself.
-        """
+        tokenized by itself."""
         tokenizer = self._tokenizer
         pieces: list[Sequence[int] | Tile] = []
         if add_special and tokenizer.add_bos and tokenizer.bos_id is not None:

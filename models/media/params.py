@@ -56,8 +56,7 @@ def read_media_params(
     """Read the parameters of a projector file's encoders. ModelFileError names the key at fault.
 
     The arguments are the same as of `read_params`. An audio encoder of an unknown type is left out,
-    with a warning, if the file has an encoder of images.
-    """
+    with a warning, if the file has an encoder of images."""
     audio = None
     has_audio = audio_kind(gguf.metadata) is not None
     if not gguf.metadata.get("clip.has_vision_encoder", not has_audio):

@@ -27,8 +27,7 @@ def fitting_projector(
 ) -> Path | None:
     """The projector beside a model, by name and by tensors; None: there is none, and a warning says
     why not the one that is there. `own_folder`: the folder is this model's, so any name will do
-    where none belongs to the model's.
-    """
+    where none belongs to the model's."""
     paths = [path for path in projectors_in(model.parent) if path != model] if h.causal else []
     named = [path for path in paths if _belongs(path, model)] or (paths if own_folder else [])
     if paths and not named and warn:

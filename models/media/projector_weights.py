@@ -46,8 +46,7 @@ class DeclaredTensors:
     """The tensors of one encoder and its projector, by which a file is checked and loaded.
 
     `audio`: the encoder of sounds, else of images. `bounded`: matrices may have bounds. `biased`:
-    ends of names of norms that get a bias of zero if the file has none.
-    """
+    ends of names of norms that get a bias of zero if the file has none."""
 
     kind: str
     parts: Mapping[str, TensorSlice]

@@ -1,8 +1,7 @@
 """Media of a prompt: tiles of pixels or sound, their places among the tokens, and M-RoPE positions.
 
 Each row of a tile is a token of the prompt whose id is negative and made from the hash of its
-values. So prefix cache, host memory and slot files distinguish media like texts.
-"""
+values. So prefix cache, host memory and slot files distinguish media like texts."""
 
 from __future__ import annotations
 
@@ -115,8 +114,7 @@ class PromptMedia:
         An image has one position in time, and the text after it goes on behind its larger side
         (Qwen2-VL). Rows of sound have positions of text. Framed rows have their own positions in
         time, their line, their column, and the number of earlier images; their first and last row
-        have positions of text (HunyuanVL).
-        """
+        have positions of text (HunyuanVL)."""
         places = np.tile(np.arange(start, start + n), (4, 1))
         n_saved = 0  # rows of the images so far, less the positions that they take
         for number, span in enumerate(self.spans):

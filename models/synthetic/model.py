@@ -60,8 +60,7 @@ def parse_dtype(name: str) -> tuple[str, str]:
 
     `Q4_K_M`, `Q4_K_S`, `Q5_K_M` and `Q5_K_S` mean Q4_K or Q5_K with the embedding (the output too,
     here) in Q6_K; any other name means itself for both. Raises ValueError for a type that we cannot
-    write.
-    """
+    write."""
     dtype = name.lower()
     if dtype in ("q4_k_m", "q4_k_s", "q5_k_m", "q5_k_s"):
         return dtype[:4], "q6_k"
@@ -85,8 +84,7 @@ def synthesize(
     matrices whose rows are not whole blocks of it get the type that llama.cpp would fall back to,
     and norms are always F32. `progress` is told the bytes of weights written so far and in all. The
     file appears under its name only when it is complete. Raises ValueError for a shape, type or
-    architecture that is not known.
-    """
+    architecture that is not known."""
     if arch != "llama":
         raise ValueError(f"unknown architecture {arch!r}; only 'llama' can be synthesized")
     if isinstance(shape, str):

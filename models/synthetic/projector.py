@@ -1,7 +1,6 @@
 """Projectors (mmproj) with random weights, for a text model of any width.
 
-The files load in llama.cpp as well.
-"""
+The files load in llama.cpp as well."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ def synthesize_projector(
 
     `n_embd_text`: width of the text model. `shape`: a name of PROJECTOR_SHAPES or a
     ProjectorShape. `progress` is told the bytes of weights written so far and in all. Raises
-    ValueError for a shape that is not known.
-    """
+    ValueError for a shape that is not known."""
     if isinstance(shape, str):
         if shape not in PROJECTOR_SHAPES:
             raise ValueError(f"unknown shape {shape!r}; the shapes are {', '.join(PROJECTOR_SHAPES)}")

@@ -1,8 +1,7 @@
 """Random weights of a GGUF file.
 
 Quantising a billion numbers would take minutes, so a large tensor is put together from a pool of a
-million quantised ones: each of its rows is a random sequence of blocks of the pool.
-"""
+million quantised ones: each of its rows is a random sequence of blocks of the pool."""
 
 from __future__ import annotations
 

@@ -22,8 +22,7 @@ def from_metadata(metadata: Mapping[str, Any], *, path: str | PathLike[str] = "t
     """The tokenizer of a GGUF file, from its metadata; `path` is for error messages only.
 
     Raises ModelFileError, naming the key, for a kind of tokenizer that is not supported and for a
-    vocabulary that is broken.
-    """
+    vocabulary that is broken."""
     try:
         vocab = load_vocab(metadata)
         if vocab.vocab_type == SPM:

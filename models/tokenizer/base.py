@@ -24,8 +24,7 @@ class Tokenizer(ABC):
     """Text to token ids and back, with exactly llama.cpp's results.
 
     Ids of special tokens are None where the vocabulary has none. Instances are immutable for their
-    users and may be shared by threads.
-    """
+    users and may be shared by threads."""
 
     def __init__(self, vocab: Vocab) -> None:
         special = vocab.special
@@ -59,8 +58,7 @@ class Tokenizer(ABC):
 
         `add_special` adds the BOS, EOS, CLS and SEP that the vocabulary asks for. `parse_special`
         turns the text of control tokens into their ids; user-defined tokens are always recognised.
-        Lone surrogates, which have no UTF-8, count as U+FFFD.
-        """
+        Lone surrogates, which have no UTF-8, count as U+FFFD."""
         ids: list[int] = []
         for part in self.encode_parts(text, add_special=add_special, parse_special=parse_special):
             ids += part
@@ -101,8 +99,7 @@ class Tokenizer(ABC):
     def _group_special_tokens(self) -> dict[str, list[int]]:
         """Special tokens by their first three characters.
 
-        One search then rules out the thousands of <unused…> that some files have.
-        """
+        One search then rules out the thousands of <unused…> that some files have."""
         groups: dict[str, list[int]] = defaultdict(list)
         for i in np.flatnonzero(np.array(self.vocab.attrs) & _SPECIAL).tolist():
             groups[self.vocab.tokens[i][:3]].append(i)
@@ -144,8 +141,7 @@ class Tokenizer(ABC):
     def piece(self, id: int, *, special: bool = True) -> bytes:
         """The bytes of one token; none for control and unknown tokens unless `special`.
 
-        Raises IndexError for an id outside the vocabulary.
-        """
+        Raises IndexError for an id outside the vocabulary."""
         if not 0 <= id < self.n_vocab:
             raise IndexError(f"token id {id} is outside the vocabulary of {self.n_vocab}")
         if not special and self.vocab.attrs[id] & _SILENT:
@@ -179,8 +175,7 @@ class Tokenizer(ABC):
         `encode` put in front.
 
         As llama_detokenize without its clean-up of spaces before punctuation, which loses text of the
-        tokens. The space is taken from the first token only, so after a BOS it stays, as there.
-        """
+        tokens. The space is taken from the first token only, so after a BOS it stays, as there."""
         first, *rest = [self.piece(id, special=special) for id in ids] or [b""]
         return b"".join([first.removeprefix(b" ") if self.add_space_prefix else first, *rest])
 
@@ -215,8 +210,7 @@ def _without_lone_surrogates(text: str) -> str:
 
 class KnownWords(dict[str, list[int]]):
     """`words[word]` is `encode(word)`. A text repeats its words, and their merges do not depend on
-    what is around.
-    """
+    what is around."""
 
     def __init__(self, encode: Callable[[str], list[int]]) -> None:
         self._encode = encode

@@ -12,8 +12,7 @@ class StreamDecoder:
 
     What all calls return, put together, is the UTF-8 of all pieces with U+FFFD for invalid bytes;
     nothing is lost and nothing comes twice. Special tokens have no text unless `special`, or they
-    are among the `preserved`.
-    """
+    are among the `preserved`."""
 
     def __init__(self, tokenizer: Tokenizer, *, special: bool = False, preserved: frozenset[int] = frozenset()) -> None:
         self._tokenizer = tokenizer

@@ -125,8 +125,7 @@ class Charsmap:
     A length, a trie as a double array of that many bytes (Aoe, 1989; 32 bits a node: the character
     that leads here, a flag whether a beginning ends here, and an offset to the children, which is
     taken by exclusive or), then the new texts, each ended by a 0. Empty: there is none. VocabError
-    for one that is cut off.
-    """
+    for one that is cut off."""
 
     def __init__(self, data: bytes) -> None:
         nbytes = int.from_bytes(data[:4], "little")

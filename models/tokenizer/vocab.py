@@ -122,8 +122,7 @@ def load_vocab(metadata: Mapping[str, Any]) -> Vocab:
     Unlike llama.cpp a token that occurs twice is accepted: the first id encodes, both decode.
 
     Raises VocabError for a tokenizer or pre-tokenizer that is not supported, and for missing or
-    broken arrays.
-    """
+    broken arrays."""
     model = _get(metadata, "model", str, None)
     if model is None:
         raise VocabError(f"{_KEY}model is missing")

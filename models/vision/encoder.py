@@ -69,8 +69,7 @@ class Windows:
 class VisionEncoder:
     """The encoder of one projector file on the session of its text model.
 
-    A class token is the last row of a tile, and no row of the result.
-    """
+    A class token is the last row of a tile, and no row of the result."""
 
     p: VisionParams
     w: Weights
@@ -198,8 +197,7 @@ class VisionEncoder:
         """Rows (n_tiles · rows of a tile, n_embd_text) f32 of tiles of `height` × `width` pixels,
         then as many for each deepstack layer.
 
-        Their inputs are those of `feeds`.
-        """
+        Their inputs are those of `feeds`."""
         p, w = self.p, self.w
         n_patches = self.n_inputs(height, width)
         length = n_patches + self.has_class

@@ -114,8 +114,7 @@ def read_below(folder: str | Path, path: str, kind: str) -> bytes:
     FileError: it is no `kind`.
 
     Links count by where they lead. The file is opened part by part from the folder on, without
-    links, so that one made in the meantime leads nowhere.
-    """
+    links, so that one made in the meantime leads nowhere."""
     root, escape = os.path.realpath(folder), FileError(f"is no {kind}")
     if "\0" in path:
         raise escape

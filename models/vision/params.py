@@ -106,8 +106,7 @@ def read_params(
 
     `tokens`: least and most rows of a dynamic tile where not 0 (`--image-min-tokens`,
     `--image-max-tokens`). `causal`: the text model has causal images, with any projector.
-    `n_ubatch`: tokens of a step, which a bidirectional image must fit into; 0: not known.
-    """
+    `n_ubatch`: tokens of a step, which a bidirectional image must fit into; 0: not known."""
     metadata, path = gguf.metadata, str(gguf.path)
     if metadata.get("general.architecture") != "clip":
         raise ModelFileError(path, "is no projector file (mmproj): its general.architecture is not 'clip'")

@@ -1,7 +1,6 @@
 """Image preprocessing: an image of any size → tiles of the encoder, with the texts around them.
 
-Sizes follow llama.cpp (`tools/mtmd`), in f32 as there; resampling is Pillow's.
-"""
+Sizes follow llama.cpp (`tools/mtmd`), in f32 as there; resampling is Pillow's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Vision projectors by their GGUF name, with the facts that their files do not state.
 
-The facts are llama.cpp's (`tools/mtmd`), whose results tests/models/vision compares with.
-"""
+The facts are llama.cpp's (`tools/mtmd`), whose results tests/models/vision compares with."""
 
 from __future__ import annotations
 

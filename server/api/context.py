@@ -176,8 +176,7 @@ def api_key(request: web.Request) -> str:
 
 def client_key(request: web.Request) -> str:
     """The key of the client that owns a stream. Behind a router all requests have the router's key;
-    it passes on the client's.
-    """
+    it passes on the client's."""
     return request.headers.get(CLIENT_KEY, "") if _behind_router(request) else api_key(request)
 
 

@@ -124,8 +124,7 @@ def user_of(request: web.Request, job: GenerationJob) -> str:
 
 async def verify(request: web.Request) -> web.StreamResponse:
     """POST /v1/verify: how far the model agrees with a draft, and the token that it would choose
-    next.
-    """
+    next."""
     context = request.app[CONTEXT]
     parser = context.parser_for(request)
     id, body = await context.parsed(request, lambda body: (slot_to_continue(body, context.config), body))

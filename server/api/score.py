@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
 async def score(request: web.Request) -> web.Response:
     """`input`: a text, token ids, a training row (text, prompt and completion, messages), or an
-    array of these.
-    """
+    array of these."""
     context = request.app[CONTEXT]
     served = context.writer
     if served.engine is None:

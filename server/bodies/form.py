@@ -37,8 +37,7 @@ def is_form(request: web.BaseRequest) -> bool:
 def form_fields(content_type: str, body: bytes | bytearray) -> dict[str, bytes]:
     """The contents of a form's parts by name, the last of each name. InvalidRequest: the body is no form.
 
-    `content_type`: the header with the boundary.
-    """
+    `content_type`: the header with the boundary."""
     mark = _boundary(content_type)
     at = 0 if body.startswith(mark) else _next(body, mark, 0)
     fields: dict[str, bytes] = {}

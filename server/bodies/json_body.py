@@ -41,8 +41,7 @@ def json_object(raw: bytes | bytearray) -> dict[str, Any]:
 
 def json_value(raw: bytes | bytearray) -> object:
     """A request's body, or 400; 413 beyond MAX_VALUES. Stricter than Python: UTF-8 only, no NaN or
-    Infinity, no lone surrogates. A byte order mark is skipped.
-    """
+    Infinity, no lone surrogates. A byte order mark is skipped."""
     n_brackets = raw.count(b"[") + raw.count(b"{")
     quick = len(raw) <= _QUICK or raw.count(b'"') // 2 + n_brackets + raw.count(b",") // 8 <= _QUICK
     if not quick and _n_values(raw) > MAX_VALUES:

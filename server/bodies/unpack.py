@@ -27,8 +27,7 @@ def content(request: web.Request, limit: int) -> StreamReader:
     """The request's body, decompressed; a body without Content-Encoding is the stream as it is.
 
     UnsupportedEncoding: neither gzip nor deflate. Reading a decompressed body raises TooLarge
-    beyond `limit` bytes, and InvalidRequest if it is not of the header's encoding.
-    """
+    beyond `limit` bytes, and InvalidRequest if it is not of the header's encoding."""
     items = ",".join(request.headers.getall("Content-Encoding", ()))
     codings = [name for part in items.split(",") if (name := part.strip().lower()) not in ("", "identity")]
     if not codings:

@@ -1,7 +1,6 @@
 """Tracing: OpenTelemetry spans of a request and its phases, by the standard environment variables.
 
-Nothing of OpenTelemetry is imported unless one of them asks for traces. No span has a text.
-"""
+Nothing of OpenTelemetry is imported unless one of them asks for traces. No span has a text."""
 
 from __future__ import annotations
 

@@ -31,8 +31,7 @@ _BY_ROUTE = {(each.method, name): each for each in OPERATIONS for name in (each.
 
 def document(version: str, routes: Iterable[tuple[str, str]], *, prefix: str = "", keys: bool = False) -> ApiDocument:
     """The document of an application with these routes (method, path). `prefix` stands before each
-    path; `keys`: requests need an API key.
-    """
+    path; `keys`: requests need an API key."""
     paths: dict[str, Schema] = {}
     schemas: dict[str, Schema] = {}
     for method, path in sorted(routes):

@@ -97,8 +97,7 @@ def _binary(schema: Schema) -> Schema:
 
 def answer_schema(answer: Any) -> Described:
     """The schema of an answer of this type, or of one of a list of types. All fields but those of
-    Opt are always there.
-    """
+    Opt are always there."""
     schemas, components = of_types(answer if isinstance(answer, list) else [answer])
     for component in components.values():
         for name, field in component["properties"].items():

@@ -139,8 +139,7 @@ def start_from(trainable: Trainable, adapter: Adapter) -> None:
     """Begin with an adapter's values instead. TrainingError: it has not these tensors and ranks.
 
     Of a fused matrix the file has one pair, with A stacked and B block-diagonal; a part's own
-    columns are those where its B is not 0.
-    """
+    columns are those where its B is not 0."""
     options = trainable.lora
     assert options is not None
     values: dict[str, F32] = {}

@@ -25,8 +25,7 @@ def spans_of_answers(
 
     `render(messages, with a generation prompt)` renders the first of them, or marked ones; errors
     are its own. None: an answer is not found by its text, or the template does not write all
-    answers alike (it may rewrite earlier turns).
-    """
+    answers alike (it may rewrite earlier turns)."""
     texts = [messages[i].get("content") for i in learned]
     plain = all(isinstance(text, str) and text.strip() for text in texts)
     if not plain or any(messages[i].get("tool_calls") for i in learned) or _MARK.search(whole):

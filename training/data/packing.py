@@ -111,8 +111,7 @@ class _Pieces(ABC, Generic[E]):
     """Tokenized examples, in pieces of at most T tokens and a label; one with images has one piece.
 
     Memory: five bytes a token, of rows with images up to 24 more; an example is kept only until its
-    tokens are stored.
-    """
+    tokens are stored."""
 
     _BEYOND = "do not see the beginning"  # the tokens beyond the context
     alignment = 1  # tokens: sequences of a window begin at multiples of it
@@ -453,8 +452,7 @@ def find_samples(
     """(begin, end) in characters of every sample: the text after each occurrence of `start`.
 
     A sample ends where the next begins; `overlapping` ones have the length of the longest, or T. A
-    text without the pattern is one sample.
-    """
+    text without the pattern is one sample."""
     samples = []
     at = text.find(start)
     while at >= 0:

@@ -1,8 +1,7 @@
 """Public addresses: not this machine, its networks or a cloud's metadata, also behind a redirect.
 
 A client names addresses to ask or to fetch from, and a redirect may name any. A host is judged after
-it was resolved, and once more when its connection stands: a name may change in between.
-"""
+it was resolved, and once more when its connection stands: a name may change in between."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ A kernel of `backends/cpu/kernels` is compiled once per machine (`llvm.py`). The
 numba, LLVM, the processor and its features, and the kernel's sources. A file ends in a checksum,
 and a damaged one is compiled again. A warm start reads the files in milliseconds and imports
 neither numba nor LLVM (`linker.py`). Kernels have numba's calling convention: `i32 f(ret*,
-exception*, a, begin, end, scratch)`.
-"""
+exception*, a, begin, end, scratch)`."""
 
 from __future__ import annotations
 
@@ -72,8 +71,7 @@ def load(names: Iterable[str]) -> None:
     """Load kernels from the cache, or compile and cache them.
 
     KernelError names a kernel that cannot be compiled. DeviceError: the system forbids running
-    generated code.
-    """
+    generated code."""
     names = dict.fromkeys(names)
     # lock-free: a thread that compiles holds the lock for seconds
     if all(n in _addresses for n in names):

@@ -49,8 +49,7 @@ def _module_of(family: str) -> str:
 @functools.cache
 def _digest(module: str) -> str:
     """Digest of a module, its transitive imports below `kernels`, and what these import of `graph`
-    (formulas, codes). A change recompiles its kernels.
-    """
+    (formulas, codes). A change recompiles its kernels."""
     closure, stack = {module}, [module]
     while stack:
         for other in _sources()[stack.pop()][1]:

@@ -7,8 +7,7 @@ the System V ABI, AMD64 supplement, chapter 4.
 
 An image is a line of JSON, then the code: `{"entry": offset, "absolute": offsets, "functions":
 {name: offset}}`. `absolute` lists 64-bit words relative to the image's start. A function's word
-becomes its address.
-"""
+becomes its address."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ def is_image(code: bytes) -> bool:
 def load(images: Sequence[bytes]) -> list[int]:
     """Entry addresses of the images.
 
-    MemoryError when there is no memory, OSError when it may not be executable.
-    """
+    MemoryError when there is no memory, OSError when it may not be executable."""
     if not images:
         return []
     parts = [image.partition(b"\n") for image in images]

@@ -1,8 +1,7 @@
 """Compilation of a kernel: numba makes LLVM IR, LLVM an object file, `linker.py` an image.
 
 Importing this imports LLVM. An object file that cannot be linked is cached as it is, and LLVM loads
-it.
-"""
+it."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ def object_code(source: str, entry: str, symbol: str) -> bytes:
 
     The frame pointer keeps rbp free of other uses. A Xeon mostly ignores a `prefetcht2`
     whose address begins with that register, which LLVM picks now and then; 8 rows took a fifth
-    longer (docs/experiments/cpu-matmul.md).
-    """
+    longer (docs/experiments/cpu-matmul.md)."""
     module = llvm.parse_assembly(re.sub(rf'^(define .*{re.escape(entry)}"?\(.*\)) {{$', FRAMED, source, flags=re.M))
     for function in module.functions:
         if not function.is_declaration and function.name != entry:

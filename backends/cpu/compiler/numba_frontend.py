@@ -4,8 +4,7 @@ numba compiles every callee to machine code of its own, with Python wrappers, an
 with all that it calls. Here only the IR is needed, which `llvm.py` optimises once, as a whole. For
 a kernel of 60 small functions that is 6 s instead of 34 s. numba has no option for it, so the
 unneeded steps are patched out while a kernel compiles. So are two that take a third of the rest:
-the rules of arrays, of which a kernel has none, for every operator, and garbage collection.
-"""
+the rules of arrays, of which a kernel has none, for every operator, and garbage collection."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Warm-up: compiles a model's kernels before the first request.
 
 `begin` starts with the kernels that every model needs, slowest first. `prepare` continues with
-those of a model's graph.
-"""
+those of a model's graph."""
 
 from __future__ import annotations
 
@@ -55,8 +54,7 @@ TRAINING = (
 def begin_training(frozen: Iterable[str] = ()) -> None:
     """Start compiling the kernels that training needs and the cache lacks; return at once.
 
-    `frozen`: dtypes of the weights that are not trained.
-    """
+    `frozen`: dtypes of the weights that are not trained."""
     back = (f"gemm:{layout}:k:{dtype}" for dtype in dict.fromkeys(frozen) for layout in ("tiles", "m"))
     jit.prefetch((*TRAINING, *back))
 

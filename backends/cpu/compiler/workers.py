@@ -3,8 +3,7 @@
 numba compiles one kernel at a time per process. A worker reads kernel names from its standard
 input, one a line. It answers each with a line that holds the size, then the machine code; size 0
 means failure. When the parent ends, the input ends, and the worker exits at once and silently. It
-has its own session, so Ctrl-C at the terminal reaches the parent only.
-"""
+has its own session, so Ctrl-C at the terminal reaches the parent only."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class CompileWorkers:
     """Queue of kernels to compile. `on_start(name, n_waiting)` and `on_done(name, code)` report.
 
     `read(name)`: code that another process has compiled meanwhile, or nothing. `lock(name, wait)`:
-    holds the right to compile a kernel; False if another process has it.
-    """
+    holds the right to compile a kernel; False if another process has it."""
 
     def __init__(
         self,

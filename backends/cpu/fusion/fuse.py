@@ -2,8 +2,7 @@
 
 A prefill saves the trip of intermediate results to memory and back; a decode step of one row saves
 a phase, and with it a barrier, per fused node. Batch invariance: a fused node gives the bits of its
-parts for any number of rows, so a rule may look at that number.
-"""
+parts for any number of rows, so a rule may look at that number."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ def _has_tile_of_two(product: Tensor) -> bool:
 def _join_siblings(fetches: Sequence[Tensor], is_ours: IsOurs) -> Sequence[Tensor]:
     """Products of the same activations as one `linear_parts`: no barrier between their tasks.
 
-    With many rows each product keeps all threads busy for long.
-    """
+    With many rows each product keeps all threads busy for long."""
     order = toposort(fetches)
     families: dict[Tensor, list[Tensor]] = defaultdict(list)  # by their activations
     for t in order:

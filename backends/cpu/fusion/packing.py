@@ -4,8 +4,7 @@
 size. The source bytes are the GGUF file's, aligned or not:
 
     memory = allocate(packed_nbytes("q8_0", n, k))                     # 64-byte aligned is best
-    pool.run(TaskList(pack_tasks("q8_0", gguf_address, memory_address, n, k)))
-"""
+    pool.run(TaskList(pack_tasks("q8_0", gguf_address, memory_address, n, k)))"""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ def duplicates(order: Iterable[Tensor], is_ours: Callable[[Tensor], bool]) -> di
 
     They have the same op, sources and attributes. Only the last RECENT packed forms are shared:
     keeping one from the forward to the backward pass costs more memory than packing it again costs
-    time.
-    """
+    time."""
     first: dict[Hashable, Tensor] = {}
     repeated: dict[Tensor, Tensor] = {}
     for t in order:
@@ -83,8 +81,7 @@ def duplicates(order: Iterable[Tensor], is_ours: Callable[[Tensor], bool]) -> di
 def packed_nbytes(dtype: str, n: int, k: int) -> int:
     """Bytes of a packed weight of n rows and k columns.
 
-    ValueError for a dtype or a row length that cannot be packed.
-    """
+    ValueError for a dtype or a row length that cannot be packed."""
     layout = LAYOUTS.get(dtype)
     if layout is None:
         raise ValueError(f"weights of type {dtype} cannot be packed; supported: {', '.join(LAYOUTS)}")

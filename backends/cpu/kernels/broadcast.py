@@ -44,8 +44,7 @@ def sum_to():
 def broadcast(name):
     """Broadcast arithmetic. a0…a3, b0…b3: strides of axes 0 to 3.
 
-    y is (d0, d1, d2, n); a unit is a row of n. Strides count elements; the innermost is 1 or 0.
-    """
+    y is (d0, d1, d2, n); a unit is a row of n. Strides count elements; the innermost is 1 or 0."""
     formula = vectors(name) if name != "copy" else lambda b, x, s: x[0]
     both = m.elementwise(2, 0, formula)
     left = m.elementwise(1, 1, lambda b, x, s: formula(b, [x[0], s[0]], []))

@@ -87,8 +87,7 @@ def codebook_reader(codes):
 def block_decoder(layout):
     """f(group, lane, i, first, last, out): part of one row's 32-element block i → f32 at out.
 
-    The part is steps `first`…`last`, four elements each.
-    """
+    The part is steps `first`…`last`, four elements each."""
     sections, quants, high, fine, mins = section_finder(layout), layout.quants, layout.high, layout.fine, layout.mins
     offset = 0 if mins or layout.codes else 128 >> layout.shift
     code, exponents = codebook_reader(layout.codes), layout.coarse == 16
@@ -162,8 +161,7 @@ def strip_decoder(dtype, width):
     """f(table, group_nbytes, n, row, rows, column, columns, target): part of a packed table as f32.
 
     The table is (…, n), the target [rows][width]. Floats are zero beyond `columns`. Width and
-    column are multiples of 16.
-    """
+    column are multiples of 16."""
     layout = LAYOUTS[dtype]
     if layout.block == 1:
         get = float_reader(dtype)

@@ -36,8 +36,7 @@ def rms_norm():
 def rms_norm_act(group_size):
     """RMS norm and `quantize_act`.
 
-    Scratch: a row.
-    """
+    Scratch: a row."""
     quantize_row = row_quantizer(int(group_size))
 
     def run(x_at, w_at, y_at, m, count, panel_rows, n_panels, eps_bits, begin, end, scratch):

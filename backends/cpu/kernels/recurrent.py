@@ -52,8 +52,7 @@ def _convolve(typingctx, x, x_step, taps, y, y_step, rows, size):
     """COLUMNS columns of y, row by row: the sum of `size` rows of x from its own on, times the
     taps.
 
-    Steps are in bytes. A row has the same bits for any division of rows among calls.
-    """
+    Steps are in bytes. A row has the same bits for any division of rows among calls."""
     parts = range(COLUMNS // 16)
 
     def codegen(ctx, b, sig, a):
@@ -82,8 +81,7 @@ def _convolve(typingctx, x, x_step, taps, y, y_step, rows, size):
 def causal_conv():
     """Causal convolution. A unit is 64 columns.
 
-    Scratch: their weights, by tap; input rows that are not contiguous; a row of y.
-    """
+    Scratch: their weights, by tap; input rows that are not contiguous; a row of y."""
 
     def run(x, w_at, states, begins_at, ends_at, y_at, rows, columns, size, n_states, begin, end, scratch):
         begins, ends, taps = i32p(begins_at), i32p(ends_at), f32p(scratch)
@@ -224,8 +222,7 @@ def key_head(h, heads, k_heads, grouped):
 def linear_attention():
     """Linear attention. A unit is WIDTH columns of a head.
 
-    Scratch: the state, and a row each of v, y and the recalled value.
-    """
+    Scratch: the state, and a row each of v, y and the recalled value."""
 
     def run(
         q_at, k_at, v_at, decay_at, beta_at, states_at, begins_at, ends_at, y_at, rows, heads, k_heads, size, width,

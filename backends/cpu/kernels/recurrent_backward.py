@@ -15,8 +15,7 @@ CHECKPOINT = 16  # rows between checkpoints of the state
 def causal_conv_back():
     """Gradient of the convolution; y: that of x, then of w. A unit is 64 columns.
 
-    Scratch: the gradient of w.
-    """
+    Scratch: the gradient of w."""
 
     def run(g_at, x_at, w_at, states_at, begins_at, y_at, rows, columns, size, begin, end, scratch):
         begins, of_taps = i32p(begins_at), f32p(scratch)
@@ -54,8 +53,7 @@ def causal_conv_back():
 @njit(forceinline=True)
 def _forward(s, k, v, decay, beta, residual_at, size, width, delta):
     """One token of a whole head: updates the state s (D, E); `missing` (E,) is v minus the
-    recalled.
-    """
+    recalled."""
     state, key, value, residual = f32p(s), f32p(k), f32p(v), f32p(residual_at)
     for c in range(width):
         residual[c] = value[c]
@@ -75,8 +73,7 @@ def linear_attention_back():
 
     y: gradients of q, k, v, decay and beta. Scratch: states at every CHECKPOINT-th row, then before
     each row between two checkpoints, the last state, its gradient; `missing` of those rows, and two
-    rows.
-    """
+    rows."""
 
     def run(
         g_at, q_at, k_at, v_at, decay_at, beta_at, states_at, begins_at, y_at, rows, heads, k_heads, size, width,

@@ -52,8 +52,7 @@ def rope_function(*, interleaved):
 
     A pair is two neighbours (`interleaved`), or the same index of the first and second `half`.
     Angles: `half` cosines, then the sines. Eight pairs at a time, whose angles stay in registers
-    for all heads.
-    """
+    for all heads."""
 
     def rotate(b, x, y, half, c, s):
         """Rotate the pairs from x on, as many as c has lanes."""
@@ -110,8 +109,7 @@ def rope_function(*, interleaved):
 def rope(layout):
     """RoPE. A unit is a token.
 
-    `layout`: interleaved or halves.
-    """
+    `layout`: interleaved or halves."""
     rotate = rope_function(interleaved=layout == "interleaved")
 
     def run(x_at, angles_at, y_at, heads, size, half, sign_bits, begin, end, scratch):

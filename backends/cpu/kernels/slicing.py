@@ -26,8 +26,7 @@ def block(how):
     """Strided copy, or with `how` "add" y += x. x0…x3, y0…y3: strides.
 
     A unit is a row of n, out of d0 · d1 · d2 rows. Strides count elements of four axes. Both
-    addresses are of the first element.
-    """
+    addresses are of the first element."""
     accumulate = how == "add"
 
     def run(x_at, y_at, n, d1, d2, x0, x1, x2, x3, y0, y1, y2, y3, begin, end, scratch):

@@ -3,8 +3,7 @@
 A step reads each weight once. When all weights together exceed the L3 cache, none of them is still
 there for the next step, but they evict the data of Python and of other ops. Zen cores can prefetch
 a line into the L1 cache alone (`prefetchnta`). Kernels of one row with quantised weights, which are
-bound by memory, have a variant that does so.
-"""
+bound by memory, have a variant that does so."""
 
 from __future__ import annotations
 

@@ -112,8 +112,7 @@ def _(t: Tensor, at: At) -> list[Task]:
 def grouped(x: Shape, y: Shape) -> list[tuple[bool, int]] | None:
     """Axes of x as runs of (y keeps them, length).
 
-    None where y is not x with some axes removed or of length 1.
-    """
+    None where y is not x with some axes removed or of length 1."""
     full = (1,) * (len(x) - len(y)) + y
     runs: list[tuple[bool, int]] = []
     for n, m in zip(x, full, strict=True):
@@ -191,8 +190,7 @@ def strides(x: Shape, y: Shape) -> tuple[int, ...]:
 def broadcast(name: str, t: Tensor, a: Tensor, b: Tensor, at: At) -> list[Task] | None:
     """Arithmetic of two arrays of any shapes.
 
-    Axes with a common stride are merged. None when more than four remain.
-    """
+    Axes with a common stride are merged. None when more than four remain."""
     axes: list[list[int]] = []  # length, stride of a, stride of b
     for n, sa, sb in zip(t.shape, strides(a.shape, t.shape), strides(b.shape, t.shape), strict=True):
         if n == 1:

@@ -93,8 +93,7 @@ def fused_sum(x: Tensor, g: Tensor) -> Tensor | None:
     """x + g in one pass, if g is the product of a weight gradient; otherwise None.
 
     Sums over micro-batches are not fused: their additions are those of gradients that other
-    processes computed.
-    """
+    processes computed."""
     gradient = g.op == "matmul_tn" or (g.op == "tiled_product" and g.src[0].attrs.get("transposed"))
     return add_product(x, *g.src) if gradient and x.shape == g.shape else None
 
@@ -152,8 +151,7 @@ def _gemm(
 ) -> list[Task]:
     """Tasks of a GEMM. K is summed in consecutive parts where units would be long, with the same bits.
 
-    The parts let requests preempt a training step, or the encoding of an image.
-    """
+    The parts let requests preempt a training step, or the encoding of an image."""
     a, b = t.src[-2:]
     (m, n), group = t.shape, 0
     if packed(b):
@@ -172,8 +170,7 @@ def _gemm(
 def blocks(a_layout: str, m: int, n: int, k: int) -> tuple[int, int]:
     """Rows and columns of a unit's block of C: whole tiles, and enough blocks for all threads.
 
-    B is packed once per block of rows, and A, if not packed already, once per block of columns.
-    """
+    B is packed once per block of rows, and A, if not packed already, once per block of columns."""
     mt, nr, _ = gemm_tile(isa())
     if k > LONG_K:
         rows, columns = _equal_parts(m, 96, mt), _equal_parts(n, 96, nr)

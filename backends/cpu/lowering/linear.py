@@ -4,8 +4,7 @@ A constant 2-D state is a packed weight (fusion/packing.py), and activations are
 (kernels/matmul/layout.py). `linear` with a quantised weight becomes `linear_q8(quantize_act(x),
 w)`. With a float weight it becomes `linear_f32(pack_act(x), w)`, or a GEMM (gemm.py) for many rows.
 With a bf16 weight and bf16 activations (packing.takes_bf16) it becomes `linear_bf16(round_act(x),
-w)`. Weights that read the same x share its packed form.
-"""
+w)`. Weights that read the same x share its packed form."""
 
 from __future__ import annotations
 
@@ -177,8 +176,7 @@ def matmul(
     """Task of a GEMM with a packed weight: its tile for m rows, and units for all threads.
 
     `nbytes`: of all weights of the phase, if there are several. `bf16`: activations are bf16, as
-    the weight is.
-    """
+    the weight is."""
     m, n = shape
     layout = LAYOUTS[dtype]
     mt, nt = tile_for(dtype, isa(), m)
@@ -229,8 +227,7 @@ def k_block_size(count: int, nbytes: int, m: int, multiple: int) -> int:
 
     `nbytes`: of the weights of all steps. Blocks are equal multiples of `whole` and take at most
     half of the L1 cache. While tiles run, the next weights are prefetched; with few rows the block
-    is small, because a core has few cache misses in flight.
-    """
+    is small, because a core has few cache misses in flight."""
     parts = -(-nbytes // min(cache_nbytes(1) // 2, max(5 << 10, 250 * m)))
     return -(-count // multiple // parts) * multiple
 

@@ -10,8 +10,7 @@ state's (constant 2-D states are packed, see fusion/packing.py). An op without a
 returns None for these shapes and dtypes, runs as its numpy reference.
 
 A rewrite replaces a node by nodes that suit this backend (quantised activations, fused pairs). It
-runs before memory is planned.
-"""
+runs before memory is planned."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ Two threads of one step then take turns on a core until the next scheduler tick,
 the workers may run on every core except the caller's. The caller itself stays unrestricted: any
 other busy thread then shares a core with at most one of them.
 
-A long time slice lets a thread finish its chunk before another program gets the core.
-"""
+A long time slice lets a thread finish its chunk before another program gets the core."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ class WorkerAffinity:
     def avoid_caller(self) -> None:
         """Update the workers' affinity if the caller has moved to another core.
 
-        Nothing changes where there are more workers than other cores that the caller may use.
-        """
+        Nothing changes where there are more workers than other cores that the caller may use."""
         cpu = current_cpu()
         if cpu == self._cpu:
             return

@@ -27,8 +27,7 @@ class Peaks:
     def measure(self) -> dict[str, float]:
         """Bytes read and multiply-adds done, both in 1e9 per second; bf16 only where it is in use.
 
-        Each is the best of three runs. All runs together take a tenth of a second.
-        """
+        Each is the best of three runs. All runs together take a tenth of a second."""
         chains = peak_chains(isa())
         units = UNITS * self._pool.n_threads
         work = ITERATIONS * units * chains

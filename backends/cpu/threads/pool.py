@@ -1,8 +1,7 @@
 """Thread pool of the CPU backend, and the native call that runs a task list.
 
 Workers are Python threads inside native code, with the GIL released. Between steps they spin for a
-moment, then sleep on a pipe. `kernels/runtime/step_loop.py` holds the protocol.
-"""
+moment, then sleep on a pipe. `kernels/runtime/step_loop.py` holds the protocol."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ ENTRY = ctypes.CFUNCTYPE(ctypes.c_int32, *[ctypes.c_void_p] * 2, *[ctypes.c_int6
 class Task:
     """A kernel call over units 0 to n_units, handed out in chunks of `grain` units.
 
-    `args` are the int64 words of the kernel's argument block.
-    """
+    `args` are the int64 words of the kernel's argument block."""
 
     kernel: str
     args: tuple[int, ...]
@@ -61,8 +59,7 @@ class TaskList:
     """Tasks in the binary form that the step loop reads. Keep it alive while it may run.
 
     A phase is a run of tasks between two barriers. Tasks of one chunk each form a serial phase,
-    which one thread runs.
-    """
+    which one thread runs."""
 
     def __init__(self, tasks: list[Task]) -> None:
         tasks = [i for i in tasks if i.n_units > 0]
@@ -124,8 +121,7 @@ class TaskList:
 
         Several phases become one list each, a phase of several tasks one list a task, and a single
         task at most `n` ranges of units, each with work for every thread. A list with shared memory
-        stays whole: a task reads the results of the one before it there.
-        """
+        stays whole: a task reads the results of the one before it there."""
         if self.shared:
             return [self]
         phases = self._phases()
@@ -159,8 +155,7 @@ def _split_units(row: npt.NDArray[np.int64], n: int, n_threads: int) -> list[npt
 class WorkerPool:
     """`n_threads` threads, the caller's included, that run one task list at a time.
 
-    `run` is not re-entrant.
-    """
+    `run` is not re-entrant."""
 
     def __init__(self, n_threads: int) -> None:
         if not 1 <= n_threads <= MAX_THREADS:

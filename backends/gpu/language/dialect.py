@@ -43,8 +43,7 @@ class Shape:
     `dot`: Vulkan GPUs that use integer dot products (matmul/linear_int_dot.py). `coop`: the number
     of rows from which they use cooperative matrices (matmul/linear_coop_matrix.py); 0: never.
     `threads` and `local_bytes`: most threads of a group, and most bytes of its memory. `rows`: most
-    rows of a group in products of floats, whose sums its threads have registers for.
-    """
+    rows of a group in products of floats, whose sums its threads have registers for."""
 
     name: Literal["simt", "cpu", "soft"]
     units: int = 64
@@ -66,8 +65,7 @@ class Arg:
     or both.
 
     `of`: number of buffers in a row, of which the body takes one: after `CHOOSE(i)` the name means
-    buffer i.
-    """
+    buffer i."""
 
     name: str
     dtype: str
@@ -83,8 +81,7 @@ class Kernel:
     otherwise `simt`, `cpu` and `soft` (where it differs from `simt`) are the variants of the device
     classes: dicts of the constants, `WG` (threads a group) among them. `functions` is code before
     the kernel: device functions and macros. `extensions`: GLSL extensions beside the usual ones.
-    `special`: specialisation constants, which the Vulkan device sets, with valid values.
-    """
+    `special`: specialisation constants, which the Vulkan device sets, with valid values."""
 
     def __init__(  # noqa: PLR0913  (a kernel is a row of these)
         self,
@@ -153,8 +150,7 @@ class Kernel:
     @functools.cached_property
     def divisible(self) -> bool:
         """True if a range of a launch's groups can be a launch: no group depends on another one or on
-        their number.
-        """
+        their number."""
         return not re.search(r"\b(NGX|FOR_EACH|DEVICE_BARRIER|ATOMIC_\w+)\b", self.functions + self.body)
 
     def threads(self, defines: Defines) -> int:

@@ -84,8 +84,7 @@ def each(body: str, begin: str = "0u", end: str = "n", **reads: Read) -> str:
     """The body for every candidate i of a thread.
 
     `reads` are the words of a candidate that the body needs, by the name they have there. All are
-    loaded, for MANY candidates, before the first is used.
-    """
+    loaded, for MANY candidates, before the first is used."""
     take = " ".join(f"uint {name} = {name}_[u_];" for name in reads)
     return f"""
       for (uint i_ = {begin} + LID; i_ < {end}; i_ += MANY * WG) {{

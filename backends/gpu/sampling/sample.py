@@ -350,8 +350,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 
 def threads(kernel: str, shape: Shape) -> dict[str, int]:
     """Threads of a row's group: the largest that the device allows, where it is likely to have
-    registers for so many; GPUs of phones, which have no dot products, have not.
-    """
+    registers for so many; GPUs of phones, which have no dot products, have not."""
     sizes = [KERNELS[kernel].threads(variant) for variant in KERNELS[kernel].variants(shape)]
     most = min(shape.threads, 512 if shape.dot else 256)
     return {"WG": max((size for size in sizes if size <= most), default=min(sizes))}

@@ -19,8 +19,7 @@ class Sampler:
     `inert`: when it leaves the candidates alone. `begin`: what comes first. `passes`: those that it
     needs; in STATISTIC each candidate adds `term` or counts, in CHANGE it runs `change`, before
     which come `limits` and `changes`. `goal`: which part of the order is kept. `choose`: what is
-    done with the part.
-    """
+    done with the part."""
 
     inert: str = ""
     begin: str = ""

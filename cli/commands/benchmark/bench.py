@@ -3,8 +3,7 @@
 The limit of a run is the time that its bytes take at the machine's read bandwidth, or its multiply-adds at the peak,
 whichever is longer; bandwidth and peaks are measured in the same process, on the same threads, before and after each
 run, for a shared machine may read twice as fast a second later. Bytes are taken to come from memory: a model that stays
-in the processor's cache can go beyond this limit, and its fraction means little.
-"""
+in the processor's cache can go beyond this limit, and its fraction means little."""
 
 from __future__ import annotations
 

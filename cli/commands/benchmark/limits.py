@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 class _Weights:
     """Bytes and multiply-adds a row of the matrices in the layers and of the output matrix.
 
-    Bytes count all experts, multiply-adds those of one token.
-    """
+    Bytes count all experts, multiply-adds those of one token."""
 
     layer_bytes: int
     expert_bytes: int

@@ -31,8 +31,7 @@ Run = tuple[Sequence[Tensor], Sequence[float], Mapping[str, npt.NDArray[Any]]]
 
 class Profile:
     """An observer of a session's plans (graph/execution/profiler.py). Durations are added up later: that takes
-    time, too.
-    """
+    time, too."""
 
     def __init__(self) -> None:
         self._runs: list[Run] = []

@@ -1,8 +1,7 @@
 """`logitless plan`: memory and placement of serving a model, with nothing allocated on a device.
 
 The process is measured: this one gets all parts of a server's (imports, the vocabulary, kernels, the
-programs of its plans), but no memory of devices.
-"""
+programs of its plans), but no memory of devices."""
 
 from __future__ import annotations
 

@@ -25,8 +25,7 @@ def _windows(
     cap: float = 0.0,
 ) -> Iterator[tuple[slice, int, int, Array, Array | float, Array]]:
     """Rows, head, key head, attention weights (T, T), derivative of scores by q·k, and sink weights
-    (T,) of each window's heads.
-    """
+    (T,) of each window's heads."""
     at, slope = np.arange(length), scale
     for i in range(0, len(q), length):
         rows = slice(i, i + length)
@@ -55,8 +54,7 @@ def causal_attention(q: Array, k: Array, v: Array, start: Array, sinks: Array | 
     Row t of a window sees its rows start[t]…t, start (N,) i32 (0 ≤ start[t] ≤ t; more than one text
     may be packed into a window); of start (2, N) the rows start[0, t]…start[1, t], t among them
     (images whose rows see each other). Query head i reads key head i · H_kv // H. `sinks` and the
-    attributes `scale`, `window` and `cap` are those of `attention`.
-    """
+    attributes `scale`, `window` and `cap` are those of `attention`."""
     out = np.empty_like(q)
     for rows, h, of, p, _, _ in _windows(q, k, start, sinks, **attrs):
         out[rows, h] = p @ v[rows, of]

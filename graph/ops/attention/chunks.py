@@ -12,8 +12,7 @@ from logitless.graph.tensor import Shape, Tensor
 def chunk_ends(pos: Array, *, size: int, limit: int) -> Array:
     """(2, T) i32: positions (T,) below `limit`, and the last position of each one's chunk of `size`.
 
-    `attention` with a window of `size` that counts from there sees the chunk up to the position.
-    """
+    `attention` with a window of `size` that counts from there sees the chunk up to the position."""
     return np.stack([pos, pos // size * size + size - 1]).astype(np.int32)
 
 
@@ -29,8 +28,7 @@ def _(pos: Tensor, size: int, limit: int) -> tuple[Shape, str]:
 @op
 def chunk_starts(start: Array, *, length: int, size: int) -> Array:
     """(T,) i32: the first row of each row's chunk, whose text begins in row start (T,) of its window
-    of `length` rows.
-    """
+    of `length` rows."""
     at = np.arange(len(start)) % length
     return (start + np.maximum(at - start, 0) // size * size).astype(np.int32)
 

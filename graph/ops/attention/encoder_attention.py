@@ -16,8 +16,7 @@ def full_attention(q: Array, k: Array, v: Array, count: Array, *, length: int, s
     Every row of window w sees its first count[w] rows, count (N / length,) i32 from 1 to `length`:
     what follows them fills the window up. Query head i reads key head i · H_kv // H. With a `reach`
     of 0 or more a row sees only rows that are at most so far away; 0 comes out where there are
-    none.
-    """
+    none."""
     out = np.empty_like(q)
     group = q.shape[1] // k.shape[1]
     for w, n in enumerate(count):
@@ -47,8 +46,7 @@ def _(q: Tensor, k: Tensor, v: Tensor, count: Tensor, length: int, scale: float,
 @op
 def mean_rows(x: Array, first: Array, count: Array) -> Array:
     """The means of rows first[r] … first[r] + count[r] − 1 of x (N, n), one after the other: (R,
-    n); first and count (R,) i32, count ≥ 1.
-    """
+    n); first and count (R,) i32, count ≥ 1."""
     return np.stack([x[f : f + n].mean(0) for f, n in zip(first, count, strict=True)])
 
 

@@ -21,8 +21,7 @@ PAGE = 16
 @writing(0)
 def store_k(cache: Array, k: Array, cells: Array) -> Array:
     """Write the keys (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv, D,
-    16).
-    """
+    16)."""
     for row, cell in zip(k, cells, strict=True):
         cache[cell // PAGE, :, :, cell % PAGE] = row
     return cache
@@ -41,8 +40,7 @@ def _(cache: Tensor, k: Tensor, cells: Tensor) -> tuple[Shape, str]:
 @writing(0)
 def store_v(cache: Array, v: Array, cells: Array) -> Array:
     """Write the values (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv,
-    16, D).
-    """
+    16, D)."""
     for row, cell in zip(v, cells, strict=True):
         cache[cell // PAGE, :, cell % PAGE] = row
     return cache
@@ -136,8 +134,7 @@ for _dtype in ("f32", "f16"):
 @writing(0)
 def copy_pages(cache: Array, pairs: Array) -> Array:
     """Copy whole pages, (from, to) a row of pairs (n, 2), in order: copy on write of a shared last
-    page.
-    """
+    page."""
     for source, destination in pairs:
         cache[destination] = cache[source]
     return cache
@@ -178,8 +175,7 @@ def attention(
     reads key head i · H_kv // H. `sinks` (H,): a score of each query head that takes part in its
     softmax and has no value (gpt-oss). `window` > 0 sees only the last `window` positions; `cap` >
     0 bounds the scores (Gemma 2). pos (2, T): the last positions that tokens see, and the positions
-    from which their windows count, which are not behind those (bidirectional images).
-    """
+    from which their windows count, which are not behind those (bidirectional images)."""
     out = np.empty_like(q)
     for t, h, keys, values in visible_cells(q, k, v, tables, slot, pos, window):
         s = keys @ q[t, h] * scale
@@ -304,8 +300,7 @@ for _types, _heads, _kv_heads, _size, _attrs in (  # the CPU compiles a kernel o
 @attention.case
 def _(r: np.random.Generator) -> Case:
     """Enough rows for tiles of tokens on a GPU: two prompts, and tokens of several sequences between
-    them.
-    """
+    them."""
     slot = np.repeat([0, 1, 2, 1], [61, 1, 1, 65])
     pos = np.concatenate([np.arange(61), [66, 3], np.arange(65)])
     tables, heads = r.permutation(15).reshape(3, 5), (32, 8)

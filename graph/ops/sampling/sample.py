@@ -59,8 +59,7 @@ def sample(
     An empty chain (0 first) gives id 0. Result (R, 1) i32: the id in the low 28 bits, TWO_DIST,
     TWO_XTC, NO_DIST and NO_XTC above. With n_probs: (R, 3 + 2·n_probs) with, after the word, the
     number of candidates left, the bits of the chosen one's probability, the likeliest ids (-1 for
-    none: a probability is never 0), and the bits of theirs.
-    """
+    none: a probability is never 0), and the bits of theirs."""
     rows, per_row = len(logits), 1 if mask is None else 2
     out = np.zeros((rows, 1 if n_probs == 0 else 3 + 2 * n_probs), np.int32)
     drawn = drawn_xtc = 0
@@ -175,8 +174,7 @@ def log_probs(logits: Array, ids: Array, targets: Array, *, n: int) -> Array:
     impossible), and their values.
 
     The target is targets[r] (R,) i32, or where that is negative the token in the word ids[r, 0] (R,
-    W) i32 (`sample`).
-    """
+    W) i32 (`sample`)."""
     f = logits.dtype.type
     out = np.zeros((len(logits), 1 + 2 * n), logits.dtype)
     for r, row in enumerate(logits):

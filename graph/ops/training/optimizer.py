@@ -37,8 +37,7 @@ def adamw_step(w: Array, m: Array, v: Array, g: Array, params: Array, factor: Ar
 
     params (9,) f32 as `adamw_params` gives them; the gradient is g · factor, factor being a scalar
     (`clip_factor`). The moments are all the state there is. `decays` False: no weight decay (biases
-    and norms).
-    """
+    and norms)."""
     p = params
     g = g * factor
     m[...] = p[BETA_1] * m + p[REST_1] * g
@@ -152,8 +151,7 @@ square_sums.case(lambda r: ([r.normal(size=(70, 130))], {}))
 @op
 def norm_of_sums(*sums: Array) -> Array:
     """√ of the sum of all elements of any number of vectors: with `square_sums`, the norm of a set
-    of tensors.
-    """
+    of tensors."""
     return np.sqrt(sum(s.sum() for s in sums))
 
 

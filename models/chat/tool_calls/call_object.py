@@ -60,8 +60,7 @@ class CallObject:
     def read(self) -> Step[bool]:
         """Read the object, whose brace has been read. False: the answer ended in it.
 
-        Raises NotACall at the first character that does not belong to a call.
-        """
+        Raises NotACall at the first character that does not belong to a call."""
         try:
             is_whole = yield from self._members(0)
         except NotACall:

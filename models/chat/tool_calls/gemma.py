@@ -31,8 +31,7 @@ OF_FUNCTION_GEMMA = Marks("<start_function_call>", "<end_function_call>", "<esca
 def _calls(marks: Marks, p: Parser, trigger: str) -> Step[None]:
     """<|tool_call>call:f{key:<|"|>text<|"|>,other:[1,true]}<tool_call|>, once a call.
 
-    Thoughts, often empty ones, and a stray end of one may stand anywhere in the answer.
-    """
+    Thoughts, often empty ones, and a stray end of one may stand anywhere in the answer."""
     if trigger in (_THOUGHT, _THOUGHT_END):
         yield from _thought(p, trigger)
         return

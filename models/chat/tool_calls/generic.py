@@ -57,8 +57,7 @@ def as_text(messages: Sequence[Message], calls: CallFormat = GENERIC, *, results
     """The conversation with calls, and `results`, as text, for templates without them; roles stay
     alternating.
 
-    `calls`: the format that the model was trained on.
-    """
+    `calls`: the format that the model was trained on."""
     turns: list[Message] = []
     answers: list[str] = []  # results that nothing follows yet
     for message in messages:

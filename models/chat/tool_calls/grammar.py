@@ -53,8 +53,7 @@ def call_grammar(
 
     Unless a call is `required`, the grammar begins where a call begins. `reasoning`: tags of
     reasoning that may come first; `thinking`: the prompt has opened it. `answer`: Lark of an answer
-    without calls.
-    """
+    without calls."""
     rules = [_BLANK]
     for i, function in enumerate(functions):
         strict, text = function.get("strict") is True, function.get(TEXT)

@@ -64,8 +64,7 @@ def _gpt_oss(p: Parser, trigger: str) -> Step[None]:
     <|channel|>final<|message|>…<|return|>.
 
     As in llama.cpp, a commentary that has nothing but a head is skipped, and so is a message to another
-    recipient than a function: a call to a tool that the model was never given.
-    """
+    recipient than a function: a call to a tool that the model was never given."""
     begun = "" if trigger == "<|start|>" else trigger
     head = (yield from _until(p, _MESSAGE, lambda text: _is_head(begun + text))).removeprefix("assistant")
     if trigger != "<|start|>":

@@ -4,8 +4,7 @@ The parser is a coroutine that receives one character after the other, so the pi
 text arrives make no difference. Text that turns out not to be a call stays text, with its markers.
 Only the syntax around calls and reasoning is removed, and the blanks beside it; and a call that the
 end of the answer cuts short before its name is whole. A call that has begun is never text: what
-follows its malformed part is dropped, and its arguments become whole JSON.
-"""
+follows its malformed part is dropped, and its arguments become whole JSON."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ class Closing:
     (`minProperties`). Where a composition describes one object in several places (`allOf`, branches
     beside `properties`, the targets of their references), the places stay open; an `allOf` whose
     parts all can be closed has the members of them all, as in llama.cpp, and no others.
-    `unevaluatedProperties: false` closes every object, each alternative with its own members.
-    """
+    `unevaluatedProperties: false` closes every object, each alternative with its own members."""
 
     def __init__(self, root: Schema) -> None:
         composed = [(path, parts) for path, part in subschemas(root) if (parts := _composition(root, path, part))]
@@ -138,8 +137,7 @@ def _members(
 ) -> dict[str, None] | None:
     """Names of all members that a schema, its reference and its `allOf` describe; None: it may have others.
 
-    `sealed`: all branches count; `without`: but these alternatives, of this schema.
-    """
+    `sealed`: all branches count; `without`: but these alternatives, of this schema."""
     names: dict[str, None] = {}
     work, visited = [(path, False)], set[str]()
     while work:

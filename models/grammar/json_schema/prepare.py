@@ -66,8 +66,7 @@ def prepared(schema: Any, *, strict: bool = False) -> Any:
 
     Each dropped keyword is one line of the log. An error that dropping keywords does not mend stays
     in the schema, and the engine reports it. Raises GrammarError if the schema is nested too
-    deeply.
-    """
+    deeply."""
     if not isinstance(schema, dict):
         return schema
     try:
@@ -80,8 +79,7 @@ def object_schema(schema: Any, *, strict: bool = False) -> Any:
     """The schema of a tool's arguments, which are an object whether or not its schema says so.
 
     Without `strict`, a schema that cannot be compiled becomes that of any object, with a line in
-    the log, so that one tool does not disable the others.
-    """
+    the log, so that one tool does not disable the others."""
     if not isinstance(schema, dict) or not schema:
         return {"type": "object"}
     if "$ref" in schema:
@@ -98,8 +96,7 @@ def parameters_of(function: Mapping[str, Any]) -> tuple[Schema, dict[str, Any], 
     """A tool's schema, its properties and the required ones, for formats that write each parameter
     by itself.
 
-    GrammarError: the tool is strict, and its schema constrains parameters together.
-    """
+    GrammarError: the tool is strict, and its schema constrains parameters together."""
     schema = object_schema(function.get("parameters"))
     together = next((key for key in (*BRANCHES, "not", "minProperties", "maxProperties") if key in schema), "")
     if function.get("strict") is True and together:

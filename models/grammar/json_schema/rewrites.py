@@ -210,8 +210,7 @@ def without_nul(pattern: str) -> str:
 
     A class with all control characters lets the engine write `\\"` and `\\\\`, whether or not the
     class has them; one without NUL does not. In a class `[` and `\\b` are characters, as in
-    JavaScript.
-    """
+    JavaScript."""
     result, at = [], 0
     while match := _CLASS.search(pattern, at):
         result.append(pattern[at : match.start()])

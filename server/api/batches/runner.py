@@ -1,8 +1,7 @@
 """Batch runner: answers the lines of all open batches, through the routes of their own application.
 
 A line that has its record in the store is never asked again, whatever ends the process: the record
-is on the disk before the line counts.
-"""
+is on the disk before the line counts."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ async def answer_file(
 ) -> None:
     """Answer the lines of a checked file in this process; `keep` gets each result as it comes.
 
-    `skip`: numbers of lines that are done.
-    """
+    `skip`: numbers of lines that are done."""
     runner = web.AppRunner(app)
     await runner.setup()
     config = app[CONTEXT].config

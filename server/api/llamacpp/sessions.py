@@ -106,8 +106,7 @@ class StreamSession:
 
     async def read(self, offset: int) -> AsyncGenerator[bytes, None]:
         """Everything from this byte on, until the end. ConnectionError: the reader is too slow for
-        what is tail.
-        """
+        what is tail."""
         self._n_readers += 1
         try:
             while True:

@@ -1,8 +1,7 @@
 """Text endpoints: tokenize, detokenize, apply-template, tokenizer_info. They need no device.
 
 /tokenize and /detokenize have llama-server's fields, and vLLM's (`prompt` or `messages`), which
-lm-eval's remote tokenizer sends.
-"""
+lm-eval's remote tokenizer sends."""
 
 from __future__ import annotations
 

@@ -127,9 +127,7 @@ async def forget(request: web.Request) -> web.Response:
 
 
 async def input_items(request: web.Request) -> web.Response:
-    """GET /v1/responses/{id}/input_items: its input items, the last first unless `order` is
-    asc.
-    """
+    """GET /v1/responses/{id}/input_items: its input items, the last first unless `order` is asc."""
     items = list(_stored(request).input)
     if request.query.get("order") != "asc":
         items.reverse()

@@ -31,8 +31,7 @@ NOTHING = Earlier((), 0)
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
     """One response, what was said for it, and the whole conversation up to its end, which it keeps
-    alive.
-    """
+    alive."""
 
     response: Mapping[str, Any]
     input: Sequence[Item]
@@ -92,8 +91,7 @@ class StoredResponses(BoundedStore[StoredResponse]):
 
     def keep(self, key: str, response: Mapping[str, Any], value: object, earlier: Earlier) -> None:
         """Remember a response to the request's `input`, after what came earlier in the
-        conversation.
-        """
+        conversation."""
         items = as_items(value)
         nbytes = earlier.nbytes + len(json.dumps(response)) + len(json.dumps(items))
         conversation = (*earlier.items, *items, *response["output"])
@@ -102,8 +100,7 @@ class StoredResponses(BoundedStore[StoredResponse]):
 
     def update(self, key: str, response: Mapping[str, Any]) -> None:
         """Replace a response that goes on in the background by its next state, unless it is
-        forgotten.
-        """
+        forgotten."""
         with self._lock:
             old = self._all.pop((key, response["id"]), None)
             if old is None:

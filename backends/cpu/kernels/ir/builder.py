@@ -45,8 +45,7 @@ def prefetch(b, pointer, *, write=False, l1=True, nontemporal=False):
     """Prefetch a cache line for a later read (or write). An invalid address is no fault.
 
     Not `l1`: into the L2 cache, because the L1 cache has few misses in flight, which loads need.
-    `nontemporal`: into the L1 cache alone, for data that is read once.
-    """
+    `nontemporal`: into the L1 cache alone, for data that is read once."""
     function = b.module.globals.get("llvm.prefetch.p0")
     if function is None:
         function = ir.Function(b.module, ir.FunctionType(ir.VoidType(), [I8P, I32, I32, I32]), "llvm.prefetch.p0")
@@ -145,8 +144,7 @@ def shift_mask(b, value, left, mask):
 def loop(b, begin, end, start, body, step=1):
     """Loop: `values = body(i, values)` for i in begin…end by `step`, at least once.
 
-    `start` holds the initial values. Returns the final ones.
-    """
+    `start` holds the initial values. Returns the final ones."""
     entry, block, done = b.block, b.append_basic_block("loop"), b.append_basic_block("done")
     b.branch(block)
     b.position_at_end(block)

@@ -2,8 +2,7 @@
 
 Integer dots multiply quants (matmul/layout.py) by int8 activations. A dot starts at the bits of 1.5
 · 2^23. Within ±2^22 around it, adding n to the bits adds n to the float, so a sum of integers is a
-float without a conversion.
-"""
+float without a conversion."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ FLIP = -0x7F7F7F80  # 0x80 in each byte: unsigned bytes minus 128, as signed one
 def dots_take_signed():
     """True when dots take signed bytes, or nearly so (AVX2).
 
-    Quants then stay as small as they are, and those of 8 bits lose their 128 (codes have none).
-    """
+    Quants then stay as small as they are, and those of 8 bits lose their 128 (codes have none)."""
     return isa() in ("avx2", "neon_dot")
 
 
@@ -46,8 +44,7 @@ def late_shift(layout, step, *, lone=False):
     """Bits by which the dots of a step are shifted instead of its quants.
 
     On AVX2 two products have to fit into 16 bits, on NEON quants into 7. For a `lone` row, low
-    nibbles stay in place everywhere, and its chain of dots becomes two short ones.
-    """
+    nibbles stay in place everywhere, and its chain of dots becomes two short ones."""
     return layout.shift if dots_take_signed() or (lone and layout.nibbles and step < 4) else 0
 
 
@@ -58,8 +55,7 @@ class DotAccumulator:
 
     AVX2 adds `pairs` of products in 16 bits as long as there is `room`, then widens them to 32
     bits; 4-bit quants fit a whole block. 8-bit quants do not even fit once (2·255·127), so |q| is
-    multiplied by x with q's sign. NEON multiplies signed bytes.
-    """
+    multiplied by x with q's sign. NEON multiplies signed bytes."""
 
     def __init__(self, b, layout, offset):
         self.b, self.biased = b, not layout.codes
@@ -72,8 +68,7 @@ class DotAccumulator:
     def add(self, u, x, late):
         """Add the products of 4 unsigned bytes of u per lane and the 4 signed bytes of the i32 x.
 
-        The sum is shifted left by `late` at the end.
-        """
+        The sum is shifted left by `late` at the end."""
         b = self.b
         if isa() != "avx2":
             u = b.xor(u, constant(FLIP)) if self.signed and self.biased else u
@@ -163,8 +158,7 @@ def scaled_dot(b, dot, scale):
 
 def accumulate_scaled(b, acc, dot, scale):
     """acc + (DOT_FLOAT + a dot) · scale, rounded once. `subtract_zeros` subtracts the DOT_FLOATs
-    later.
-    """
+    later."""
     return fma(b, b.bitcast(dot, V16F), scale, acc)
 
 
@@ -195,6 +189,5 @@ def bf16_dot(b, x, y, acc):
     """acc + both products of x's and y's bf16 in each lane, added one after the other.
 
     Products are exact; each addition is rounded to f32, and results below 2^-126 become 0. x and y
-    are any vectors of 512 bits.
-    """
+    are any vectors of 512 bits."""
     return call(b, "llvm.x86.avx512bf16.dpbf16ps.512", V16F, [acc, b.bitcast(x, V32BF), b.bitcast(y, V32BF)])

@@ -1,8 +1,7 @@
 """Vector math IR of any width: f32 arithmetic, exp, tanh, and elementwise loops.
 
 The loops may run in place. numba's own loops may not: LLVM vectorises those behind a check that
-input and output do not overlap. A lane's result does not depend on the vector's width.
-"""
+input and output do not overlap. A lane's result does not depend on the vector's width."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ def exp2(b, x):
 def logistic_inverse(b, x):
     """1 + e⁻ˣ within 4 ulp for x ≥ −10, 21 at −88; +inf below −88.4, 1 above 17, NaN for NaN.
 
-    12 instructions.
-    """
+    12 instructions."""
     n = x.type.count
     x = b.select(b.fcmp_ordered("<", x, fill(n, -89.0)), fill(n, -89.0), x)
     x = b.select(b.fcmp_ordered(">", x, fill(n, 87.0)), fill(n, 87.0), x)
@@ -178,8 +176,7 @@ def _emit_elements(b, pointers, count, scalars, formula, widths, nontemporal):
 
 def elementwise_rows(n_inputs, n_scalars, formula):
     """intrinsic f(a, begin, end): `elementwise` over rows begin…end, where the argument block `a` has
-    the addresses of the inputs and of y, the length of a row, and the bits of the scalars.
-    """
+    the addresses of the inputs and of y, the length of a row, and the bits of the scalars."""
 
     @intrinsic
     def run(typingctx, a, begin, end):
@@ -202,8 +199,7 @@ def elementwise(n_inputs, n_scalars, formula, widths=(LANES, 1), *, nontemporal=
     """intrinsic f(inputs…, y, n, scalars…): y[i] = formula(b, [x[i] …], [scalar …]) for i < n.
 
     Addresses are int64, scalars f32; vectors have 16 lanes. y may be an input. `widths`: of
-    vectors, powers of 2. `nontemporal`: y is 64-byte aligned and its stores bypass the caches.
-    """
+    vectors, powers of 2. `nontemporal`: y is 64-byte aligned and its stores bypass the caches."""
 
     # numba needs named parameters
     names = [f"x{i}" for i in range(n_inputs)] + ["y", "n"] + [f"s{i}" for i in range(n_scalars)]

@@ -10,8 +10,7 @@ It returns nothing, raises nothing and allocates nothing. Batch invariance: it g
 for any division into units. `@kernel("name")` registers a factory `make(*params) -> function`,
 requested as "name" or "name:param:param". A test compares the number of arguments with the lowerings'.
 `kernel(a, begin, end, scratch)` reads the block of arguments itself; its docstring lists them.
-This package is imported only to compile a kernel: a warm start never imports numba.
-"""
+This package is imported only to compile a kernel: a warm start never imports numba."""
 
 from __future__ import annotations
 

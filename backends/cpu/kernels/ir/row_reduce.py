@@ -16,8 +16,7 @@ def reduced(n_inputs, n_scalars, formula, combine, start):
     """intrinsic f(inputs…, n, scalars…) → f32: reduction over i < n of formula(b, [x[i] …], [s …]).
 
     Addresses are int64, scalars f32. `combine(b, u, v)` of two vectors; `start` is its neutral
-    element.
-    """
+    element."""
 
     def emit(b, args):
         pointers, count, scalars = args[:n_inputs], args[n_inputs], args[n_inputs + 1 :]

@@ -3,8 +3,7 @@
 They return glibc's expf and logf, in all but about one case in a million
 (test_scalar_math.py). They use only fused multiply-adds and bit patterns, so re-association cannot
 change them. The polynomials are weighted minimax fits made for this file. ir/math.py is faster
-where an ulp does not decide a token.
-"""
+where an ulp does not decide a token."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ worker checks thread 0.
 
 A migrated worker waits after its chunk until thread 0 restores its affinity, then continues on any
 free core. Thread 0 itself stays on the new core, and moves all workers elsewhere when its chunk is
-done. So only thread 0 decides where workers may run (as in threads/affinity.py).
-"""
+done. So only thread 0 decides where workers may run (as in threads/affinity.py)."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ def sleep_briefly():
     """Sleep for a moment, so that another thread gets the core.
 
     sched_yield would give up the rest of the time slice, and a long slice (threads/affinity.py) is
-    missed when a third thread comes.
-    """
+    missed when a third thread comes."""
     _sleep(np.int32(SLEEP_US))
 
 
@@ -83,8 +81,7 @@ def is_preempted(line):
 def _migrate(ctl, thread, generation, masks):
     """Migrate a thread to the caller's core. True on success.
 
-    The first of `masks` receives its former affinity.
-    """
+    The first of `masks` receives its former affinity."""
     cpu = np.int64(get_cpu())
     own_mask = i64p(masks + MASK_NBYTES)
     for i in range(MASK_NBYTES // 8):

@@ -20,8 +20,7 @@ A thread reads the generation, then the phases' address, then their number, whic
 generation too and is 0 between steps. So it never takes the next step's phases for those of its
 own.
 
-The control block and the records of phases and tasks are in control_block.py.
-"""
+The control block and the records of phases and tasks are in control_block.py."""
 
 from __future__ import annotations
 
@@ -157,8 +156,7 @@ def _phase_runner(timed=False):
     def next_weights(phases, i, n, thread, n_threads, reach):
         """Begin and end of the weights that this thread reads in the next phase that reads any.
 
-        It looks from phase i on, at up to `reach` bytes.
-        """
+        It looks from phase i on, at up to `reach` bytes."""
         n = min(n, i + LOOKAHEAD)
         while i < n:
             phase = i64p(phases + i * 64)
@@ -176,8 +174,7 @@ def _phase_runner(timed=False):
     def wait(ctl, thread, done, complete, generation, limit, prefetch):
         """Wait for a count: COMPLETE, TIMED_OUT after `limit` polls, or OVER when the step is.
 
-        Prefetches the memory between the two addresses of `prefetch` meanwhile.
-        """
+        Prefetches the memory between the two addresses of `prefetch` meanwhile."""
         spins, migrated = 0, NOBODY
         address, stop = prefetch
         while True:
@@ -244,8 +241,7 @@ def _phase_runner(timed=False):
     def run_phases(ctl, generation, thread):
         """This thread's part of a step. Leaves early when the step is over, or was another one.
 
-        Returns the phases and their number; 0 if it left.
-        """
+        Returns the phases and their number; 0 if it left."""
         c = i64p(ctl)
         phases = atomic_load(ctl + PHASES * 8)
         n_stamped = atomic_load(ctl + N_PHASES * 8)
@@ -326,8 +322,7 @@ def prefetch_first(ctl, generation, thread, phases, n):
 def step(clock=""):
     """f(ctl, n_threads, pipes): run the published phases as thread 0, on `n_threads` threads.
 
-    `pipes` holds each worker's write end.
-    """
+    `pipes` holds each worker's write end."""
     timed = clock == "timed"
     run_phases, run_serial = _phase_runner(timed)
 
@@ -358,8 +353,7 @@ def step(clock=""):
 @kernel("worker")
 def worker():
     """f(ctl, thread, pipe, spins): worker loop until the stop flag; parks after `spins` empty
-    polls.
-    """
+    polls."""
     run_phases, _ = _phase_runner()
 
     def run(ctl, thread, pipe, spins):

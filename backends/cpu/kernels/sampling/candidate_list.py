@@ -3,8 +3,7 @@
 A logit becomes a signed 32-bit key in the same order (-0 as +0, NaN as -inf). A candidate is one
 int64 with the key above and ~id below, so a greater word is a greater logit, or the same logit and
 a lower id. That makes ties definite and every comparison one instruction. Addresses are int64;
-nothing here allocates.
-"""
+nothing here allocates."""
 
 from __future__ import annotations
 
@@ -133,8 +132,7 @@ def _kth_largest(blocks_at, n, k, heap_at):
 @helper
 def collect(x_at, n, blocks_at, threshold, list_at):
     """Candidates with a key ≥ `threshold` (and above -inf), in the order of ids. Returns their
-    number.
-    """
+    number."""
     blocks, words = i32p(blocks_at), i64p(list_at)
     count = 0
     for b in range((n + BLOCK - 1) >> 6):
@@ -153,8 +151,7 @@ def largest(x_at, n, k, blocks_at, list_at, tmp_at):
     """The k largest values above -inf, sorted, as candidates; returns their number.
 
     Block maxima have to be current. k blocks have a maximum of at least the k-th largest one, so no
-    value below it is among the k largest.
-    """
+    value below it is among the k largest."""
     n_blocks = (n + BLOCK - 1) >> 6
     threshold = LOWEST
     if 2 * k <= n_blocks:
@@ -184,8 +181,7 @@ def _sort_few(list_at, n):
 def sort(list_at, n, tmp_at, ids_ascend):
     """Radix sort, greatest first, with `tmp` (n words and 16 KiB more).
 
-    `ids_ascend`: equal keys are in order already.
-    """
+    `ids_ascend`: equal keys are in order already."""
     if n <= 1000:
         _sort_few(list_at, n)
         return

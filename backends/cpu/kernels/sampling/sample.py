@@ -279,8 +279,7 @@ def adaptive(s, target, decay, state, u):
 def report(s, n_probs, out_at):
     """Write the probabilities of a row: [.., candidates, probability, ids, probabilities].
 
-    ids are -1 where there are no more.
-    """
+    ids are -1 where there are no more."""
     w = i64p(s)
     out, p = i32p(out_at), f32p(out_at)
     top, total = f32p(s + TOP_BITS * 8)[0], f64p(s)[TOTAL_WEIGHT]
@@ -311,8 +310,7 @@ def uniform(lo, hi):
 def sample_row(s, q, chain_at, dist_at, xtc_at, entries, begin, end, state_at):
     """Run a row's sampler chain; returns its flags.
 
-    `q`: the row's params; `entries`: address of [kinds, ids, values].
-    """
+    `q`: the row's params; `entries`: address of [kinds, ids, values]."""
     w, chain, state = i64p(s), i32p(chain_at), f32p(state_at)
     kinds, ids, values = i64p(entries)[0], i64p(entries)[1], i64p(entries)[2]
     min_keep = np.int64(q[codes.MIN_KEEP])
@@ -385,8 +383,7 @@ def sample(layout):
 
     a: logits, state, params, chain, draws, list_ptr, list_kind, list_id, list_value, slot, out;
     then V, rows, columns of params, of chain, of state, n_probs, slots; then mask and mask_row,
-    both 0 without masks.
-    """
+    both 0 without masks."""
 
     def run(a, begin, end, scratch):
         n, rows, n_params, n_chain, n_state, n_probs, n_slots = a[11], a[12], a[13], a[14], a[15], a[16], a[17]

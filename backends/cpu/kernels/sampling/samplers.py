@@ -179,8 +179,7 @@ def _exp_run(x_at, e_at, n, top):
 def exps(s, top):
     """e^(logit - top) of every candidate, at E; returns their sum.
 
-    A dense row leaves the sums of its blocks at TMP.
-    """
+    A dense row leaves the sums of its blocks at TMP."""
     w = i64p(s)
     e = f32p(w[E])
     total = 0.0
@@ -211,8 +210,7 @@ def softmax(s):
 @helper
 def _reach(s, n, top, total, p, min_keep):
     """Candidates of the sorted list that reach p together, at least min_keep; 0 if the first n do
-    not.
-    """
+    not."""
     words = i64p(i64p(s)[LIST])
     run = 0.0
     for i in range(n):

@@ -125,8 +125,7 @@ def tagged_value(schema: Any, whole: Mapping[str, Any], end: str, text: str = "t
     """Rule of a value and the text `end` after it: strings are written without quotes, others as
     JSON or as Python does. Its grammar has any_rules().
 
-    `text`: the rule of a string and `end`.
-    """
+    `text`: the rule of a string and `end`."""
     ends = quoted(end)
     if isinstance(schema, dict) and schema.get("type") == "string":
         choices = schema.get("enum")

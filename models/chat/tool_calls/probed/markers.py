@@ -28,8 +28,7 @@ class Markers:
     section_end.
 
     A call of tags has key_begin KEY key_end VALUE value_end once a parameter in place of ARGUMENTS,
-    with `gap` after each. `around`: texts around an answer without calls.
-    """
+    with `gap` after each. `around`: texts around an answer without calls."""
 
     style: str
     begin: str

@@ -319,8 +319,7 @@ def syntax(p: Parser, text: str) -> Step[str]:
     """Read a marker: FOUND; ABSENT, with nothing read; CUT if the answer ended in it, with all
     read.
 
-    Blanks may come first, and any blanks where the marker has some.
-    """
+    Blanks may come first, and any blanks where the marker has some."""
     start = len(p.raw)
     pieces = _PIECE.findall(" " + text)
     for piece, following in zip(pieces, [*pieces[1:], ""], strict=False):

@@ -21,8 +21,7 @@ def tagged_value(
 
     `opens_line`: a line break before the value is syntax. One at the start of `end` may be missing. `cdata`: the value
     may stand in <![CDATA[ … ]]>. `key`: the texts around a key. `keys`: those that the call has; another one ends the
-    value, too. None: members of a value have the same tags.
-    """
+    value, too. None: members of a value have the same tags."""
     if opens_line:
         yield from p.literal("\n")
     if cdata and (yield from p.literal(CDATA)):
