@@ -1,6 +1,10 @@
-"""Element types: numbers in a block, bytes of a block, numpy's type.
+"""Element types: numbers in a block, bytes of a block, numpy's type, codebooks.
 
-Block types keep the names and layouts of GGUF (`gguf.GGML_QUANT_SIZES`); plain types are numpy's.
+Block types keep the names and layouts of GGUF; plain types are numpy's. A row here makes a type
+known to graphs, to the reference (`dequantize`) and to the conformance cases. A backend multiplies
+the types that its table of packed layouts has (`Backend.weight_types`: backends/cpu/kernels/matmul/
+layout.py, backends/gpu/matmul/layout.py); a session's weights keep their file's type where all its
+backends do (`Session.weight_types`), and are requantized otherwise (models/quantization/).
 """
 
 from __future__ import annotations
@@ -18,18 +22,24 @@ class DType:
     """An element type: `block` elements along the last axis take `nbytes` bytes.
 
     `numpy` is None for block types and bf16. `codes`: the codebook of types whose quants are
-    indices; an element is its code times the block's scale."""
+    indices; an element is its code times the block's scale. `grid`: name of the codebook of groups
+    of 4 or 8 elements (`grid_of`). `scales`: byte offsets of the f16 numbers of a block."""
 
     name: str
     block: int
     nbytes: int
     numpy: npt.DTypeLike | None = None
     codes: tuple[int, ...] = ()
+    grid: str = ""
+    scales: tuple[int, ...] = (0,)
 
     @property
     def quantised(self) -> bool:
         return self.block > 1
 
+
+IQ4_CODES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+E2M1_CODES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # OCP's, in units of 0.5
 
 DTYPES: dict[str, DType] = {
     d.name: d
@@ -41,16 +51,31 @@ DTYPES: dict[str, DType] = {
         DType("u32", 1, 4, np.uint32),
         DType("q8_0", 32, 34),
         DType("q4_0", 32, 18),
-        DType("q4_1", 32, 20),
+        DType("q4_1", 32, 20, scales=(0, 2)),
         DType("q5_0", 32, 22),
-        DType("q5_1", 32, 24),
-        DType("iq4_nl", 32, 18, codes=(-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)),
-        # OCP's E2M1, in units of 0.5. A block stores the exponent e of its scale 2^(e − 127) in 8
-        # bits.
-        DType("mxfp4", 32, 17, codes=(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)),
-        DType("q4_k", 256, 144),
-        DType("q5_k", 256, 176),
-        DType("q6_k", 256, 210),
+        DType("q5_1", 32, 24, scales=(0, 2)),
+        DType("q1_0", 128, 18),  # bits: −1 and 1
+        DType("q2_0", 64, 18),  # quants 0 to 3 are −1 to 2
+        DType("iq4_nl", 32, 18, codes=IQ4_CODES),
+        # A block stores the exponent e of its scale 2^(e − 127) in 8 bits.
+        DType("mxfp4", 32, 17, codes=E2M1_CODES, scales=()),
+        # Four scales in 8 bits (unsigned E4M3), of 16 elements each.
+        DType("nvfp4", 64, 36, codes=E2M1_CODES, scales=()),
+        DType("q2_k", 256, 84, scales=(80, 82)),
+        DType("q3_k", 256, 110, scales=(108,)),
+        DType("q4_k", 256, 144, scales=(0, 2)),
+        DType("q5_k", 256, 176, scales=(0, 2)),
+        DType("q6_k", 256, 210, scales=(208,)),
+        DType("iq4_xs", 256, 136, codes=IQ4_CODES),
+        DType("tq1_0", 256, 54, scales=(52,)),
+        DType("tq2_0", 256, 66, scales=(64,)),
+        DType("iq1_s", 256, 50, grid="IQ1_S"),
+        DType("iq1_m", 256, 56, grid="IQ1_S", scales=()),  # its scale is in four parts
+        DType("iq2_xxs", 256, 66, grid="IQ2_XXS"),
+        DType("iq2_xs", 256, 74, grid="IQ2_XS"),
+        DType("iq2_s", 256, 82, grid="IQ2_S"),
+        DType("iq3_xxs", 256, 98, grid="IQ3_XXS"),
+        DType("iq3_s", 256, 110, grid="IQ3_S"),
         # Results of `quantize_act`, `pack_act` and `round_act`, in an order private to the backend
         # (backends/cpu/kernels/matmul/layout.py): 32 int8 values with their scale and forms of
         # their sum; f32 values; bf16.
@@ -59,6 +84,33 @@ DTYPES: dict[str, DType] = {
         DType("bf16_act", 1, 2),
     )
 }
+BLOCK_TYPES = tuple(name for name, d in DTYPES.items() if d.quantised and not name.endswith("_act"))
+
+
+@functools.cache
+def grid_of(dtype: str) -> npt.NDArray[np.int8]:
+    """The codebook (places, 8 or 4) of a type with a grid, which the package gguf has."""
+    from gguf import quants
+
+    kind = getattr(quants, DTYPES[dtype].grid)
+    kind.init_grid()
+    return np.ascontiguousarray(kind.grid[0, 0].astype(np.int8))
+
+
+def dequantize(raw: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[np.float32]:
+    """Numbers of rows (…, bytes of a row) of a block type, or of bf16; NaN and infinity stay what
+    they are."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        if dtype not in ("q1_0", "q2_0"):
+            from gguf import GGMLQuantizationType, quants
+
+            return np.asarray(quants.dequantize(raw, GGMLQuantizationType[dtype.upper()]), np.float32)
+        bits = 1 if dtype == "q1_0" else 2  # the package gguf has no code for these
+        blocks = np.ascontiguousarray(raw).reshape(-1, DTYPES[dtype].nbytes)
+        quants_of = blocks[:, 2:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & (1 << bits) - 1
+        values = quants_of.reshape(len(blocks), -1).astype(np.float32)
+        values = 2 * values - 1 if bits == 1 else values - 1
+        return (values * blocks[:, :2].copy().view(np.float16).astype(np.float32)).reshape(*raw.shape[:-1], -1)
 
 
 @functools.lru_cache(1 << 16)

@@ -35,7 +35,7 @@ from logitless.backends.gpu.training import conv, loss, optimizer  # noqa: F401
 from logitless.graph.backend import Bytes
 from logitless.graph.tensor import ALIASES, Tensor
 
-__all__ = ["constant_nbytes", "dispatches", "fuse", "lower_all", "pack", "rewrite", "supports"]
+__all__ = ["WEIGHT_TYPES", "constant_nbytes", "dispatches", "fuse", "lower_all", "pack", "rewrite", "supports"]
 
 log = logging.getLogger("logitless.devices")
 READS_PACKED = {  # sources that may be a constant matrix
@@ -95,6 +95,9 @@ def lower_all(nodes: Sequence[Tensor], shape: Shape) -> list[Dispatch]:
             raise ValueError(f"no kernel for {t!r}")
         launches += own
     return joined(launches, shape)
+
+
+WEIGHT_TYPES = frozenset(layout.PACKINGS)
 
 
 def constant_nbytes(t: Tensor) -> int:

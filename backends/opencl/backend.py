@@ -40,6 +40,7 @@ class OpenCLBackend(Backend):
     """An OpenCL device. DeviceError when it does not exist. Used by one thread at a time."""
 
     alignment = ALIGNMENT
+    weight_types = kernels.WEIGHT_TYPES
     preemptible = True
     self_tested = True
 

@@ -181,7 +181,9 @@ def _serve(link: Link, name: str, open_backend: Callable[[], Backend], budget: B
         link.send({"error": "device", "message": str(error)})
         return str(error)
     try:
-        link.send({"alignment": client.backend.alignment, "memory_bytes": budget.nbytes})
+        own = client.backend
+        types = sorted(own.weight_types)
+        link.send({"alignment": own.alignment, "memory_bytes": budget.nbytes, "weight_types": types})
         log.info("%s: connected", name)
         while True:
             client.step()

@@ -32,6 +32,7 @@ class VulkanBackend(Backend):
     Instance and Device."""
 
     alignment = ALIGNMENT
+    weight_types = shared.WEIGHT_TYPES
     preemptible = True
     self_tested = True
 

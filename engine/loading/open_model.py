@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from logitless.backends.registry import cpu_weight_types
 from logitless.engine.async_engine import LoadedModel, ModelInfo
 from logitless.engine.loading.adapters import ScaledAdapters, control_vectors, read_adapters, register_adapters
 from logitless.engine.loading.drafting import (
@@ -338,7 +339,8 @@ def _engine_options(
     n_draft = n_draft_tokens(options)
     swa_full = options.swa_full or bool(options.moves_flag)
     if devices == ("cpu",) or options.gpu_layers == 0:
-        n_ctx = fitting_context(options, h, weights_nbytes(gguf), n_draft_tokens=n_draft, swa_full=swa_full)
+        weights = weights_nbytes(gguf, cpu_weight_types())
+        n_ctx = fitting_context(options, h, weights, n_draft_tokens=n_draft, swa_full=swa_full)
     else:  # the runner knows the memory of its devices
         n_ctx = options.ctx_size or whole_context(options, h)
     return RunnerOptions(

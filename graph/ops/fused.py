@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from logitless.graph.dtype import DTYPES
+from logitless.graph.dtype import BLOCK_TYPES
 from logitless.graph.op import Array, Case, Variable, Weight, op, require, writing
 from logitless.graph.ops.attention.paged_attention import PAGE, attention, attention_case, store_k
 from logitless.graph.ops.elementwise import glu
@@ -332,9 +332,7 @@ def _rotated_case(
     return make
 
 
-for _i, (_dtype, _k) in enumerate(
-    {"f16": 50, **{name: 512 for name, d in DTYPES.items() if d.quantised and not name.endswith("_act")}}.items()
-):
+for _i, (_dtype, _k) in enumerate({"f16": 50, **dict.fromkeys(BLOCK_TYPES, 512)}.items()):
     linear_parts.case(_weights_case(_dtype, (1, 5, 35)[_i % 3], _k, (33, 16)))
     expert_parts.case(_experts_case(_dtype, (1, 5, 35)[_i % 3], _k, (48, 16)))
     linear_add.case(_add_case(_dtype, 1 + _i % 4 * 3, _k, whole=_i % 2 == 0))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from logitless.graph.dtype import DTYPES
+from logitless.graph.dtype import BLOCK_TYPES, DTYPES
 from logitless.graph.op import Array, Case, Weight, op, require
 from logitless.graph.tensor import Shape, Tensor
 
@@ -284,7 +284,7 @@ def _case(dtype: str, t: int, n: int, k: int) -> Callable[[np.random.Generator],
 for _dtype, _k in {"f32": 37, "f16": 50, "bf16": 65}.items():
     for _t, _n in ((1, 33), (3, 16), (8, 5), (17, 100), (67, 50)):
         linear.case(_case(_dtype, _t, _n, _k))
-for _dtype in (name for name, d in DTYPES.items() if d.quantised and not name.endswith("_act")):
+for _dtype in BLOCK_TYPES:
     for _t, _n in ((1, 33), (2, 16), (5, 7), (9, 48), (33, 20)):
         linear.case(_case(_dtype, _t, _n, 512))
 
@@ -311,12 +311,7 @@ for _m, _n, _k in ((1, 33, 20), (25, 64, 300), (40, 70, 17), (530, 9, 34), (30, 
     linear.case(lambda r, m=_m, n=_n, k=_k: ([r.normal(size=(m, k)), r.normal(size=(n, k))], {}))  # type: ignore[misc]
     matmul.case(lambda r, m=_m, n=_n, k=_k: ([r.normal(size=(m, k)), r.normal(size=(k, n))], {}))  # type: ignore[misc]
     matmul_tn.case(lambda r, m=_m, n=_n, k=_k: ([r.normal(size=(k, m)), r.normal(size=(k, n))], {}))  # type: ignore[misc]
-for _dtype in (
-    "f32",
-    "f16",
-    "bf16",
-    *(name for name, d in DTYPES.items() if d.quantised and not name.endswith("_act")),
-):
+for _dtype in ("f32", "f16", "bf16", *BLOCK_TYPES):
     matmul.case(lambda r, d=_dtype: ([r.normal(size=(14, 50)), Weight(r.normal(size=(50, 512)), d)], {}))  # type: ignore[misc]
 
 

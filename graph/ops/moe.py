@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from logitless.graph.dtype import DTYPES
+from logitless.graph.dtype import BLOCK_TYPES, DTYPES
 from logitless.graph.op import Array, Case, Weight, op, require
 from logitless.graph.ops.elementwise import broadcast_to, mul, sub, sum_to
 from logitless.graph.ops.gather import get_rows
@@ -337,12 +337,11 @@ def _linear_case(dtype: str, t: int, n: int, k: int, chosen: int) -> Callable[[n
     return make
 
 
-_QUANTISED = [name for name, d in DTYPES.items() if d.quantised and not name.endswith("_act")]
 _ROWS = ((1, 2), (3, 1), (11, 2), (40, 3))  # (tokens, experts of one); of an expert: 1, 2, 4, 8, 16 and between
-for _i, _dtype in enumerate(("f32", "f16", "bf16", *_QUANTISED)):
+for _i, _dtype in enumerate(("f32", "f16", "bf16", *BLOCK_TYPES)):
     # all rows for one type of each kind: `linear` has every tile of the others
     for _t, _chosen in _ROWS if _dtype in ("f32", "bf16", "q8_0", "q4_k", "mxfp4") else _ROWS[_i % 4 :][:1]:
-        expert_linear.case(_linear_case(_dtype, _t, 48, 512 if _dtype in _QUANTISED else 37, _chosen))
+        expert_linear.case(_linear_case(_dtype, _t, 48, 512 if _dtype in BLOCK_TYPES else 37, _chosen))
     expert_matmul.case(
         lambda r, d=_dtype: ([r.normal(size=(10, 16)), Weight(r.normal(size=(80, 512)), d), _ordered(_FEW)], {"n": 5})  # type: ignore[misc]
     )

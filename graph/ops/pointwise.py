@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from logitless.graph import scalar as s
-from logitless.graph.dtype import DTYPES
+from logitless.graph.dtype import BLOCK_TYPES
 from logitless.graph.op import OPS, Array, Case, Op, Variable, Weight, op, require
 from logitless.graph.ops.elementwise import mul, scale, sub, unbroadcast
 from logitless.graph.scalar import elementwise, where
@@ -227,10 +227,5 @@ def _(r: np.random.Generator) -> Case:
     return [Variable(r.normal(size=(4, 37)).astype(np.float16).astype(np.float64), "f16")], {"dtype": "f32"}
 
 
-for _dtype in (
-    "f32",
-    "f16",
-    "bf16",
-    *(name for name, d in DTYPES.items() if d.quantised and not name.endswith("_act")),
-):
+for _dtype in ("f32", "f16", "bf16", *BLOCK_TYPES):
     cast.case(lambda r, d=_dtype: ([Weight(r.normal(size=(19, 512)), d)], {"dtype": "f32"}))  # type: ignore[misc]

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from logitless.graph import ops
 from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
-from logitless.graph.dtype import DTYPES, nbytes
+from logitless.graph.dtype import BLOCK_TYPES, DTYPES, dequantize, nbytes
 from logitless.graph.execution.session import Session
 from logitless.graph.op import OPS, Variable, Weight
 from logitless.graph.order import toposort
@@ -134,34 +134,43 @@ def encode(values: Array, dtype: str) -> Bytes:
     kind = DTYPES[dtype].numpy
     if kind is not None:
         return np.ascontiguousarray(values, kind).reshape(-1).view(np.uint8)
-    if not dtype.endswith(("_k", "_nl")):
+    if dtype.startswith(("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "bf16", "mxfp4", "tq")):
         raw: Bytes = quantize(np.ascontiguousarray(values, np.float32), GGMLQuantizationType[dtype.upper()])
         return raw.reshape(-1)
     rng = np.random.default_rng(values.size)
     blocks = rng.integers(0, 256, (nbytes(dtype, values.shape) // DTYPES[dtype].nbytes, DTYPES[dtype].nbytes), np.uint8)
-    # K types multiply 6- or 8-bit scales by 4- to 6-bit values
-    scale = np.float16(np.abs(values).max(initial=1e-3) / (2000 if dtype.endswith("_k") else 127))
-    for at in {"q6_k": (208,), "iq4_nl": (0,)}.get(dtype, (0, 2)):
-        blocks[:, at : at + 2] = np.array([scale]).view(np.uint8)
+    put_scale(blocks, dtype, 1.0)
+    greatest = np.abs(dequantize(blocks, dtype)).max(initial=1e-3)
+    put_scale(blocks, dtype, np.abs(values).max(initial=1e-3) / greatest)
     return blocks.reshape(-1)
+
+
+def put_scale(blocks: Bytes, dtype: str, scale: npt.ArrayLike) -> None:
+    """Write f16 scales, one or (n, 1), into blocks (n, bytes of a block)."""
+    d = np.asarray(scale, np.float16).reshape(-1, 1).view(np.uint8)
+    if dtype == "iq1_m":  # in the upper halves of four words
+        blocks[:, 49::2] = blocks[:, 49::2] & 15 | (d[:, [0, 0, 1, 1]] >> np.array([0, 4, 0, 4], np.uint8)) << 4
+    if dtype == "nvfp4":  # four scales, below 2
+        blocks[:, :4] &= 0x3F
+    for at in DTYPES[dtype].scales:
+        blocks[:, at : at + 2] = d
 
 
 def decode(raw: Bytes, t: Tensor) -> Array:
     """Decode bytes of a tensor's type to float64 (integers as they are)."""
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
-
     kind = DTYPES[t.dtype].numpy
     if kind is not None:
         values = np.asarray(raw).reshape(-1).view(np.uint8).view(kind).reshape(t.shape)
         return values.astype(np.float64) if values.dtype.kind == "f" else values.copy()
     rows = np.asarray(raw).reshape(-1).view(np.uint8).reshape(*t.shape[:-1], -1)
-    return dequantize(rows, GGMLQuantizationType[t.dtype.upper()]).reshape(t.shape).astype(np.float64)
+    return dequantize(rows, t.dtype).reshape(t.shape).astype(np.float64)
 
 
 def run(problem: Problem, backends: Sequence[Backend]) -> Outcome:
     """Judge one problem on backends in order of preference (just one, for conformance)."""
     outcome = Outcome(problem.op, problem.label, OK)
+    if not lacking_types(problem, backends[-1]).isdisjoint(BLOCK_TYPES):
+        return replace(outcome, status=UNSUPPORTED)
     guarded = [Guarded(b) for b in backends]
     session = Session(guarded)
     stored: dict[str, Array] = {}
@@ -194,6 +203,11 @@ def run(problem: Problem, backends: Sequence[Backend]) -> Outcome:
         if detail := b.damage():
             return replace(outcome, status=WRONG, error=worst, detail=detail)
     return replace(outcome, error=worst)
+
+
+def lacking_types(problem: Problem, backend: Backend) -> set[str]:
+    """Types of the problem's constants that the backend does not multiply."""
+    return {t.dtype for t, _ in problem.constants.values()} - backend.weight_types
 
 
 def difference(reference: Array, values: Array) -> tuple[float, str]:

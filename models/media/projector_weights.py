@@ -15,7 +15,6 @@ from logitless.graph.ops.pointwise import clamp
 from logitless.graph.tensor import Tensor
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.quantization.requantize import REQUANTIZED
 from logitless.models.weights.finite import is_finite
 from logitless.models.weights.tensor_map import TensorSlice
 from logitless.models.weights.weights import MATRIX_TYPES, Weights, define_weight, not_finite, vector
@@ -89,7 +88,7 @@ class DeclaredTensors:
         ModelFileError names the tensor at fault."""
         for name in {part.source for part in self.parts.values()}:
             info = gguf.tensors.get(name)
-            if info is not None and info.dtype not in REQUANTIZED and not is_finite(gguf.bytes_of(name), info.dtype):
+            if info is not None and not is_finite(gguf.bytes_of(name), info.dtype):
                 raise ModelFileError(gguf.path, not_finite(name))
 
     def load(self, session: Session, gguf: GGUFFile) -> ProjectorWeights:

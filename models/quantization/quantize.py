@@ -10,6 +10,7 @@ from gguf import quants
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
+from logitless.graph.dtype import dequantize
 from logitless.models.gguf.file import TensorInfo
 from logitless.models.quantization.block_encoders import ENCODERS, WEIGHTED_ENCODERS
 
@@ -87,6 +88,4 @@ def dequantized(info: TensorInfo, raw: NDArray[np.uint8]) -> F32:
     if info.dtype == "f32":
         return raw.view(np.float32).reshape(info.shape)
     rows = raw.reshape(*info.shape[:-1], -1)
-    with np.errstate(invalid="ignore", over="ignore"):  # NaN and infinity stay what they are
-        values = quants.dequantize(rows, GGMLQuantizationType[info.dtype.upper()])
-    return np.array(values, np.float32).reshape(info.shape)
+    return dequantize(rows, info.dtype).reshape(info.shape)

@@ -1,4 +1,5 @@
-"""Requantization: block types without kernels become types with the same or the nearest numbers.
+"""Requantization: block types without kernels on a device become types with the same or the nearest
+numbers.
 
 | file | graph | difference | |---|---|---| | Q3_K | Q6_K | none: scales of 16 numbers, and quants
 with fewer bits | | IQ1_M | Q6_K | none: quants are eighths from −9 to 9 | | TQ1_0, TQ2_0 | Q4_0 |
@@ -39,19 +40,21 @@ REQUANTIZED: dict[str, tuple[str, int, int, int, Callable[[Bytes], Bytes]]] = {
 }
 
 
-def requantized_type(dtype: str) -> str:
-    """Type in the graph of weights of this type in a file."""
-    return REQUANTIZED[dtype][0] if dtype in REQUANTIZED else dtype
+def requantized_type(dtype: str, native: frozenset[str] = frozenset()) -> str:
+    """Type in the graph of weights of this type in a file, where devices multiply the `native`
+    types."""
+    return dtype if dtype in native or dtype not in REQUANTIZED else REQUANTIZED[dtype][0]
 
 
-def requantized_nbytes(dtype: str, nbytes: int) -> int:
+def requantized_nbytes(dtype: str, nbytes: int, native: frozenset[str]) -> int:
     """Bytes in the graph of this many bytes in a file."""
-    return nbytes // REQUANTIZED[dtype][2] * REQUANTIZED[dtype][3] if dtype in REQUANTIZED else nbytes
+    same = requantized_type(dtype, native) == dtype
+    return nbytes if same else nbytes // REQUANTIZED[dtype][2] * REQUANTIZED[dtype][3]
 
 
-def requantize(raw: Bytes, dtype: str) -> Bytes:
+def requantize(raw: Bytes, dtype: str, native: frozenset[str] = frozenset()) -> Bytes:
     """A matrix's bytes in its graph type. OverflowError for numbers that it cannot represent."""
-    if dtype not in REQUANTIZED:
+    if requantized_type(dtype, native) == dtype:
         return raw
     _, numbers, before, after, change = REQUANTIZED[dtype]
     at_once = NUMBERS // numbers

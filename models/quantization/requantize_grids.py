@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from logitless.graph.dtype import grid_of
 from logitless.models.quantization.requantize_blocks import Bytes, Floats, floats, nearest_q8_0, q5_0, q6_k, q8_0
 
 Words = npt.NDArray[np.uint64]
@@ -16,20 +17,10 @@ SEVENS = np.arange(0, 28, 7, dtype=np.uint32)  # where each eight numbers' signs
 
 
 @cache
-def _grid(name: str) -> npt.NDArray[np.int8]:
-    """(places, 8 or 4)."""
-    from gguf import quants
-
-    kind = getattr(quants, name)
-    kind.init_grid()
-    return np.ascontiguousarray(kind.grid[0, 0].astype(np.int8))
-
-
-@cache
 def _places(name: str, factor: int = 1, more: int = 0) -> npt.NDArray[Any]:
     """A grid's places as words of 8 or 4 bytes: of its numbers times a factor, and something
     more."""
-    places = _grid(name) * np.int8(factor) + np.int8(more)
+    places = grid_of(name) * np.int8(factor) + np.int8(more)
     return places.view(f"u{places.shape[1]}")[:, 0]
 
 
@@ -89,14 +80,14 @@ def of_iq2_xxs(blocks: Bytes) -> Bytes:
     n = len(blocks)
     places = blocks[:, 2:].reshape(n, 8, 8)
     rest = np.ascontiguousarray(places[..., 4:]).view(np.uint32)  # (n, 8, 1)
-    words = _signed(_words("IQ2_XXS", places[..., :4]), _negative_of_seven()[rest >> SEVENS & 127])
+    words = _signed(_words("iq2_xxs", places[..., :4]), _negative_of_seven()[rest >> SEVENS & 127])
     return _of_32(_scaled(blocks, (rest[..., 0] >> 28) * 2 + 1, 8), words)
 
 
 def of_iq2_xs(blocks: Bytes) -> Bytes:
     """(n, 74) → (n, 8 · 34). Of each eight: a place of 9 bits, seven signs."""
     both = np.ascontiguousarray(blocks[:, 2:66]).view(np.uint16)
-    words = _signed(_words("IQ2_XS", both & 511), _negative_of_seven()[both >> 9])
+    words = _signed(_words("iq2_xs", both & 511), _negative_of_seven()[both >> 9])
     return _of_sixteen(_scaled(blocks, _halves(blocks[:, 66:]) * 2 + 1, 8), words)
 
 
@@ -104,7 +95,7 @@ def of_iq2_s(blocks: Bytes) -> Bytes:
     """(n, 82) → (n, 8 · 34). Of each eight: a place of 10 bits, of which two are apart; eight
     signs."""
     high = (blocks[:, 66:74, None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3).reshape(-1, 32)
-    words = _signed(_words("IQ2_S", blocks[:, 2:34] | high.astype(np.uint16) << 8), _negative()[blocks[:, 34:66]])
+    words = _signed(_words("iq2_s", blocks[:, 2:34] | high.astype(np.uint16) << 8), _negative()[blocks[:, 34:66]])
     return _of_sixteen(_scaled(blocks, _halves(blocks[:, 74:]) * 2 + 1, 8), words)
 
 
@@ -113,7 +104,7 @@ def of_iq3_xxs(blocks: Bytes) -> Bytes:
     scale."""
     n = len(blocks)
     rest = np.ascontiguousarray(blocks[:, 66:]).view(np.uint32)[..., None]
-    numbers = _words("IQ3_XXS", blocks[:, 2:66]).reshape(n, 8, 4)
+    numbers = _words("iq3_xxs", blocks[:, 2:66]).reshape(n, 8, 4)
     words = _signed(numbers, _negative_of_seven()[rest >> SEVENS & 127])
     return _of_32(_scaled(blocks, (rest[..., 0] >> 28) * 2 + 1, 4), words)
 
@@ -123,7 +114,7 @@ def of_iq3_s(blocks: Bytes) -> Bytes:
     of each eight."""
     n = len(blocks)
     high = np.unpackbits(blocks[:, 66:74], axis=1, bitorder="little").astype(np.uint16)
-    numbers = _words("IQ3_S", blocks[:, 2:66] | high << 8).reshape(n, 8, 4)
+    numbers = _words("iq3_s", blocks[:, 2:66] | high << 8).reshape(n, 8, 4)
     words = _signed(numbers, _negative()[blocks[:, 74:106]].reshape(n, 8, 4))
     return _of_32(_scaled(blocks, _halves(blocks[:, 106:]) * 2 + 1, 1), words)
 
@@ -135,7 +126,7 @@ def of_iq1_s(blocks: Bytes) -> Bytes:
     rest = np.ascontiguousarray(blocks[:, 34:]).view(np.uint16)[..., None]  # (n, 8, 1)
     places = blocks[:, 2:34].reshape(n, 8, 4) | (rest >> np.arange(0, 12, 3, dtype=np.uint16) & 7) << 8
     less = rest >> 15 > 0
-    words = np.where(less, _places("IQ1_S", 8, 15)[places], _places("IQ1_S", 8, 17)[places])
+    words = np.where(less, _places("iq1_s", 8, 15)[places], _places("iq1_s", 8, 17)[places])
     return q5_0(_scaled(blocks, (rest[..., 0] >> 12 & 7) * 2 + 1, 8), words.view(np.uint8))
 
 
@@ -145,7 +136,7 @@ def of_iq1_m(blocks: Bytes) -> Bytes:
     n = len(blocks)
     rest = _halves(blocks[:, 32:48])  # (n, 32): three bits of a place, and the eighth
     places = blocks[:, :32] | (rest & 7).astype(np.uint16) << 8
-    words = np.where(rest >> 3 > 0, _places("IQ1_S", 8, 31)[places], _places("IQ1_S", 8, 33)[places])
+    words = np.where(rest >> 3 > 0, _places("iq1_s", 8, 31)[places], _places("iq1_s", 8, 33)[places])
     packed = np.ascontiguousarray(blocks[:, 48:]).view(np.uint16)  # (n, 4)
     scales = (packed[..., None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7).astype(np.uint8).reshape(n, 16) * 2 + 1
     d = np.bitwise_or.reduce(packed >> 12 << np.arange(0, 16, 4, dtype=np.uint16), axis=1).astype(np.uint16)

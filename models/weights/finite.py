@@ -23,12 +23,6 @@ _BITS: dict[str, tuple[type[np.unsignedinteger[Any]], type[np.signedinteger[Any]
     "bf16": (np.uint16, np.int16, 0x7F80),
 }
 FLOAT_TYPES = frozenset(_BITS)
-_SCALES = {  # byte offsets of the f16 numbers of a block; mxfp4 has none: its scales are exponents
-    **dict.fromkeys(("q8_0", "q4_0", "q5_0", "iq4_nl"), (0,)),
-    **dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2)),
-    "q6_k": (208,),
-    "mxfp4": (),
-}
 
 
 def is_finite(raw: Bytes, dtype: str) -> bool:
@@ -46,5 +40,10 @@ def _floats(raw: Bytes, dtype: str, kind: type[np.signedinteger[Any]]) -> Iterat
     step = _PIECE // width * width
     for start in range(0, len(raw), step):
         piece = raw[start : start + step]
-        for offset in _SCALES.get(dtype, (0,)):
+        if dtype == "iq1_m":
+            words = (
+                piece.reshape(-1, width)[:, 48:].copy().view(np.uint16) >> 12 << np.arange(0, 16, 4, dtype=np.uint16)
+            )
+            yield np.bitwise_or.reduce(words, axis=1).astype(np.uint16).view(kind)
+        for offset in DTYPES[dtype].scales:
             yield np.ndarray(len(piece) // width, kind, piece, offset, width)

@@ -178,7 +178,8 @@ def _weight_of(name: str) -> str:
 def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, mtp: bool = False) -> Weights:
     """Define every weight as a constant. `mtp`, ModelFileError: as in `check_weights`."""
     parts = check_weights(gguf, h, mtp=mtp)
-    for dtype in sorted({gguf.tensors[part.source].dtype for part in parts.values()} & REQUANTIZED.keys()):
+    types = {gguf.tensors[part.source].dtype for part in parts.values()} - session.weight_types
+    for dtype in sorted(types & REQUANTIZED.keys()):
         _, _, before, after, _ = REQUANTIZED[dtype]
         log.warning(
             "weights of type %s are requantized to %s, in %.1f times the memory",
@@ -203,7 +204,7 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: TensorSlice
     ModelFileError when they are read."""
     info, plain = gguf.tensors[part.source], part.as_f32 or len(part.shape) == 1
     row_nbytes = info.nbytes // math.prod(info.shape if len(part.shape) == 1 else info.shape[:-1])
-    dtype = "f32" if plain else requantized_type(info.dtype)
+    dtype = "f32" if plain else requantized_type(info.dtype, session.weight_types)
     if part.transposed and DTYPES[dtype].quantised:  # along other rows
         dtype = "q8_0" if part.shape[1] % 32 == 0 else "f16"
     (rows, *columns), n = part.graph_shape, part.n_experts
@@ -224,7 +225,7 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: TensorSlice
         if plain:
             return vector(raw, info.dtype).view(np.uint8)
         try:
-            return requantize(raw, info.dtype)
+            return requantize(raw, info.dtype, session.weight_types)
         except OverflowError as error:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' of type {info.dtype} has {error}") from None
 

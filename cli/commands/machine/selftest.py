@@ -69,10 +69,11 @@ def of_model(options: SimpleNamespace) -> Iterator[Outcome]:
     show_compiling()
     engine = open_engine(options.model, model_options(options, **SIZES))
     done: set[tuple[str, str]] = set()
+    native = engine.session.weight_types
 
     def weight(name: str) -> Bytes | None:
         info = engine.gguf.tensors.get(name)
-        return None if info is None else requantize(engine.gguf.bytes_of(name), info.dtype)
+        return None if info is None else requantize(engine.gguf.bytes_of(name), info.dtype, native)
 
     for n_tokens in (1, 32):
         roots, feeds = step_graph(engine, n_tokens)

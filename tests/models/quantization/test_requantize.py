@@ -10,13 +10,13 @@ import pytest
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from logitless.graph.testing.conformance import put_scale
 from logitless.models.adapters.lora import Adapter, Pair
 from logitless.models.adapters.merge import merge
 from logitless.models.gguf.file import GGUFFile, TensorInfo
 from logitless.models.model import hparams_of
 from logitless.models.quantization.quantize import dequantized
 from logitless.models.quantization.requantize import NUMBERS, REQUANTIZED, requantize, requantized_type
-from tests.helpers.random_blocks import put_scales
 from tests.helpers.reference_model import Spec, write
 
 ROUNDED = ("iq1_s", "iq2_xxs", "iq3_xxs", "iq3_s", "iq4_xs")  # scales
@@ -31,7 +31,7 @@ def blocks_of(dtype: str, n: int, scales: tuple[float, float] = ORDINARY) -> np.
     """Any bytes, but for scales in f16."""
     rng = np.random.default_rng(n)
     blocks = rng.integers(0, 256, (n, REQUANTIZED[dtype][2]), np.uint8)
-    put_scales(blocks, dtype, rng.uniform(*scales, (n, 1)) * rng.choice([-1, 1], (n, 1)))
+    put_scale(blocks, dtype, rng.uniform(*scales, (n, 1)) * rng.choice([-1, 1], (n, 1)))
     return blocks
 
 
@@ -73,7 +73,7 @@ def test_the_same_numbers(dtype: str, n: int | str, scales: tuple[float, float])
 @pytest.mark.parametrize("dtype", NEAREST)
 def test_blocks_of_zeros_and_of_no_numbers(dtype: str) -> None:
     blocks = blocks_of(dtype, 4)
-    put_scales(blocks[1:], dtype, np.array([[0], [np.nan], [np.inf]]))
+    put_scale(blocks[1:], dtype, np.array([[0], [np.nan], [np.inf]]))
     raw = requantize(blocks.reshape(-1), dtype).reshape(-1, 34)
     with np.errstate(invalid="ignore"):
         numbers = dequantize(raw, GGMLQuantizationType.Q8_0).reshape(4, 256)

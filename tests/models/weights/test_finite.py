@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-from logitless.models.quantization.requantize import REQUANTIZED
+from logitless.graph.dtype import BLOCK_TYPES, DTYPES, dequantize
+from logitless.graph.testing.conformance import put_scale
 from logitless.models.weights.finite import is_finite
-from logitless.models.weights.weights import MATRIX_TYPES
 
-BLOCKS = [name for name in MATRIX_TYPES if name not in (*REQUANTIZED, "f32", "f16", "bf16", "mxfp4")]
+BLOCKS = [name for name in BLOCK_TYPES if DTYPES[name].scales]
 
 
 @pytest.mark.parametrize("dtype", BLOCKS)
 def test_every_scale_of_a_block_is_looked_at(dtype: str) -> None:
     """Two bytes of a block at a time become infinity: where that shows in its numbers (the
     package gguf's), it is found."""
-    kind = GGMLQuantizationType[dtype.upper()]
-    size, width = GGML_QUANT_SIZES[kind]
+    size, width = DTYPES[dtype].block, DTYPES[dtype].nbytes
     raw = np.zeros((3, 256 // size * width), np.uint8)
     assert is_finite(raw.reshape(-1), dtype)
     seen = 0
     for at in range(0, raw.shape[1] - 1, 2):
         wrong = raw.copy()
         wrong[2, at : at + 2] = 0x00, 0x7C
-        with np.errstate(invalid="ignore"):
-            finite = bool(np.isfinite(quants.dequantize(wrong, kind)).all())
+        finite = bool(np.isfinite(dequantize(wrong, dtype)).all())
         assert is_finite(wrong.reshape(-1), dtype) == finite, at
         seen += not finite
     assert seen
+
+
+@pytest.mark.parametrize("scale", [65504, np.nan, -np.inf])
+def test_iq1_m_scale_in_four_parts_is_looked_at(scale: float) -> None:
+    raw = np.random.default_rng(1).integers(0, 256, (5, 56), np.uint8)
+    put_scale(raw, "iq1_m", 1)
+    put_scale(raw[3:4], "iq1_m", scale)
+    assert is_finite(raw.reshape(-1), "iq1_m") == np.isfinite(dequantize(raw, "iq1_m")).all() == np.isfinite(scale)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, -np.nan, np.inf, -np.inf])
