@@ -1,5 +1,4 @@
-"""Requantization: block types without kernels on a device become types with the same or the nearest
-numbers.
+"""Requantization: block types that a device lacks become types with the same or near numbers.
 
 | file | graph | difference | |---|---|---| | Q3_K | Q6_K | none: scales of 16 numbers, and quants
 with fewer bits | | IQ1_M | Q6_K | none: quants are eighths from −9 to 9 | | TQ1_0, TQ2_0 | Q4_0 |
