@@ -131,6 +131,9 @@ def hparams_of(gguf: GGUFFile) -> Hparams:
         raise ModelFileError(
             gguf.path, f"key 'tokenizer.ggml.tokens' has {n_tokens} tokens, tensor 'token_embd.weight' has {rows} rows"
         )
+    if hparams.experts and hparams.architecture.moe.in_any_layer:
+        n = next((i for i in range(hparams.n_layer) if f"blk.{i}.ffn_gate_inp.weight" in gguf.tensors), hparams.n_layer)
+        hparams = replace(hparams, experts=replace(hparams.experts, n_dense=n))
     check_weights(gguf, hparams)
     return hparams
 

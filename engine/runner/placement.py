@@ -62,7 +62,7 @@ def division(
     others = [d for d in devices if d.name != "cpu"]
     if not options.divide or len(others) < 2:
         return None
-    caches = options.divide == "tensor" and not (h.mla or h.recurrent or h.architecture.attention.sinks)
+    caches = options.divide == "tensor" and not (h.mla or h.recurrent or h.has_sinks)
 
     def n_units(name: str, rows: int) -> int:
         """Heads of queries, keys and values stay whole; other weights are cut at multiples of 32 rows. An

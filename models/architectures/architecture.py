@@ -13,6 +13,7 @@ class Activation(StrEnum):
 
     SILU = "silu"
     GELU = "gelu"
+    RELU = "relu"
     RELU2 = "relu2"  # squared ReLU
     XIELU = "xielu"  # Hparams.xielu has its parameters
 
@@ -29,11 +30,12 @@ class QKNorm(Enum):
 
 
 class OutputGate(Enum):
-    """The sigmoid gate on the attention output."""
+    """The gate on the attention output, a sigmoid."""
 
     NONE = "none"
     WITH_QUERY = "with query"  # attn_q has a gate behind each head's query
-    OWN_WEIGHT = "own weight"  # attn_gate
+    OWN_WEIGHT = "own weight"  # attn_gate, of each element or of each head; in some files absent
+    SOFTPLUS = "softplus"  # the same, with softplus for the sigmoid (Laguna)
 
 
 class Presence(Enum):
@@ -65,11 +67,14 @@ class Norm:
     """Normalisation of the residual stream. The names are the file's."""
 
     layer_norm: bool = False  # LayerNorm with optional bias (Ba et al., 2016); else RMSNorm
+    weighted: bool = True  # False: norms have no weights (OLMo)
     pre: bool = True  # pre_norm: the input of attention and of the feed-forward block
     post: bool = False  # post_norm: their output, before the residual sum
     post_residual: bool = False  # post-LN: the residual sum instead (BERT)
     embedding: bool = False  # token embeddings; the first layer then has no attention norm
     ffn_name: str = "ffn_norm"  # pre-norm of the feed-forward block
+    post_names: tuple[str, str] = ("post_attention_norm", "post_ffw_norm")  # of attention, of the FFN
+    inner: bool = False  # norms before the output matrices, attn_sub_norm and ffn_sub_norm (BitNet)
     output_name: str = "output_norm"  # final norm
     parallel_attention: bool = False  # attn_norm_2 may exist: attention's own pre-norm (Falcon 40B)
 
@@ -89,6 +94,7 @@ class Rope:
     # full-attention layers have no RoPE (NoPE), if the model has sliding-window layers
     local_only: bool = False
     dense_layers: bool = False  # despite `local_only`, leading layers without experts have it
+    half_of_full: bool = False  # full-attention layers turn half of rope.dimension_count (Step 3.5)
     nope_period: int = 0  # every n-th layer has no RoPE; 0: none
     ntk_alpha: bool = False  # dynamic NTK: the base grows by rope.scaling.alpha
     # YaRN's magnitude goes to the attention scale, not to cos and sin (DeepSeek)
@@ -127,7 +133,7 @@ class Attention:
     chunked: bool = False
     images_in_window: bool = False  # images are bidirectional only in layers with a sliding window (Gemma 4)
     softcap: float | None = None  # default soft-cap of attention scores; None: none
-    sinks: bool = False  # attention sinks (gpt-oss)
+    sinks: Presence = Presence.ABSENT  # attention sinks (gpt-oss)
     unscaled: bool = False  # scores are not divided by the root of the head size
     temperature: Temperature | None = None
     k_as_v: bool = False  # K=V: a layer without attn_v has its keys, before their norm, as values
@@ -142,6 +148,7 @@ class FeedForward:
     activation: Activation = Activation.SILU
     # clamp of gate and up (gpt-oss: graph/ops/elementwise.py, glu_clamped); 0: none
     glu_limit: float = 0.0
+    activation_in_file: bool = False  # hidden_activation may say another
     parallel: bool = False  # a block without its own pre-norm runs parallel to attention
     # use_parallel_residual may make one with its own pre-norm parallel, too
     may_be_parallel: bool = False
@@ -166,6 +173,10 @@ class MoE:
     average_shared: bool = False
     # MoE in parallel with the dense FFN (Gemma 4); router input has its own norm
     parallel_dense: bool = False
+    # a dense block with the same input may exist; the output is their sum, divided by √2 (Grok)
+    beside_dense: bool = False
+    early_router: bool = False  # the router reads the residual stream before attention (SmallThinker)
+    in_any_layer: bool = False  # the tensors say which layers are dense, not leading_dense_block_count
 
 
 @dataclass(frozen=True, slots=True)

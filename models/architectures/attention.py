@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from logitless.graph.ops.elementwise import mul
+from logitless.graph.ops.elementwise import broadcast_to, mul, scaled
 from logitless.graph.ops.norm import centred, rms_norm
-from logitless.graph.ops.pointwise import sigmoid
+from logitless.graph.ops.pointwise import clamp, sigmoid, softplus
 from logitless.graph.ops.rope import rope
 from logitless.graph.ops.shape import reshape
-from logitless.graph.ops.slicing import take_block
+from logitless.graph.ops.slicing import concat, take_block
 from logitless.graph.tensor import Tensor, const
 from logitless.models.architectures.architecture import OutputGate, QKNorm
 from logitless.models.batch import AttentionParams, Memory
@@ -40,20 +40,25 @@ def keys_values(inputs: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
     size = h.sizes(layer)
     x = inputs.b.linear("attn_k", inputs.x)
     values = inputs.b.linear("attn_v", inputs.x) if "attn_v" in inputs.b else x
-    v = reshape(values, shape=(-1, size.n_head_kv, size.head_dim))
+    v = reshape(clamped(values, h), shape=(-1, size.n_head_kv, size.value_dim))
     if h.architecture.attention.value_norm:
         v = rms_norm(v, const(1.0), eps=h.eps)
-    return _with_rope(inputs, "attn_k", x, h, layer), v
+    if size.value_dim < size.head_dim:
+        flat = reshape(v, shape=(-1, size.value_dim))
+        zeros = broadcast_to(const(0.0), shape=(flat.shape[0], size.head_dim - size.value_dim))
+        v = reshape(concat(flat, zeros), shape=(-1, size.n_head_kv, size.head_dim))
+    return _with_rope(inputs, "attn_k", clamped(x, h), h, layer), v
 
 
 def self_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
     """Attention block output (T, n_embd) of the query rows."""
     x, gate = queries.b.linear("attn_q", queries.x), None
-    if h.architecture.attention.gate is OutputGate.OWN_WEIGHT:
+    size = h.sizes(layer)
+    if "attn_gate" in queries.b:
         gate = queries.b.linear("attn_gate", queries.x)
     elif h.architecture.attention.gate is OutputGate.WITH_QUERY:
         x, gate = _query_and_gate(x, h)
-    q = _with_rope(queries, "attn_q", x, h, layer)
+    q = _with_rope(queries, "attn_q", clamped(x, h), h, layer)
     # both norms' weights go to the query, so that cached keys can be shifted
     if h.architecture.attention.qk_norm_after_rope:
         q = mul(q, mul(queries.b["attn_q_norm"], queries.b["attn_k_norm"]))
@@ -63,8 +68,18 @@ def self_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory:
     causal_images = chunked or (h.architecture.attention.images_in_window and not window)
     params = AttentionParams(h.attention_scale, window, h.attn_softcap, sinks, causal_images, chunked)
     y = memory.attend(layer, queries.scaled_query(q) if h.has_temperature(layer) else q, *kv, params)
-    y = reshape(y, shape=(y.shape[0], -1))
-    return queries.b.linear("attn_output", y if gate is None else mul(y, sigmoid(gate)))
+    if size.value_dim < size.head_dim:
+        y = take_block(y, start=(0, 0, 0), shape=(*y.shape[:2], size.value_dim))
+    if gate is not None:  # of each element, or of each head
+        gate = softplus(gate) if h.architecture.attention.gate is OutputGate.SOFTPLUS else sigmoid(gate)
+        y = mul(y, reshape(gate, shape=(y.shape[0], size.n_head, -1)))
+    y = queries.b.norm("attn_sub_norm", reshape(scaled(y, h.value_scale), shape=(y.shape[0], -1)), h)
+    return queries.b.linear("attn_output", y)
+
+
+def clamped(x: Tensor, h: Hparams) -> Tensor:
+    """Queries, keys or values within the file's limit, if it has one (OLMo, DBRX)."""
+    return clamp(x, low=-h.qkv_limit, high=h.qkv_limit) if h.qkv_limit else x
 
 
 def _query_and_gate(x: Tensor, h: Hparams) -> tuple[Tensor, Tensor]:

@@ -97,7 +97,8 @@ def residual_stream(b: Weights, h: Hparams, layer: int, x: Tensor, y: Tensor, mi
         ffn_input = y
     else:
         ffn_input = b.norm("ffn_norm", x if h.parallel else with_attention, h)
-    y = b.norm("post_ffw_norm", feed_forward(b, h, layer, ffn_input, with_attention), h)
+    before = x if h.architecture.moe.early_router else with_attention
+    y = b.norm("post_ffw_norm", feed_forward(b, h, layer, ffn_input, before), h)
     return add(with_attention, scaled(y, h.residual_scale))
 
 

@@ -13,7 +13,7 @@ from logitless.graph.ops.moe import (
     top_experts,
 )
 from logitless.graph.ops.norm import rms_norm
-from logitless.graph.ops.pointwise import elu, exp, neg, relu, sigmoid, softplus, square
+from logitless.graph.ops.pointwise import clamp, elu, exp, neg, relu, sigmoid, softplus, square
 from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.training.loss import softmax
 from logitless.graph.tensor import Tensor, const
@@ -30,14 +30,16 @@ AWAY = 1e9  # the mask; probabilities and biases are small
 
 def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor, before: Tensor) -> Tensor:
     """Output (T, n_embd) of a layer's feed-forward block: dense, MoE, or both in parallel. x:
-    the block's normalised input; `before`: the residual stream before that norm."""
+    the block's normalised input; `before`: the residual stream before that norm, or before the
+    layer where the router reads that."""
     experts = h.experts_of(layer)
     if not experts:
         return dense(b, h, x, layer=layer)
     if not h.architecture.moe.parallel_dense:
-        return moe(b, h, experts, x, x)
+        y = moe(b, h, experts, x, before if h.architecture.moe.early_router else x, layer)
+        return scale(add(y, dense(b, h, x)), factor=0.5**0.5) if "ffn_up" in b else y
     router_input = scaled(rms_norm(before, b.tensors[f"{b.prefix}ffn_gate_inp.scale"], eps=h.eps), h.n_embd**-0.5)
-    y = moe(b, h, experts, b.norm("pre_ffw_norm_2", before, h), router_input)
+    y = moe(b, h, experts, b.norm("pre_ffw_norm_2", before, h), router_input, layer)
     return add(b.norm("post_ffw_norm_1", dense(b, h, x), h), b.norm("post_ffw_norm_2", y, h))
 
 
@@ -46,15 +48,25 @@ def dense(b: Weights, h: Hparams, x: Tensor, which: str = "", layer: int = 0) ->
     "_shexp" for the shared experts."""
     if h.architecture.ffn.glu:
         gate, up = b.linear(f"ffn_gate{which}", x), b.linear(f"ffn_up{which}", x)
-        return b.linear(f"ffn_down{which}", mul(activated(h, gate), up))
+        limit = h.glu_limits[layer][1] if h.glu_limits else 0.0
+        inner = b.norm(f"ffn_sub_norm{which}", glu(h, gate, up, limit), h)
+        return b.linear(f"ffn_down{which}", inner)
     up = b.linear(f"ffn_up{which}", x)
     return b.linear(f"ffn_down{which}", xielu(up, *h.xielu[layer]) if h.xielu else activated(h, up))
 
 
+def glu(h: Hparams, gate: Tensor, up: Tensor, limit: float) -> Tensor:
+    """Gated activation; `limit`: clamp of both factors, 0 for none (Step 3.5)."""
+    gate = activated(h, gate)
+    if limit:
+        gate, up = clamp(gate, low=-limit - 1.0, high=limit), clamp(up, low=-limit, high=limit)  # SiLU is above -1
+    return mul(gate, up)
+
+
 def activated(h: Hparams, x: Tensor) -> Tensor:
-    if h.architecture.ffn.activation is Activation.RELU2:
-        return square(relu(x))
-    return gelu(x) if h.architecture.ffn.activation is Activation.GELU else silu(x)
+    if h.activation in (Activation.RELU, Activation.RELU2):
+        return square(relu(x)) if h.activation is Activation.RELU2 else relu(x)
+    return gelu(x) if h.activation is Activation.GELU else silu(x)
 
 
 def xielu(x: Tensor, below: float, above: float, beta: float) -> Tensor:
@@ -65,7 +77,7 @@ def xielu(x: Tensor, below: float, above: float, beta: float) -> Tensor:
     return add(curved, scale(x, factor=beta))
 
 
-def moe(b: Weights, h: Hparams, e: Experts, x: Tensor, router_input: Tensor) -> Tensor:
+def moe(b: Weights, h: Hparams, e: Experts, x: Tensor, router_input: Tensor, layer: int) -> Tensor:
     """MoE output (T, n_embd): the weighted sum of each row's top experts, and the shared
     experts."""
     ids, weights = route(b, e, router_input)
@@ -81,16 +93,34 @@ def moe(b: Weights, h: Hparams, e: Experts, x: Tensor, router_input: Tensor) -> 
         inner = activated(h, inner)
     else:
         gate, limit = b.experts("ffn_gate_exps", rows, order, e.n, e.n_ff), h.architecture.ffn.glu_limit
-        inner = glu_clamped(gate, inner, alpha=ALPHA, limit=limit) if limit else mul(activated(h, gate), inner)
+        clip = h.glu_limits[layer][0] if h.glu_limits else 0.0
+        inner = glu_clamped(gate, inner, alpha=ALPHA, limit=limit) if limit else glu(h, gate, inner, clip)
     y = expert_sum(b.experts("ffn_down_exps", inner, order, e.n, e.n_latent or h.n_embd), weights, order)
     y = b.linear("ffn_latent_up", y) if e.n_latent else y
+    if e.n_ff_chunk:
+        y = add(y, scaled(adjugate(b, h, e, x, ids, weights), e.chunk_scale))
     if not e.n_ff_shared:
         return y
-    shared = dense(b, h, x, "_shexp")
+    shared = dense(b, h, x, "_shexp", layer)
     if "ffn_gate_inp_shexp" in b:  # Qwen's
         shared = mul(shared, sigmoid(b.linear("ffn_gate_inp_shexp", x)))
     y = add(y, shared)
     return scale(y, factor=0.5) if h.architecture.moe.average_shared else y
+
+
+def adjugate(b: Weights, h: Hparams, e: Experts, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """Adjugate experts of the experts `ids` (T, n_used), each with the sum of their weights (Wu et
+    al., 2025: Grove MoE)."""
+    n = min(e.n_used, e.n_chunks)
+    by_expert = expert_scatter(weights, ids, n=e.n)
+    grouped = reshape(by_expert, shape=(-1, e.per_chunk))
+    sums = reshape(sum_to(grouped, shape=(grouped.shape[0], 1)), shape=(x.shape[0], e.n_chunks))
+    chunks = top_experts(sums, n=n)
+    order = expert_order(chunks, n=e.n_chunks)
+    rows = expert_rows(x, order)
+    gate, up = (b.experts(f"ffn_{name}_chexps", rows, order, e.n_chunks, e.n_ff_chunk) for name in ("gate", "up"))
+    y = b.experts("ffn_down_chexps", glu(h, gate, up, 0.0), order, e.n_chunks, h.n_embd)
+    return expert_sum(y, expert_gather(sums, chunks), order)
 
 
 def route(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -106,6 +106,7 @@ _NEMOTRON_H = Architecture(
     ffn=_RELU2_MLP,
     states=States(StateKind.MAMBA2, one_sublayer=True),
 )
+_GROUPED_WINDOWS = Attention(window=REQUIRED_KEY, window_period=REQUIRED_KEY)
 _LFM2 = Architecture(
     norm=Norm(output_name="token_embd_norm"),
     attention=_PER_HEAD,
@@ -135,6 +136,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mistral3": Architecture(rope=_INTERLEAVED, attention=Attention(temperature=Temperature()), moe=_OPTIONAL_MOE),
     "granite": _GRANITE,
     "granitemoe": replace(_GRANITE, moe=_SHARED_KEY_MOE),
+    "granite_swa": replace(
+        _GRANITE, rope=_INTERLEAVED, attention=replace(_GROUPED_WINDOWS, sinks=Presence.REQUIRED), moe=_OPTIONAL_MOE
+    ),
     "granitehybrid": replace(_GRANITE, moe=_OPTIONAL_MOE, states=States(StateKind.MAMBA2)),
     "minicpm": Architecture(rope=_INTERLEAVED, scales=_FILE_SCALES),
     "smollm3": Architecture(rope=Rope(interleaved=True, nope_period=4)),
@@ -211,7 +215,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "gpt-oss": Architecture(
         norm=_OTHER_FFN_NAME,
-        attention=Attention(window=0, window_period=2, sinks=True),
+        attention=Attention(window=0, window_period=2, sinks=Presence.REQUIRED),
         ffn=FeedForward(glu_limit=7.0),
         moe=_MOE,
     ),
@@ -238,6 +242,48 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=replace(_COHERE2.attention, full_first=True),
         moe=replace(_SIGMOID_MOE, average_shared=True),
         mtp=_MTP,
+    ),
+    "olmo": Architecture(norm=Norm(layer_norm=True, weighted=False), rope=_INTERLEAVED),
+    "dbrx": Architecture(norm=Norm(layer_norm=True, ffn_name="attn_output_norm"), moe=_SHARED_KEY_MOE),
+    "openelm": Architecture(attention=_PER_HEAD),
+    "grok": Architecture(
+        norm=Norm(post=True, post_names=("attn_output_norm", "layer_output_norm")),
+        attention=Attention(softcap=30.0),
+        ffn=_GELU_GLU,
+        moe=MoE(Presence.REQUIRED, beside_dense=True),
+        scales=Scales(from_file=True, final_softcap=0.0),
+    ),
+    "smallthinker": Architecture(
+        rope=Rope(local_only=True),
+        attention=Attention(window=0, window_period=4, full_first=True),
+        ffn=FeedForward(activation=Activation.RELU),
+        moe=MoE(Presence.REQUIRED, router=None, early_router=True),
+    ),
+    "grovemoe": Architecture(attention=_PER_HEAD, moe=_MOE),
+    "bitnet": Architecture(norm=Norm(inner=True), ffn=FeedForward(activation_in_file=True)),
+    "mimo2": Architecture(
+        rope=Rope(local_base=0),
+        attention=replace(_GROUPED_WINDOWS, sinks=Presence.OPTIONAL),
+        moe=MoE(Presence.REQUIRED, router=RouterScore.SIGMOID, in_any_layer=True),
+        mtp=_UNUSED_MTP,
+    ),
+    "step35": Architecture(
+        rope=Rope(local_base=0, half_of_full=True),
+        attention=replace(_GROUPED_WINDOWS, gate=OutputGate.OWN_WEIGHT),
+        moe=replace(_SIGMOID_MOE, in_any_layer=True),
+        mtp=_UNUSED_MTP,
+    ),
+    "laguna": Architecture(
+        rope=Rope(local_base=0),
+        attention=Attention(
+            qk_norm=QKNorm.PER_HEAD, gate=OutputGate.SOFTPLUS, window=0, window_period=4, full_first=True
+        ),
+        moe=_SIGMOID_MOE,
+    ),
+    "plamo3": Architecture(
+        norm=_PRE_AND_POST,
+        rope=Rope(local_base=10000.0),
+        attention=Attention(qk_norm=QKNorm.PER_HEAD, window=0, window_period=8),
     ),
     "stablelm": Architecture(
         norm=_PRE_LAYER_NORM,
@@ -274,7 +320,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             window_period=3,
             full_first=True,
         ),
-        ffn=_GELU_GLU,
+        ffn=replace(_GELU_GLU, activation_in_file=True),
         ranking=RankingHead(enabled=True, of_mean=True),
     ),
 }

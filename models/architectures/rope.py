@@ -99,7 +99,7 @@ def frequencies(
     index = np.arange(rope_dim // 2, dtype=np.float64)
     extrapolated = base ** (-2.0 * index / rope_dim)
     if factors is not None:
-        extrapolated = extrapolated / factors.astype(np.float64)
+        extrapolated = extrapolated / factors[: len(index)].astype(np.float64)
     factor = 1.0 if local or scaling.kind is RopeScalingType.NONE else scaling.factor
     interpolated = extrapolated / factor
     magnitude = scaling.attn_factor

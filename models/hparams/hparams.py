@@ -8,11 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from logitless.models.architectures.architecture import REQUIRED_KEY, Activation, Architecture, QKNorm, Temperature
+from logitless.models.architectures.architecture import (
+    REQUIRED_KEY,
+    Activation,
+    Architecture,
+    Presence,
+    QKNorm,
+    Temperature,
+)
 from logitless.models.architectures.registry import ARCHITECTURES
 from logitless.models.errors import ModelFileError, unsupported
 from logitless.models.hparams.keys import Keys
-from logitless.models.hparams.layer_sizes import LayerSizes, read_layer_sizes, read_n_head
+from logitless.models.hparams.layer_sizes import LayerSizes, read_layer_sizes, read_n_heads
 from logitless.models.hparams.mla import MLAParams, read_mla
 from logitless.models.hparams.moe import Experts, read_experts
 from logitless.models.hparams.rope_scaling import RopeScaling, RopeScalingType
@@ -38,6 +45,7 @@ class Hparams:
     n_head: int
     n_head_kv: int
     head_dim: int
+    value_dim: int
     n_vocab: int
     eps: float
     rope_dim: int
@@ -45,7 +53,7 @@ class Hparams:
     rope_scaling: RopeScaling
     attention_scale: float
     window: int = 0
-    window_period: int = 0  # every n-th layer has full attention; 0: none has
+    local: tuple[bool, ...] = ()  # flags of the sliding-window layers
     rope_base_local: float = 0.0  # RoPE base of sliding-window layers, unscaled; 0: as the others
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
@@ -70,6 +78,12 @@ class Hparams:
     parallel: bool = False  # attention and FFN read the same residual stream
     recurrent: RecurrentParams | None = None  # recurrent layers
     rotary: bool = True  # layers have RoPE
+    rope_layers: tuple[bool, ...] = ()  # flags of the layers with RoPE; (): the traits say so
+    activation: Activation = Activation.SILU
+    qkv_limit: float = 0.0  # clamp of queries, keys and values; 0: none
+    value_scale: float = 1.0  # factor of the attention output
+    # by layer: clamps of SwiGLU, of experts and of shared experts; 0: none; (): no layer has any
+    glu_limits: tuple[tuple[float, float], ...] = ()
     causal: bool = True  # False: attention is bidirectional; the model makes embeddings, not text
     mrope: tuple[int, ...] = ()  # M-RoPE: each pair's component of a position: 0 time, 1 height, 2 width
 
@@ -78,6 +92,8 @@ class Hparams:
         return ARCHITECTURES[self.arch]
 
     def has_rope(self, layer: int) -> bool:
+        if layer < len(self.rope_layers):
+            return self.rope_layers[layer]
         period = self.architecture.rope.nope_period
         if self.architecture.learned_positions or not self.rotary:
             return False
@@ -88,6 +104,10 @@ class Hparams:
         if self.architecture.rope.dense_layers and self.experts_of(layer) is None:
             return True
         return self.is_local(layer) or not (self.window and self.architecture.rope.local_only)
+
+    @property
+    def has_sinks(self) -> bool:
+        return self.architecture.attention.sinks is not Presence.ABSENT
 
     def has_temperature(self, layer: int) -> bool:
         """True if the layer's queries grow with their position."""
@@ -115,7 +135,7 @@ class Hparams:
 
     def is_local(self, layer: int) -> bool:
         """True for a sliding-window layer."""
-        return self.window > 0 and layer < self.n_layer and is_local(self.architecture, self.window_period, layer)
+        return layer < len(self.local) and self.local[layer]
 
     def has_own_kv(self, layer: int) -> bool:
         """True unless the layer uses the keys and values of an earlier one."""
@@ -129,7 +149,7 @@ class Hparams:
     def sizes(self, layer: int) -> LayerSizes:
         if self.layers:
             return self.layers[layer]
-        return LayerSizes(self.n_ff, self.n_head_kv, self.head_dim, self.rope_dim)
+        return LayerSizes(self.n_ff, self.n_head, self.n_head_kv, self.head_dim, self.rope_dim, self.value_dim)
 
     @property
     def n_layer_kv(self) -> int:
@@ -145,12 +165,6 @@ class Hparams:
         return max(i for i in range(self.n_layer_kv) if self.is_local(i) == self.is_local(layer))
 
 
-def is_local(architecture: Architecture, period: int, layer: int) -> bool:
-    """True for a sliding-window layer, in a model that has a window."""
-    at = layer if architecture.attention.full_first else layer + 1
-    return period == 0 or at % period != 0
-
-
 def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparams:
     """Hyper-parameters of a supported architecture; ModelFileError names the file and the key at
     fault."""
@@ -159,7 +173,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         raise ModelFileError(file, unsupported("architecture", arch, ARCHITECTURES))
     architecture, keys = ARCHITECTURES[arch], Keys(metadata, arch, file)
     experts = read_experts(keys, n_vocab)
-    n_embd, n_head = keys.count("embedding_length"), read_n_head(keys)
+    n_embd = keys.count("embedding_length")
     n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
     if n_blocks > MAX_LAYERS:
         raise keys.error("block_count", f"is {n_blocks}; at most {MAX_LAYERS} blocks are supported")
@@ -168,7 +182,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         raise keys.error("nextn_predict_layers", f"is {n_mtp}, of {n_blocks} blocks")
     if n_mtp and not (architecture.mtp.enabled or architecture.mtp.known):
         raise keys.error("nextn_predict_layers", f"is {n_mtp}, but {arch} has no MTP blocks")
-    n_layer = n_blocks - n_mtp
+    n_layer, n_head = n_blocks - n_mtp, max(read_n_heads(keys, n_blocks))
     window = 0
     if architecture.attention.chunked:
         window = keys.count("attention.chunk_size", architecture.attention.window)
@@ -177,8 +191,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
             "attention.sliding_window",
             None if architecture.attention.window == REQUIRED_KEY else architecture.attention.window,
         )
-    period = _window_period(keys, n_layer) if window else 0
-    local = [window > 0 and is_local(architecture, period, layer) for layer in range(n_layer)]
+    local = _local_layers(keys, n_layer) if window else (False,) * n_layer
     mla = read_mla(keys, n_embd // n_head) if architecture.attention.mla else None
     local_blocks = [*local, *[False] * n_mtp]
     most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, local_blocks, mla)
@@ -202,6 +215,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         n_head=n_head,
         n_head_kv=most.n_head_kv,
         head_dim=most.head_dim,
+        value_dim=most.value_dim,
         n_vocab=n_vocab,
         eps=eps,
         rope_dim=most.rope_dim,
@@ -213,7 +227,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
             architecture, arch, n_layer, n_embd // max(1, n_head), mla.size if mla else most.head_dim
         ),
         window=window,
-        window_period=period,
+        local=local,
         rope_base_local=0.0
         if architecture.rope.local_base is None
         else keys.positive("rope.freq_base_swa", architecture.rope.local_base or rope_base),
@@ -246,6 +260,11 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         mrope=_mrope(keys, most.rope_dim // 2, interleaved=architecture.rope.interleaved_sections),
         rotary=architecture.rope.enabled
         and not (architecture.rope.optional and not keys.flag("rope.scaling.finetuned", True)),
+        rope_layers=_flags(keys, "attention.rope_pattern", n_layer),
+        activation=_activation(keys),
+        qkv_limit=keys.at_least_0("attention.clamp_kqv"),
+        value_scale=keys.factor("attention.value_scale"),
+        glu_limits=_glu_limits(keys, n_layer),
         causal=_causal(keys),
     )
     return _with_scales(h, keys) if architecture.scales.from_file else h
@@ -254,6 +273,13 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
 def _with_scales(h: Hparams, keys: Keys) -> Hparams:
     """The file's constant factors. The first files of MiniCPM and those of MiniCPM 3 lack the
     keys."""
+    if h.arch == "grok":  # the first files lack keys
+        return replace(
+            h,
+            embedding_scale=keys.factor("embedding_scale", 78.38367176906169),
+            logit_scale=keys.factor("logit_scale", 0.5773502691896257),
+            attention_scale=keys.positive("attention.output_scale", 0.08838834764831845),
+        )
     of_embedding, of_residual, of_logits = 1.0, 1.0, 1.0
     if h.arch in ("minicpm", "minicpm3"):
         of_embedding, of_residual = 12.0, 1.4 / h.n_layer**0.5
@@ -276,10 +302,43 @@ def _causal(keys: Keys) -> bool:
     key, architecture = "attention.causal", ARCHITECTURES[keys.arch]
     attention = architecture.attention
     causal = keys.flag(key, attention.causal)
-    always = architecture.states.kind or attention.mla or attention.sinks or attention.softcap is not None
+    always = architecture.states.kind or attention.mla or attention.sinks is not Presence.ABSENT
+    always = always or attention.softcap is not None
     if (causal and architecture.norm.post_residual) or (not causal and (always or not attention.enabled)):
         raise keys.error(key, f"is {str(causal).lower()}, which is not supported in {keys.arch}")
     return causal
+
+
+def _activation(keys: Keys) -> Activation:
+    ffn = ARCHITECTURES[keys.arch].ffn
+    name = keys.get("hidden_activation", str(ffn.activation)) if ffn.activation_in_file else ffn.activation
+    if name not in list(Activation):
+        raise keys.error("hidden_activation", f"is {name!r}; supported are {', '.join(Activation)}")
+    return Activation(name)
+
+
+def _flags(keys: Keys, key: str, n_layer: int) -> tuple[bool, ...]:
+    """A flag for each layer; (): the file has none."""
+    value = keys.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biu":
+        raise keys.error(key, f"is not a flag for each of {n_layer} layers")
+    keys.check_length(key, value)
+    return tuple(value[:n_layer].astype(bool).tolist())
+
+
+def _glu_limits(keys: Keys, n_layer: int) -> tuple[tuple[float, float], ...]:
+    """SwiGLU clamps of each layer, from one number or one for each."""
+    both = []
+    for key in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
+        value = np.asarray(keys.get(key, 0.0))
+        if value.ndim:
+            keys.check_length(key, value)
+        if value.ndim > 1 or value.dtype.kind not in "fiu" or not (np.isfinite(value) & (value >= 0)).all():
+            raise keys.error(key, f"is not a number of at least 0 for each of {n_layer} layers")
+        both.append(np.broadcast_to(value[:n_layer] if value.ndim else value, (n_layer,)).tolist())
+    return tuple(zip(*both, strict=True)) if any(map(any, both)) else ()
 
 
 def _of_several_positions(keys: Keys) -> bool:
@@ -377,20 +436,17 @@ def _sparsity(keys: Keys, n_layer: int) -> tuple[float | None, ...]:
     return tuple(None if v == -np.inf else float(v) for v in values)
 
 
-def _window_period(keys: Keys, n_layer: int) -> int:
-    """Sliding-window period: `sliding_window_pattern` is the period, or one flag a layer."""
-    key = "attention.sliding_window_pattern"
-    value = keys.get(key, ARCHITECTURES[keys.arch].attention.window_period)
-    if isinstance(value, np.ndarray):
+def _local_layers(keys: Keys, n_layer: int) -> tuple[bool, ...]:
+    """Flags of the sliding-window layers: `sliding_window_pattern` has them, or a period."""
+    key, attention = "attention.sliding_window_pattern", ARCHITECTURES[keys.arch].attention
+    value = keys.get(key, attention.window_period)
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biu":
         if len(value) != n_layer:  # some files leave out MTP blocks
             keys.check_length(key, value)
-        local = value[:n_layer].astype(bool)
-        index = np.arange(n_layer) + (not ARCHITECTURES[keys.arch].attention.full_first)
-        periods = (p for p in range(n_layer + 2) if np.array_equal(local, index % p != 0 if p else index >= 0))
-        value = next(periods, None)
+        return tuple(value[:n_layer].astype(bool).tolist())
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise keys.error(key, f"is neither a period nor a regular pattern of {n_layer} layers")
-    return value
+        raise keys.error(key, f"is neither a period nor a flag for each of {n_layer} layers")
+    return tuple(value == 0 or (layer + (not attention.full_first)) % value != 0 for layer in range(n_layer))
 
 
 def _rope_scaling(keys: Keys, n_ctx_train: int) -> RopeScaling:

@@ -77,16 +77,6 @@ class Keys:
             raise self.error(key, "has a number that is not a possible size")
         return tuple(value.tolist())
 
-    def count_of_some(self, key: str) -> int:
-        """The count that all layers have in common, but those with 0."""
-        value = self.get(key)
-        if isinstance(value, np.ndarray) and value.any():
-            self.check_length(key, value)
-            if len(some := set(value[value != 0].tolist())) > 1:
-                raise self.error(key, "differs between layers, which is not supported")
-            return self._size(key, some.pop())
-        return self.count(key)
-
     def count_or_none(self, key: str, default: int | None = 0) -> int:
         """A count that may be 0, the default of a missing key."""
         return self.count(key, default) if self.number(key, default) else 0

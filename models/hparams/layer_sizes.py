@@ -16,17 +16,17 @@ from logitless.models.hparams.mla import MLAParams
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
     n_ff: int  # of the block for all rows; 0: the layer has no feed-forward block
+    n_head: int
     n_head_kv: int  # 0: it does not attend
     head_dim: int
     rope_dim: int  # elements of a head that turn
+    value_dim: int  # elements of a value head; less than head_dim: zeros fill the cached row
 
 
-def read_n_head(keys: Keys) -> int:
-    """Number of query heads, in all layers with attention; 0: no layer has any."""
-    architecture, key = ARCHITECTURES[keys.arch], "attention.head_count"
-    if not architecture.attention.enabled:
-        return 0
-    return keys.count_of_some(key) if architecture.attention.optional else keys.count(key)
+def read_n_heads(keys: Keys, n_blocks: int) -> tuple[int, ...]:
+    """Number of query heads of each layer; 0: the layer does not attend."""
+    attention = ARCHITECTURES[keys.arch].attention
+    return keys.counts("attention.head_count", n_blocks, or_none=attention.optional) if attention.enabled else (0,)
 
 
 def read_layer_sizes(
@@ -40,8 +40,9 @@ def read_layer_sizes(
     fault."""
     architecture = ARCHITECTURES[keys.arch]
     if not architecture.attention.enabled:
-        return LayerSizes(0, 0, 0, 0), ()
-    n_embd, n_head = keys.count("embedding_length"), read_n_head(keys)
+        return LayerSizes(0, 0, 0, 0, 0, 0), ()
+    n_embd, n_heads = keys.count("embedding_length"), read_n_heads(keys, n_blocks)
+    n_head = max(n_heads)
     widths = keys.counts(
         "feed_forward_length",
         n_blocks,
@@ -49,21 +50,25 @@ def read_layer_sizes(
         or_none=architecture.states.one_sublayer or architecture.attention.optional,
     )
     if mla is not None:
-        layers = tuple(LayerSizes(width, 1, mla.width, mla.n_rope) for width in widths)
+        layers = tuple(LayerSizes(width, n_head, 1, mla.width, mla.n_rope, mla.width) for width in widths)
         return max(layers, key=lambda layer: layer.n_ff), layers if len(set(layers)) > 1 else ()
     n_head_kv = _n_head_kv(keys, n_blocks, n_head)
     if architecture.attention.optional and any(kv and not ff for ff, kv in zip(widths, n_head_kv, strict=True)):
         raise keys.error("feed_forward_length", "is 0 where a layer attends")
-    for n in n_head_kv:
-        if n and n_head % n:
-            raise ModelFileError(keys.file, f"{n_head} heads cannot share {n} key/value heads")
+    for of_queries, n in zip(n_heads, n_head_kv, strict=True):
+        if n and of_queries % n:
+            raise ModelFileError(keys.file, f"{of_queries} heads cannot share {n} key/value heads")
+    if "attention.key_length" not in keys and len(set(n_heads) - {0}) > 1:
+        raise keys.error("attention.head_count", "differs between layers, and attention.key_length is missing")
     if "attention.key_length" not in keys and n_embd % n_head:
         raise ModelFileError(keys.file, f"embedding_length {n_embd} is not a multiple of head_count {n_head}")
     full = _head(keys, "", n_embd // n_head, None)
     windowed = _head(keys, "_swa", *full)
+    if architecture.rope.half_of_full:
+        full = full[0], full[1] // 2, full[2]
     heads = [windowed if local else full for local in is_local]
-    layers = tuple(LayerSizes(ff, kv, *head) for ff, kv, head in zip(widths, n_head_kv, heads, strict=False))
-    return LayerSizes(max(widths), max(n_head_kv), *full), layers if len(set(layers)) > 1 else ()
+    layers = tuple(map(LayerSizes, widths, n_heads, n_head_kv, *zip(*heads, strict=True)))
+    return LayerSizes(max(widths), n_head, max(n_head_kv), *full), layers if len(set(layers)) > 1 else ()
 
 
 def _n_head_kv(keys: Keys, n_blocks: int, n_head: int) -> tuple[int, ...]:
@@ -78,15 +83,19 @@ def _n_head_kv(keys: Keys, n_blocks: int, n_head: int) -> tuple[int, ...]:
     return keys.counts(key, n_blocks, n_head, or_none=ARCHITECTURES[keys.arch].attention.optional)
 
 
-def _head(keys: Keys, which: str, size: int, turned: int | None) -> tuple[int, int]:
-    """Head size and RoPE size, with defaults for missing keys."""
+def _head(keys: Keys, which: str, size: int, turned: int | None, value: int | None = None) -> tuple[int, int, int]:
+    """Head size, RoPE size and size of a value, with defaults for missing keys."""
     head_dim = keys.count(f"attention.key_length{which}", size)
-    if keys.count(f"attention.value_length{which}", head_dim) != head_dim:
-        raise ModelFileError(keys.file, f"key_length{which} and value_length{which} differ, which is not supported")
+    value_dim = keys.count(f"attention.value_length{which}", min(value or head_dim, head_dim))
+    if value_dim > head_dim:
+        raise ModelFileError(
+            keys.file,
+            f"value_length{which} {value_dim} is more than key_length{which} {head_dim}, which is not supported",
+        )
     # files of Nemotron H say how much would turn, and mean nothing by it
     if not ARCHITECTURES[keys.arch].rope.enabled:
-        return head_dim, head_dim
+        return head_dim, head_dim, value_dim
     rope_dim = keys.count(f"rope.dimension_count{which}", min(turned or head_dim, head_dim))
     if rope_dim % 2 or rope_dim > head_dim:
         raise keys.error(f"rope.dimension_count{which}", f"is {rope_dim}, the heads have {head_dim}")
-    return head_dim, rope_dim
+    return head_dim, rope_dim, value_dim

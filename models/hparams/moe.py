@@ -29,6 +29,14 @@ class Experts:
     n_groups_used: int = 1
     # width of the experts' input and output; 0: the layer's
     n_latent: int = 0
+    # adjugate experts (Grove MoE): one of each so many experts, of this width, and their factor
+    n_ff_chunk: int = 0
+    per_chunk: int = 1
+    chunk_scale: float = 1.0
+
+    @property
+    def n_chunks(self) -> int:
+        return self.n // self.per_chunk
 
     def are_in(self, layer: int) -> bool:
         return layer >= self.n_dense and (self.period == 0 or layer % self.period == self.phase)
@@ -55,6 +63,8 @@ def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
     if keys.arch == "qwen2moe":  # its first files lack keys
         shared = keys.count("feed_forward_length")
         default = max(1, shared // n_used)
+    if keys.arch == "grok":  # and Grok 1
+        default = keys.count("feed_forward_length")
     n_ff = (
         keys.count("expert_feed_forward_length", default)
         if architecture.moe.own_width
@@ -84,7 +94,17 @@ def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
         n_groups,
         n_groups_used,
         keys.count_or_none("moe_latent_size"),
+        *_chunks(keys, n),
     )
+
+
+def _chunks(keys: Keys, n: int) -> tuple[int, int, float]:
+    """Width of the adjugate experts, number of experts that share one, and its factor."""
+    width = keys.count_or_none("expert_chunk_feed_forward_length")
+    size = keys.count("experts_per_group") if width else 1
+    if n % size:
+        raise keys.error("experts_per_group", f"is {size}, of {n} experts")
+    return width, size, keys.positive("expert_group_scale", 1.0) if width else 1.0
 
 
 def _groups(keys: Keys, n: int, n_used: int) -> tuple[int, int]:

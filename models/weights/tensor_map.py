@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from logitless.models.architectures.architecture import OutputGate, QKNorm, StateKind
+from logitless.models.architectures.architecture import OutputGate, Presence, QKNorm, StateKind
 from logitless.models.gguf.file import TensorInfo
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.mla import MLAParams
@@ -85,11 +85,12 @@ def tensor_map(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[
         yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
     if h.architecture.norm.embedding:
         yield from _norm("token_embd_norm", h)
-    yield from _norm("output_norm", h, h.architecture.norm.output_name)
+    if h.architecture.norm.weighted:
+        yield from _norm("output_norm", h, h.architecture.norm.output_name)
     yield from _one("output.weight", h.n_vocab, h.n_embd, required=False)
     yield from _one("output.bias", h.n_vocab, required=False)
     for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
-        yield from _one(name, h.rope_dim // 2, required=False)
+        yield from _one(name, h.rope_dim // (1 if h.architecture.rope.half_of_full else 2), required=False)
     yield from _head_tensors(h, present)
     if n := h.n_embd_per_layer:
         yield from _one("per_layer_token_embd.weight", h.n_vocab, n * h.n_layer)
@@ -120,7 +121,8 @@ def mtp_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
 def _layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
     b = f"blk.{i}."
     second = h.architecture.norm.parallel_attention and b + "attn_norm_2.weight" in present
-    if h.architecture.norm.pre:
+    pre = h.architecture.norm.pre and h.architecture.norm.weighted
+    if pre:
         source = b + "attn_norm_2" if second else ""
         required = h.attends(i) or not h.architecture.attention.optional
         yield from _norm(b + "attn_norm", h, source, required and (i > 0 or not h.architecture.norm.embedding))
@@ -132,8 +134,8 @@ def _layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Ite
     elif h.architecture.attention.optional:
         yield from _one(b + "attn_output.weight", h.n_embd, h.n_embd, required=False)
     if h.architecture.norm.post:
-        yield from _norm(b + "post_attention_norm", h)
-    if h.architecture.norm.pre and h.feeds(i) and (recurrent or h.attends(i) or not h.architecture.states.one_sublayer):
+        yield from _post_norm(b, 0, h, present)
+    if pre and h.feeds(i) and (recurrent or h.attends(i) or not h.architecture.states.one_sublayer):
         if b + "ffn_norm" in present:  # as Falcon H1's files have it
             yield b + "ffn_norm.weight", TensorSlice(b + "ffn_norm", (h.n_embd,))
         else:
@@ -141,7 +143,7 @@ def _layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Ite
             source = b + ("attn_norm" if second else name)
             yield from _norm(b + "ffn_norm", h, source, required=not h.architecture.ffn.parallel)
     if h.architecture.norm.post:
-        yield from _norm(b + "post_ffw_norm", h)
+        yield from _post_norm(b, 1, h, present)
     if h.feeds(i):
         yield from _feed_forward_tensors(h, i, present)
     if n := h.n_embd_per_layer:
@@ -163,6 +165,15 @@ def _norm(name: str, h: Hparams, source: str = "", required: bool = True) -> Ite
     yield f"{name}.weight", TensorSlice(f"{source or name}.weight", (h.n_embd,), required=required)
     if h.architecture.norm.layer_norm:
         yield f"{name}.bias", TensorSlice(f"{source or name}.bias", (h.n_embd,), required=False)
+
+
+def _post_norm(b: str, i: int, h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
+    """The norm behind attention (0) or the feed-forward block (1). Files of PLaMo 3 lack its suffix."""
+    name = b + ("post_attention_norm", "post_ffw_norm")[i]
+    if name in present:
+        yield f"{name}.weight", TensorSlice(name, (h.n_embd,))
+    else:
+        yield from _norm(name, h, name if f"{name}.weight" in present else b + h.architecture.norm.post_names[i])
 
 
 def _mla_tensors(
@@ -193,10 +204,12 @@ def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]
     if h.mla:
         yield from _mla_tensors(h, h.mla, b, present)
         return
-    attn, kv = h.n_head * size.head_dim, size.n_head_kv * size.head_dim
+    attn, kv = size.n_head * size.head_dim, size.n_head_kv * size.head_dim
+    n_values = size.n_head * size.value_dim
     start, fused = 0, b + "attn_qkv.weight" in present
     n_query = attn * 2 if h.architecture.attention.gate is OutputGate.WITH_QUERY else attn
-    heads = (("attn_q", attn), ("attn_k", kv), ("attn_v", kv))[: 3 if h.has_own_kv(layer) else 1]
+    n_kv = size.n_head_kv * size.value_dim
+    heads = (("attn_q", attn), ("attn_k", kv), ("attn_v", n_kv))[: 3 if h.has_own_kv(layer) else 1]
     for name, rows in (("attn_q", n_query), *heads[1:]):
         source = b + ("attn_qkv" if fused else name)
         required = name != "attn_v" or not h.architecture.attention.k_as_v
@@ -209,12 +222,16 @@ def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]
         in_file = (rows // size.head_dim, size.head_dim) if qk_norm is QKNorm.CENTRED else ()
         must = qk_norm in (QKNorm.ALL_HEADS, QKNorm.PER_HEAD)
         yield source, TensorSlice(source, (rows if of_all else size.head_dim,), required=must, in_file=in_file)
-    yield from _one(b + "attn_output.weight", h.n_embd, attn)
+    yield from _one(b + "attn_output.weight", h.n_embd, n_values)
     yield from _one(b + "attn_output.bias", h.n_embd, required=False)
-    if h.architecture.attention.gate is OutputGate.OWN_WEIGHT:
-        yield from _one(b + "attn_gate.weight", attn, h.n_embd)
-    if h.architecture.attention.sinks:
-        yield from _one(b + "attn_sinks.weight", h.n_head)
+    if h.architecture.attention.gate in (OutputGate.OWN_WEIGHT, OutputGate.SOFTPLUS):
+        rows = size.n_head if _rows(present, b + "attn_gate") == size.n_head else n_values
+        yield from _one(b + "attn_gate.weight", rows, h.n_embd, required=h.arch != "step35")
+    if h.architecture.norm.inner:
+        yield from _one(b + "attn_sub_norm.weight", n_values)
+    if h.has_sinks:
+        required = h.architecture.attention.sinks is Presence.REQUIRED
+        yield from _one(b + "attn_sinks.weight", size.n_head, required=required)
 
 
 def _recurrent_tensors(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[str, TensorSlice]]:
@@ -264,8 +281,13 @@ def _feed_forward_tensors(
     b, experts, n_ff = f"blk.{layer}.", h.experts_of(layer), h.sizes(layer).n_ff
     if experts:
         yield from _expert_tensors(h, b, experts, present)
-    if n_ff and (not experts or h.architecture.moe.parallel_dense):
+    beside = h.architecture.moe.beside_dense and b + "ffn_up.weight" in present
+    if n_ff and (not experts or h.architecture.moe.parallel_dense or beside):
         yield from _dense_tensors(h, b, n_ff, present)
+    if h.architecture.norm.inner:
+        yield from _one(b + "ffn_sub_norm.weight", n_ff)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+            yield f"{b}{name}.factor", TensorSlice(f"{b}{name}.scale", (1,), required=False)
     if experts and h.architecture.moe.parallel_dense:
         for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
             yield from _norm(b + name, h)
@@ -313,7 +335,13 @@ def _expert_tensors(
         yield from _one(f"{b}ffn_{name}_exps.bias", e.n, n_out, required=False)
         if e.n_ff_shared:
             shape = (h.n_embd, e.n_ff_shared) if name == "down" else (e.n_ff_shared, h.n_embd)
-            yield from _one(f"{b}ffn_{name}_shexp.weight", *shape)
+            together = name != "down" and _rows(present, b + "ffn_up_shexp") == 2 * e.n_ff_shared
+            source, start = ("up", shape[0] * (name == "up")) if together else (name, 0)
+            yield f"{b}ffn_{name}_shexp.weight", TensorSlice(f"{b}ffn_{source}_shexp.weight", shape, start)
+        if e.n_ff_chunk:
+            rows, n_in = (h.n_embd, e.n_ff_chunk) if name == "down" else (e.n_ff_chunk, h.n_embd)
+            chunked = f"{b}ffn_{name}_chexps.weight"
+            yield chunked, TensorSlice(chunked, (e.n_chunks * rows, n_in), n_experts=e.n_chunks)
     if e.n_ff_shared:
         yield from _one(b + "ffn_gate_inp_shexp.weight", 1, h.n_embd, required=False)
 

@@ -12,14 +12,14 @@ import numpy.typing as npt
 
 from logitless.graph.dtype import DTYPES
 from logitless.graph.execution.session import Session
-from logitless.graph.ops.elementwise import add
+from logitless.graph.ops.elementwise import add, mul
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear
 from logitless.graph.ops.moe import expert_linear
-from logitless.graph.ops.norm import layer_norm, rms_norm
+from logitless.graph.ops.norm import centred, layer_norm, rms_norm
 from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.ops.slicing import take_columns
-from logitless.graph.tensor import Tensor
+from logitless.graph.tensor import Tensor, const
 from logitless.models.adapters.low_rank import LowRank
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile, TensorInfo
@@ -86,6 +86,8 @@ class Weights:
         y = linear(x, self[name])
         weight = f"{self.prefix}{name}.weight"
         y = y if self.low_rank is None else self.low_rank.rescaled(weight, y)
+        factor = self.tensors.get(f"{self.prefix}{name}.factor")
+        y = y if factor is None else mul(y, factor)
         bias = self.bias(name)
         y = y if bias is None else add(y, bias)
         return y if self.low_rank is None else self.low_rank.added(weight, x, y)
@@ -104,9 +106,10 @@ class Weights:
         return self.low_rank.added_of_experts(f"{self.prefix}{name}.weight", x, y, order, n)
 
     def norm(self, name: str, x: Tensor, h: Hparams) -> Tensor:
-        """Norm of x (T, n) by the architecture's kind; x itself where the file has no such norm."""
+        """Norm of x (T, n) by the architecture's kind, or x where the file has no such norm."""
         if name not in self:
-            return x
+            unweighted = not h.architecture.norm.weighted and name in ("attn_norm", "ffn_norm", "output_norm")
+            return rms_norm(centred(x), const(1.0), eps=h.eps) if unweighted else x
         if h.architecture.norm.layer_norm:
             y = layer_norm(x, self[name], self.tensors[f"{self.prefix}{name}.bias"], eps=h.eps)
         else:

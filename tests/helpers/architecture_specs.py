@@ -296,6 +296,14 @@ PLAIN = {
         traits=("one norm", "norm for head"),
         keys={"rope.dimension_count": 4},
     ),
+    "grovemoe": Spec(
+        "grovemoe",
+        n_ff=48,
+        n_expert=8,
+        n_expert_used=3,
+        untied=True,
+        keys={"expert_chunk_feed_forward_length": 32, "experts_per_group": 2, "expert_group_scale": 0.3},
+    ),
     "no kv heads named": Spec(n_head_kv=4, keys={"attention.head_count_kv": None}),
 }
 OF_172: dict[str, Any] = {"n_expert": 3, "n_expert_used": 3, "types": {"ffn_down_exps": "f16"}}
@@ -324,4 +332,160 @@ QUANTISED = {
     **{f"experts of 172 {t}": Spec(n_ff=172, dtype=t, **OF_172) for t in ("q8_0", "q4_0", "q5_1", "mxfp4")},
     **{f"experts of 172 {t}": Spec(n_embd=256, n_ff=172, dtype=t, **OF_172) for t in ("q4_k", "q6_k", "iq3_s")},
     "odd vocabulary": Spec(n_vocab=97, dtype="q8_0", untied=True),
+}
+OTHER_SCALES = {"embedding_scale": 6.0, "residual_scale": 0.3, "attention.scale": 0.2, "logit_scale": 3.0}
+IRREGULAR = {"attention.sliding_window": 4, "attention.sliding_window_pattern": [False, True, True, False]}
+MAPPED = {  # llama.cpp is the only reference of these
+    name: replace(spec, traits=("mapped", *spec.traits))
+    for name, spec in {
+        "olmo": Spec("olmo", keys={"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 0.7}),
+        "dbrx": Spec(
+            "dbrx",
+            n_ff=32,
+            n_expert=6,
+            n_expert_used=2,
+            untied=True,
+            fused=True,
+            keys={"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 0.7},
+        ),
+        "openelm": Spec(
+            "openelm",
+            head_dim=16,
+            n_layer=3,
+            fused=True,
+            keys={
+                "attention.head_count": [2, 4, 6],
+                "attention.head_count_kv": [1, 2, 3],
+                "feed_forward_length": [64, 96, 128],
+            },
+        ),
+        "grok": Spec("grok", n_ff=32, n_expert=6, n_expert_used=2, keys={"embedding_scale": 3.0}),
+        "grok with a dense block": Spec(
+            "grok",
+            n_expert=6,
+            n_expert_used=2,
+            untied=True,
+            keys={"embedding_scale": 3.0, "expert_feed_forward_length": 32, "attention.output_scale": 0.2}
+            | {"final_logit_softcapping": 20.0, "attn_logit_softcapping": 3.0},
+            traits=("beside",),
+        ),
+        "smallthinker": Spec(
+            "smallthinker",
+            n_layer=5,
+            n_ff=32,
+            n_expert=6,
+            n_expert_used=2,
+            keys={"expert_gating_func": 2, "expert_feed_forward_length": 32, "attention.sliding_window": 4096},
+        ),
+        "bitnet": Spec("bitnet"),
+        "mimo2": Spec(
+            "mimo2",
+            n_layer=4,
+            n_head=4,
+            n_expert=6,
+            n_expert_used=2,
+            untied=True,
+            keys=IRREGULAR
+            | {
+                "attention.head_count_kv": [1, 2, 2, 1],
+                "attention.key_length": 32,
+                "attention.value_length": 16,
+                "attention.value_scale": 0.7,
+                "rope.dimension_count": 8,
+                "rope.freq_base": 5e5,
+                "rope.freq_base_swa": 1e4,
+                "expert_feed_forward_length": 32,
+            },
+            traits=("attn_sinks", "balanced"),
+        ),
+        "step35": Spec(
+            "step35",
+            n_layer=4,
+            n_expert=6,
+            n_expert_used=2,
+            untied=True,
+            keys=IRREGULAR
+            | {
+                "attention.head_count": [4, 6, 6, 4],
+                "attention.head_count_kv": [2, 2, 2, 2],
+                "attention.key_length": 16,
+                "attention.value_length": 16,
+                "rope.freq_base": 5e5,
+                "rope.freq_base_swa": 1e4,
+                "expert_feed_forward_length": 32,
+                "expert_shared_feed_forward_length": 48,
+                "expert_weights_norm": True,
+                "expert_weights_scale": 3.0,
+                "swiglu_clamp_exp": [0.0, 0.0, 0.3, 0.2],
+                "swiglu_clamp_shexp": [0.0, 0.2, 0.0, 0.4],
+            },
+            traits=("head gates", "attn_gate", "balanced", "attn_q_norm", "attn_k_norm"),
+        ),
+        "laguna": Spec(
+            "laguna",
+            n_layer=5,
+            n_expert=6,
+            n_expert_used=2,
+            keys=DENSE_FIRST
+            | {
+                "attention.head_count": [4, 6, 6, 6, 4],
+                "attention.key_length": 16,
+                "attention.value_length": 16,
+                "attention.sliding_window": 4,
+                "rope.dimension_count": 8,
+                "rope.dimension_count_swa": 16,
+                "rope.freq_base": 5e5,
+                "rope.freq_base_swa": 1e4,
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": 4.0,
+                "rope.scaling.original_context_length": 16,
+                "expert_shared_feed_forward_length": 48,
+                "expert_feed_forward_length": 32,
+                "expert_weights_norm": True,
+                "expert_weights_scale": 2.5,
+            },
+            traits=("head gates", "balanced"),
+        ),
+        "laguna of element gates": Spec(
+            "laguna",
+            n_expert=6,
+            n_expert_used=2,
+            keys=DENSE_FIRST
+            | {
+                "expert_shared_feed_forward_length": 48,
+                "expert_feed_forward_length": 32,
+                "expert_weights_norm": True,
+                "expert_weights_scale": 1.0,
+            },
+            traits=("balanced",),
+        ),
+        "plamo3": Spec(
+            "plamo3",
+            n_layer=3,
+            fused=True,
+            keys={
+                "attention.sliding_window": 4,
+                "attention.sliding_window_pattern": 2,
+                "rope.freq_base": 1e6,
+                "rope.freq_base_swa": 1e4,
+            },
+            traits=("fused ffn", "bare norms"),
+        ),
+        "granite_swa": Spec(
+            "granite_swa",
+            n_layer=4,
+            head_dim=32,
+            keys=OTHER_SCALES | IRREGULAR | {"attention.rope_pattern": [True, True, False, True]},
+        ),
+        "granite_swa of experts": Spec(
+            "granite_swa",
+            n_layer=4,
+            n_ff=32,
+            n_expert=6,
+            n_expert_used=2,
+            head_dim=32,
+            keys=OTHER_SCALES | IRREGULAR | {"expert_shared_feed_forward_length": 64},
+            traits=("fused shared",),
+        ),
+    }.items()
 }

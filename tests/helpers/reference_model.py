@@ -16,6 +16,7 @@ from logitless.models.quantization.requantize import REQUANTIZED
 from logitless.models.synthetic.vocabulary import vocabulary
 from tests.helpers import gemma_layers
 from tests.helpers import reference_traits as traits
+from tests.helpers.mapped_shapes import mapped_shapes
 from tests.helpers.random_blocks import random_blocks
 from tests.helpers.reference_linear_attention import (
     FLAT,
@@ -121,6 +122,8 @@ class Spec:
 
 
 def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
+    if "mapped" in s.traits:
+        return mapped_shapes(s, file_keys(s))
     if s.arch in gemma_layers.ARCHITECTURES:
         return gemma_layers.shapes(s)
     q, kv = s.n_head * s.d, s.n_head_kv * s.d
@@ -163,6 +166,10 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= {"ffn_gate_inp": (s.n_expert, s.n_embd)}
             layer |= {f"ffn_{name}_exps": (s.n_expert, s.n_ff, latent or s.n_embd) for name in s.joined}
             layer |= {"ffn_down_exps": (s.n_expert, latent or s.n_embd, s.n_ff)}
+            if n := s.keys.get("expert_chunk_feed_forward_length"):
+                chunks = s.n_expert // s.keys["experts_per_group"]
+                layer |= {f"ffn_{name}_chexps": (chunks, n, s.n_embd) for name in s.joined}
+                layer |= {"ffn_down_chexps": (chunks, s.n_embd, n)}
             if latent:
                 layer |= {"ffn_latent_down": (latent, s.n_embd), "ffn_latent_up": (s.n_embd, latent)}
             if s.arch in traits.BALANCED or "balanced" in s.traits:
@@ -220,10 +227,8 @@ def of_latent(s: Spec) -> dict[str, tuple[int, ...]]:
     return out | {"attn_kv_b": (s.n_head * (plain + value), rank)}
 
 
-def write(path: Path, s: Spec) -> dict[str, Array]:
-    """Write the GGUF file; returns its tensors as float64 by name, as a reader sees them."""
-    rng = np.random.default_rng(7)
-    writer = GGUFWriter(path, s.arch)
+def file_keys(s: Spec) -> dict[str, Any]:
+    """Keys of the file, without the architecture's prefix."""
     keys = {
         "context_length": s.n_ctx_train,
         "embedding_length": s.n_embd,
@@ -241,7 +246,14 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
             keys |= {"expert_feed_forward_length": s.n_ff}
     if s.head_dim:
         keys |= {"attention.key_length": s.head_dim, "attention.value_length": s.head_dim}
-    for name, value in (keys | s.keys).items():
+    return keys | s.keys
+
+
+def write(path: Path, s: Spec) -> dict[str, Array]:
+    """Write the GGUF file; returns its tensors as float64 by name, as a reader sees them."""
+    rng = np.random.default_rng(7)
+    writer = GGUFWriter(path, s.arch)
+    for name, value in file_keys(s).items():
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, list: writer.add_array}
         add[bool] = writer.add_bool
         if value is not None:
@@ -278,6 +290,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         elif len(shape) == 1 or short.endswith("_norm"):
             # its converter drops the suffix
             bare = short == "scale" or (s.arch == "falcon-h1" and short == "ffn_norm")
+            bare = bare or ("bare norms" in s.traits and short.startswith("post_"))
             put(name if bare else f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
         else:
             size = 3 if name == "output" or (name == "token_embd" and not s.untied) else 1

@@ -43,6 +43,12 @@ def mixture(s: Any, t: dict[str, Array], b: str, h: Array) -> Array:
                 gated, upper = np.minimum(gated, 7), np.clip(upper, -7, 7) + 1
             gated = gated / (1 + np.exp(-gated * (1.702 if oss else 1)))
             y += odds[expert] / whole * times * (down @ (gated * upper) + of_down)
+            if s.arch == "grovemoe":  # as in its authors' modeling_grove_moe.py
+                chunk = expert // s.keys["experts_per_group"]
+                gate, up, down = (t[f"{b}ffn_{name}_chexps.weight"][chunk] for name in ("gate", "up", "down"))
+                gated = gate @ row
+                inner = gated / (1 + np.exp(-gated)) * (up @ row)
+                y += odds[expert] / whole * s.keys["expert_group_scale"] * (down @ inner)
     return out
 
 

@@ -33,6 +33,7 @@ ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # QK norm over all heads
 HEAD_NORM = (
     *("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "gemma3", "gemma-embedding", "exaone4", "dots1", "bailingmoe2"),
     *(*HUNYUAN, *QWEN35, *LFM2, "apertus", "exaone-moe", "afmoe", "hy_v3", "mellum"),
+    "grovemoe",
 )
 BALANCED = (  # router with a bias on the choice
     *("ernie4_5-moe", "dots1", "glm4moe", "minimax-m2", "bailingmoe2", "lfm2moe", "nemotron_h_moe"),
@@ -43,7 +44,7 @@ WIDTH_OF_EXPERTS = (  # expert width has a key of its own
     *("qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe", "deepseek2", "bailingmoe2"),
     "cohere2moe",
     *("lfm2moe", "qwen35moe", "qwen3next", "nemotron_h_moe", "mistral4", "exaone-moe", "afmoe", "hy_v3", "mellum"),
-    "llama4",
+    *("llama4", "grovemoe"),
 )
 FUSED_QKV = ("bailingmoe2",)  # only fused QKV
 # MLA: keys and values from one short row per token

@@ -28,7 +28,7 @@ def is_served(h: Hparams) -> bool:
     """True if the server's ops have gradients in this architecture: attention over keys and values,
     without recurrent states, latent attention, sinks and chunks."""
     attention = h.architecture.attention
-    return not (h.recurrent or h.mla or attention.sinks or attention.chunked)
+    return not (h.recurrent or h.mla or h.has_sinks or attention.chunked)
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ def _elements_read(engine: ModelRunner, n: int) -> tuple[int, int]:
             continue
         size, cells = h.sizes(h.kv_source(layer)), local if h.is_local(layer) else everything
         read += size.n_head_kv * size.head_dim * cells
-        met += h.n_head * size.head_dim * cells
+        met += size.n_head * size.head_dim * cells
     return read, met
 
 

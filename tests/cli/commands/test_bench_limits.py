@@ -30,7 +30,7 @@ def engine(window: int = 0, untied: bool = False, n_expert: int = 0) -> Any:
     hparams = SimpleNamespace(
         n_layer=2,
         n_head=4,
-        sizes=lambda layer: LayerSizes(0, 2, 8, 8),
+        sizes=lambda layer: LayerSizes(0, 4, 2, 8, 8, 8),
         kv_source=lambda layer: layer,
         attends=lambda layer: True,
         recurrent=None,

@@ -24,7 +24,7 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.overrides import NONE, Overrides
 from logitless.models.model import Model, define_model, hparams_of
-from tests.helpers.architecture_specs import COHERE_MOE, GPT_OSS, PLAIN, QUANTISED
+from tests.helpers.architecture_specs import COHERE_MOE, GPT_OSS, MAPPED, PLAIN, QUANTISED
 from tests.helpers.reference_model import Array, Spec, reference, write
 from tests.helpers.reference_rope import plain, yarn
 
@@ -316,6 +316,19 @@ def test_other_architectures_give_the_same_bits_however_a_prompt_is_cut(tmp_path
     ids = tokens(s)
     whole, *others = (compute(path, s, ids, chunks) for chunks in ((40,), (1,) * 40, (3, 19, 18), (33, 7)))
     assert whole.std() > 0.1 * (name != "command-r")
+    for other in others:
+        np.testing.assert_array_equal(whole, other)
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_architectures_without_a_float64_pass_give_the_same_bits_however_a_prompt_is_cut(
+    tmp_path: Path, name: str
+) -> None:
+    s = MAPPED[name]
+    write(path := tmp_path / "m.gguf", s)
+    ids = tokens(s)
+    whole, *others = (compute(path, s, ids, chunks) for chunks in ((40,), (1,) * 40, (3, 19, 18)))
+    assert whole.std() > 0.01
     for other in others:
         np.testing.assert_array_equal(whole, other)
 

@@ -1,0 +1,48 @@
+"""Tensors of synthetic models as the map of tensors has them, for architectures that llama.cpp alone confirms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from logitless.models.gguf.file import TensorInfo
+from logitless.models.hparams.hparams import read_hparams
+from logitless.models.weights.tensor_map import tensor_map
+
+
+def info(shape: tuple[int, ...]) -> TensorInfo:
+    return TensorInfo("", shape, "f32", 0, 0)
+
+
+def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the file's tensors, without .weight: the required ones, and the optional ones that the spec names."""
+    values = {f"{s.arch}.{name}": np.array(v) if isinstance(v, list) else v for name, v in keys.items()}
+    metadata = {name: value for name, value in values.items() if value is not None}
+    h = read_hparams({"general.architecture": s.arch} | metadata, s.n_vocab, "a spec")
+    present: dict[str, TensorInfo] = {}
+    for i in range(h.n_layer):
+        size, b = h.sizes(i), f"blk.{i}."
+        of_traits = {
+            "attn_qkv": (1, h.n_embd) if s.fused else (),
+            "ffn_up": (2 * size.n_ff, h.n_embd) if "fused ffn" in s.traits else (1,) if "beside" in s.traits else (),
+            "attn_gate": (size.n_head, h.n_embd) if "head gates" in s.traits else (),
+            "ffn_up_shexp": (2 * s.n_ff_shared, h.n_embd) if "fused shared" in s.traits else (),
+        }
+        present |= {f"{b}{name}.weight": info(shape) for name, shape in of_traits.items() if shape}
+        if "bare norms" in s.traits:
+            present |= {f"{b}post_{of}_norm": info((h.n_embd,)) for of in ("attention", "ffw")}
+    out: dict[str, tuple[int, ...]] = {}
+    for name, part in tensor_map(h, present):
+        kind, short = name.rpartition(".")[2], part.source.removesuffix(".weight").rpartition(".")[2]
+        asked = short in s.traits or (short == "output" and s.untied)
+        if kind != "weight" or not (part.required or asked):
+            continue
+        source = part.source.removesuffix(".weight")
+        rows = max(part.start + part.n_rows, out.get(source, (0,))[0] if not part.n_experts else 0)
+        shape = (part.n_experts, rows, *part.shape[1:]) if part.n_experts else (rows, *part.shape[1:])
+        out[source] = part.in_file or shape
+    for i in range(h.n_layer):
+        if "balanced" in s.traits and h.experts_of(i):
+            out[f"blk.{i}.exp_probs_b"] = (s.n_expert,)
+    return out
