@@ -104,11 +104,11 @@ def overview(group: str = "", commands: Sequence[Command] = COMMANDS) -> str:
     """The commands with their summaries: all of them, or those whose name begins with the group's."""
     from logitless.cli.flags import help
 
-    rows = help.table(((c.name, c.summary) for c in commands), left=17)
+    rows = help.table(((c.name, c.summary) for c in commands), width=17)
     if group:
         return f"usage: logitless {group} COMMAND [flags]\n\nCommands:\n{rows}"
     summary = help.wrapped("Serves a GGUF model over OpenAI's API, with sampling on the device.")
-    flags = help.table((("-h, --help", "Show this and leave."), ("--version", "Show the version and leave.")), left=17)
+    flags = help.table((("-h, --help", "Show this and leave."), ("--version", "Show the version and leave.")), width=17)
     return f"usage: logitless COMMAND [flags]\n\n{summary}\n\nCommands:\n{rows}\n\nFlags:\n{flags}\n\n" + help.wrapped(
         "`logitless COMMAND --help` shows a command's flags, --help-all the rare ones too. Flags without a "
         "command mean `serve`."

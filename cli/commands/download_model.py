@@ -21,8 +21,10 @@ def run(options: SimpleNamespace) -> int:
     assert path is not None
     if not path.is_dir() and not _is_gguf(path):
         if options.model_url and not options.model:
-            model_source.remove(model_source.shown(options.model_url))
-        source = model_source.shown(options.model_url) if options.model_url else options.hf_repo or options.docker_repo
+            model_source.remove(model_source.plain_url(options.model_url))
+        source = (
+            model_source.plain_url(options.model_url) if options.model_url else options.hf_repo or options.docker_repo
+        )
         raise CliError(f"{source}: is not a GGUF file")
     if options.mmproj_url is not None or (options.hf_repo is not None and options.mmproj_auto):
         model_source.find_projector(options, path, Lines if options.json else None)

@@ -69,100 +69,74 @@ _PRESETS = {  # the flags that llama-server has for models, and what they stand 
     "vision-gemma-4b-default": "--hf-repo ggml-org/gemma-3-4b-it-qat-GGUF --port 8014 --ctx-size 0",
     "vision-gemma-12b-default": "--hf-repo ggml-org/gemma-3-12b-it-qat-GGUF --port 8014 --ctx-size 0",
 }
-PRESETS = Group(
-    "Models that llama-server has flags for (downloaded from the hub; other flags come first)",
-    tuple(
-        Flag(f"--{name}", words.split()[1] + " with its settings", means=words, default=False)
-        for name, words in _PRESETS.items()
-    ),
-)
+PRESETS = Group("Models that llama-server has flags for (downloaded from the hub; other flags come first)",
+                tuple(
+                    Flag(f"--{name}", words.split()[1] + " with its settings", means=words, default=False)
+                    for name, words in _PRESETS.items()
+                ))  # fmt: skip
 
 
-COMPATIBLE = Group(
-    "llama-server's other flags",
-    (
-        # They tune llama.cpp's speed or memory, or do what is always done here. No result changes.
-        _ignored(
-            "-fa --flash-attn",
-            "LLAMA_ARG_FLASH_ATTN",
-            optional=("auto", "on", "off", "1", "0", "true", "false"),
-            so=("auto", "on", "1", "true"),
-        ),
-        Flag(
-            "--jinja",
-            env="LLAMA_ARG_JINJA",
-            off="--no-jinja",
-            status=IGNORED,
-            off_values=(True,),
-            only_on="chat templates are always Jinja here",
-        ),
-        _ignored("--mmap", "LLAMA_ARG_MMAP", off="--no-mmap", so=(True,)),
-        _ignored("-dio --direct-io", "LLAMA_ARG_DIO", off="-ndio --no-direct-io", so=(False,)),
-        _ignored("-lzm --lazy-mode --tensor-read-lazy", "LLAMA_ARG_LAZY_MODE", words="auto on off", so=("auto",)),
-        _ignored("--no-host", "LLAMA_ARG_NO_HOST"),
-        _ignored("--moe-cache-mib", "LLAMA_ARG_MOE_CACHE_MIB", value="N", so=("0",)),
-        _ignored("--repack", "LLAMA_ARG_REPACK", off="--no-repack -nr", so=(True,)),
-        _ignored("--op-offload", off="--no-op-offload", so=(True,)),
-        _ignored("--perf", "LLAMA_ARG_PERF", off="--no-perf", so=(False,)),
-        _ignored("--defrag-thold -dt", "LLAMA_ARG_DEFRAG_THOLD", value="X"),
-        _ignored("-cms --checkpoint-min-step", "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT", value="N"),
-        _ignored("-cd --ctx-size-draft", "LLAMA_ARG_CTX_SIZE_DRAFT", value="N"),
-        _ignored("-td --threads-draft --spec-draft-threads", value="N"),
-        _ignored("--draft-p-split --spec-draft-p-split", "LLAMA_ARG_SPEC_DRAFT_P_SPLIT", value="X"),
-        _ignored(
-            "--spec-draft-backend-sampling",
-            "LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING",
-            off="--no-spec-draft-backend-sampling",
-            so=(True,),
-        ),
-        _ignored(
-            "--spec-draft-sampling", "LLAMA_ARG_SPEC_DRAFT_SAMPLING", words="greedy probabilistic", so=("greedy",)
-        ),
-        _ignored("--poll-batch", value="0|1"),
-        _ignored("--prio-batch", value="N", so=("0",)),
-        _ignored("-Cb --cpu-mask-batch", value="MASK"),
-        _ignored("-Crb --cpu-range-batch", value="LO-HI"),
-        # A draft model has its model's threads.
-        _ignored("-tbd --threads-batch-draft --spec-draft-threads-batch", value="N"),
-        *(
-            _ignored(f"{short}{long}-draft --spec-draft-{long[2:]}", value=value)
-            for short, long, value in (
-                ("-Cd ", "--cpu-mask", "MASK"),
-                ("-Crd ", "--cpu-range", "LO-HI"),
-                ("", "--prio", "N"),
-                ("", "--poll", "0|1"),
-                ("-Cbd ", "--cpu-mask-batch", "MASK"),
-                ("", "--prio-batch", "N"),
-                ("", "--poll-batch", "0|1"),
-            )
-        ),
-        _ignored("--check-tensors", so=(True,)),
-        _ignored("--mtmd-batch-max-tokens", "LLAMA_ARG_MTMD_BATCH_MAX_TOKENS", value="N"),
-        # Missing features. Never accepted silently: the client would rely on them.
-        _later("-lcs --lookup-cache-static", value="FILE"),
-        _later("-lcd --lookup-cache-dynamic", value="FILE"),
-        _later("--spec-replace", value="WORDS"),
-        _later("--yarn-ext-factor", "LLAMA_ARG_YARN_EXT_FACTOR", value="X", off_values=_AUTOMATIC),
-        _later("--yarn-attn-factor", "LLAMA_ARG_YARN_ATTN_FACTOR", value="X", off_values=_AUTOMATIC),
-        *(
-            _later(names, value="0|1", off_values=("0",), why=_PLACED)
-            for names in (
-                "--cpu-strict",
-                "--cpu-strict-batch",
-                "--cpu-strict-draft --spec-draft-cpu-strict",
-                "--cpu-strict-batch-draft --spec-draft-cpu-strict-batch",
-            )
-        ),
-        _later("--video-fps", "LLAMA_ARG_VIDEO_FPS", value="X", off_values=("4", "4.0"), why=_PICTURES),
-        _later(
-            "--video-timestamp-interval",
-            "LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL",
-            value="N",
-            off_values=("5000",),
-            why=_PICTURES,
-        ),
-        _later("--video-ffmpeg-dir", "LLAMA_ARG_VIDEO_FFMPEG_DIR", value="FOLDER", why=_PICTURES),
-        _later("--spec-synth-len", "LLAMA_ARG_SPEC_SYNTH_LEN", value="N"),
-        _later("--spec-synth-rates", "LLAMA_ARG_SPEC_SYNTH_RATES", value="LIST"),
+COMPATIBLE = Group("llama-server's other flags", (
+    # They tune llama.cpp's speed or memory, or do what is always done here. No result changes.
+    _ignored("-fa --flash-attn", "LLAMA_ARG_FLASH_ATTN", optional=("auto", "on", "off", "1", "0", "true", "false"),
+             so=("auto", "on", "1", "true")),
+    Flag("--jinja", env="LLAMA_ARG_JINJA", off="--no-jinja", status=IGNORED, off_values=(True,),
+         only_on="chat templates are always Jinja here"),
+    _ignored("--mmap", "LLAMA_ARG_MMAP", off="--no-mmap", so=(True,)),
+    _ignored("-dio --direct-io", "LLAMA_ARG_DIO", off="-ndio --no-direct-io", so=(False,)),
+    _ignored("-lzm --lazy-mode --tensor-read-lazy", "LLAMA_ARG_LAZY_MODE", words="auto on off", so=("auto",)),
+    _ignored("--no-host", "LLAMA_ARG_NO_HOST"),
+    _ignored("--moe-cache-mib", "LLAMA_ARG_MOE_CACHE_MIB", value="N", so=("0",)),
+    _ignored("--repack", "LLAMA_ARG_REPACK", off="--no-repack -nr", so=(True,)),
+    _ignored("--op-offload", off="--no-op-offload", so=(True,)),
+    _ignored("--perf", "LLAMA_ARG_PERF", off="--no-perf", so=(False,)),
+    _ignored("--defrag-thold -dt", "LLAMA_ARG_DEFRAG_THOLD", value="X"),
+    _ignored("-cms --checkpoint-min-step", "LLAMA_ARG_CHECKPOINT_MIN_SPACING_NT", value="N"),
+    _ignored("-cd --ctx-size-draft", "LLAMA_ARG_CTX_SIZE_DRAFT", value="N"),
+    _ignored("-td --threads-draft --spec-draft-threads", value="N"),
+    _ignored("--draft-p-split --spec-draft-p-split", "LLAMA_ARG_SPEC_DRAFT_P_SPLIT", value="X"),
+    _ignored("--spec-draft-backend-sampling", "LLAMA_ARG_SPEC_DRAFT_BACKEND_SAMPLING",
+             off="--no-spec-draft-backend-sampling", so=(True,)),
+    _ignored("--spec-draft-sampling", "LLAMA_ARG_SPEC_DRAFT_SAMPLING", words="greedy probabilistic", so=("greedy",)),
+    _ignored("--poll-batch", value="0|1"),
+    _ignored("--prio-batch", value="N", so=("0",)),
+    _ignored("-Cb --cpu-mask-batch", value="MASK"),
+    _ignored("-Crb --cpu-range-batch", value="LO-HI"),
+    # A draft model has its model's threads.
+    _ignored("-tbd --threads-batch-draft --spec-draft-threads-batch", value="N"),
+    *(
+        _ignored(f"{short}{long}-draft --spec-draft-{long[2:]}", value=value)
+        for short, long, value in (
+            ("-Cd ", "--cpu-mask", "MASK"),
+            ("-Crd ", "--cpu-range", "LO-HI"),
+            ("", "--prio", "N"),
+            ("", "--poll", "0|1"),
+            ("-Cbd ", "--cpu-mask-batch", "MASK"),
+            ("", "--prio-batch", "N"),
+            ("", "--poll-batch", "0|1"),
+        )
     ),
-)
+    _ignored("--check-tensors", so=(True,)),
+    _ignored("--mtmd-batch-max-tokens", "LLAMA_ARG_MTMD_BATCH_MAX_TOKENS", value="N"),
+    # Missing features. Never accepted silently: the client would rely on them.
+    _later("-lcs --lookup-cache-static", value="FILE"),
+    _later("-lcd --lookup-cache-dynamic", value="FILE"),
+    _later("--spec-replace", value="WORDS"),
+    _later("--yarn-ext-factor", "LLAMA_ARG_YARN_EXT_FACTOR", value="X", off_values=_AUTOMATIC),
+    _later("--yarn-attn-factor", "LLAMA_ARG_YARN_ATTN_FACTOR", value="X", off_values=_AUTOMATIC),
+    *(
+        _later(names, value="0|1", off_values=("0",), why=_PLACED)
+        for names in (
+            "--cpu-strict",
+            "--cpu-strict-batch",
+            "--cpu-strict-draft --spec-draft-cpu-strict",
+            "--cpu-strict-batch-draft --spec-draft-cpu-strict-batch",
+        )
+    ),
+    _later("--video-fps", "LLAMA_ARG_VIDEO_FPS", value="X", off_values=("4", "4.0"), why=_PICTURES),
+    _later("--video-timestamp-interval", "LLAMA_ARG_VIDEO_TIMESTAMP_INTERVAL", value="N", off_values=("5000",),
+           why=_PICTURES),
+    _later("--video-ffmpeg-dir", "LLAMA_ARG_VIDEO_FFMPEG_DIR", value="FOLDER", why=_PICTURES),
+    _later("--spec-synth-len", "LLAMA_ARG_SPEC_SYNTH_LEN", value="N"),
+    _later("--spec-synth-rates", "LLAMA_ARG_SPEC_SYNTH_RATES", value="LIST"),
+))  # fmt: skip

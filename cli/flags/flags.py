@@ -8,10 +8,13 @@ A flag of llama-server that does nothing here is either ignored (it only tunes l
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
+
+from logitless.engine.loading.options import Option
 
 TRUE = frozenset({"1", "true", "on", "yes", "enabled"})
 FALSE = frozenset({"0", "false", "off", "no", "disabled"})
@@ -31,35 +34,23 @@ class UsageError(CliError):
 
 
 @dataclass(frozen=True)
-class Flag:
+class Flag(Option):
     """`kind` turns the text into the value (ValueError has the error's text); a flag without `kind` is a switch."""
 
-    names: str  # "-m --model": the first long name gives the attribute, `model`
-    help: str = ""
-    kind: Callable[[str], Any] | None = None
-    default: Any = None
-    metavar: str = "N"
-    env: str = ""  # the variable, or several, of which the first that is set counts
-    off: str = ""  # the names that turn a switch off, "--no-slots"
-    many: bool = False  # may be given again; the value is a list
     optional: tuple[str, ...] = ()  # the value may be left out, and is one of these
-    then_number: bool = False  # a value NAME:X may be two words, NAME X
     status: str = WORKS
-    common: bool = False  # on the first page of a long help
     # of a flag that does nothing here: the values that ask for what is always so
     off_values: tuple[str | bool, ...] = ()
     only_on: str = ""  # of a switch that cannot be turned off: the reason
     means: str = ""  # of a switch: the flags that it stands for, where they are not given themselves
-    all_names: tuple[str, ...] = field(init=False)
-    off_names: tuple[str, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "all_names", tuple(self.names.split()))
-        object.__setattr__(self, "off_names", tuple(self.off.split()))
+    @cached_property
+    def all_names(self) -> tuple[str, ...]:
+        return tuple(self.names.split())
 
-    @property
-    def long(self) -> str:
-        return next((n for n in self.all_names if n.startswith("--")), self.all_names[0])
+    @cached_property
+    def off_names(self) -> tuple[str, ...]:
+        return tuple(self.off.split())
 
     @property
     def dest(self) -> str:

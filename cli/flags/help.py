@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from logitless.cli.flags.flags import IGNORED, LATER, WORKS, Flag, Group
 
-LEFT = 34  # columns for the names
+NAMES_WIDTH = 34  # columns for the names
 FEW = 60  # flags that one page may show
 
 
@@ -34,15 +34,15 @@ def wrapped(text: str, indent: int = 0, begin: str = "") -> str:
     return f"{begin:<{indent}}" + f"\n{'':<{indent}}".join(lines)
 
 
-def table(rows: Iterable[tuple[str, str]], left: int = LEFT) -> str:
+def table(rows: Iterable[tuple[str, str]], width: int = NAMES_WIDTH) -> str:
     """Two columns; a name that is too long stands on a line of its own."""
     lines = []
     for name, explanation in rows:
         head = f"  {name}"
-        if len(head) > left - 1:
+        if len(head) > width - 1:
             lines.append(wrapped(name, 6, "  ").replace(" " * 6, "  ", 1))
             head = ""
-        lines.append(wrapped(explanation, left, head).rstrip())
+        lines.append(wrapped(explanation, width, head).rstrip())
     return "\n".join(lines)
 
 

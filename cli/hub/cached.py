@@ -60,7 +60,7 @@ def media(options: SimpleNamespace) -> tuple[bool, bool]:
 def name_of(text: str) -> str:
     """Model name of a repository or address. ValueError: the text is neither."""
     if "://" in text:
-        return model_source.shown(url(text))
+        return model_source.plain_url(url(text))
     try:
         return str(Repo.parse(text))
     except ValueError as error:

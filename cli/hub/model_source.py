@@ -88,7 +88,7 @@ def of_url(
     note = path.with_name(f"{path.name}.json")  # address and version of the file
     if offline:
         if not path.exists():
-            raise CliError(f"--offline: {shown(address)} has never been downloaded to {path}")
+            raise CliError(f"--offline: {plain_url(address)} has never been downloaded to {path}")
         return path
     version_note = _read(note) if path.exists() else {}
     try:
@@ -100,14 +100,14 @@ def of_url(
     if version_note == {"url": address, "version": version} and version:
         return path
     if path.exists() and version_note.get("url") != address:
-        raise CliError(f"-m {path}: is there already, and was not downloaded from {shown(address)}")
+        raise CliError(f"-m {path}: is there already, and was not downloaded from {plain_url(address)}")
     path.unlink(missing_ok=True)
-    fetch(address, path, name=shown(address), version=version, progress=progress, public_only=public_only)
+    fetch(address, path, name=plain_url(address), version=version, progress=progress, public_only=public_only)
     note.write_text(json.dumps({"url": address, "version": version}))
     return path
 
 
-def shown(address: str) -> str:
+def plain_url(address: str) -> str:
     """The address without user, password and query, which may be secret."""
     parts = urlsplit(address)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
@@ -118,7 +118,7 @@ def downloaded() -> Iterator[tuple[str, Path]]:
     for note in sorted(_folder().glob("*/*.json")):
         address, path = str(_read(note).get("url", "")), note.with_suffix("")
         if address and path.is_file() and path.parent == _cache_path(address).parent:
-            yield shown(address), path
+            yield plain_url(address), path
 
 
 def remove(name: str) -> None:
@@ -167,9 +167,9 @@ def _version(address: str, *, public_only: bool) -> str:
         error.close()  # it is the reply, and holds the connection
         if error.code in (403, 405, 501):  # GET may work nevertheless
             return ""
-        raise CliError(f"{shown(address)}: the server answers {error.code} {error.reason}") from None
+        raise CliError(f"{plain_url(address)}: the server answers {error.code} {error.reason}") from None
     except (urllib.error.URLError, OSError) as error:
-        raise Unreachable(f"{shown(address)}: cannot be reached: {getattr(error, 'reason', '') or error}") from None
+        raise Unreachable(f"{plain_url(address)}: cannot be reached: {getattr(error, 'reason', '') or error}") from None
 
 
 def _read(note: Path) -> dict[str, str]:

@@ -11,21 +11,17 @@ from logitless.cli.flags.options import GENERAL
 from logitless.engine.loading.values import address, file_name, not_empty, whole
 
 RAY_DEPLOY = (
-    Group(
-        "Deployment",
-        (
-            Flag("-c --config", "YAML or JSON file of the models, replicas and options", file_name, metavar="FILE"),
-            Flag("--address", "the cluster, HOST:PORT; `local` begins one here", not_empty, "auto", "ADDRESS"),
-            Flag("--name", "the application; others of the cluster stay", not_empty, "logitless", "NAME"),
-            Flag("--route-prefix", "path below which it answers", not_empty, "/", "PATH"),
-            Flag("-H --host", "address of the HTTP proxies if Serve does not run yet", address, "127.0.0.1", "ADDRESS"),
-            Flag("-p --port", "port of the HTTP proxies if Serve does not run yet", whole(0, 65535), 8000),
-            Flag("--blocking", "stay until Ctrl-C, and remove the application then"),
-            VERBOSE,
-            *GENERAL,
-        ),
-    ),
-)
+    Group("Deployment", (
+        Flag("-c --config", "YAML or JSON file of the models, replicas and options", file_name, metavar="FILE"),
+        Flag("--address", "the cluster, HOST:PORT; `local` begins one here", not_empty, "auto", "ADDRESS"),
+        Flag("--name", "the application; others of the cluster stay", not_empty, "logitless", "NAME"),
+        Flag("--route-prefix", "path below which it answers", not_empty, "/", "PATH"),
+        Flag("-H --host", "address of the HTTP proxies if Serve does not run yet", address, "127.0.0.1", "ADDRESS"),
+        Flag("-p --port", "port of the HTTP proxies if Serve does not run yet", whole(0, 65535), 8000),
+        Flag("--blocking", "stay until Ctrl-C, and remove the application then"),
+        VERBOSE, *GENERAL,
+    )),
+)  # fmt: skip
 
 
 def run(options: SimpleNamespace) -> int:

@@ -14,15 +14,12 @@ if TYPE_CHECKING:
     from logitless.training.parallel.coordinator import Transport
 
 RAY_FINETUNE = (
-    Group(
-        "Cluster",
-        (
-            Flag("--address", "the cluster, HOST:PORT; `local` begins one here", not_empty, "auto", "ADDRESS"),
-            Flag("--num-gpus", "GPUs that each worker reserves, beside the cores of -t", number(0, 64), 0.0, "X"),
-        ),
-    ),
+    Group("Cluster", (
+        Flag("--address", "the cluster, HOST:PORT; `local` begins one here", not_empty, "auto", "ADDRESS"),
+        Flag("--num-gpus", "GPUs that each worker reserves, beside the cores of -t", number(0, 64), 0.0, "X"),
+    )),
     *FINETUNE,
-)
+)  # fmt: skip
 
 
 def run(options: SimpleNamespace) -> int:

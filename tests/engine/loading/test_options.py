@@ -19,7 +19,7 @@ FLAGS = [flag for group in SERVE for flag in group.flags]
 
 def test_each_option_is_a_flag_of_the_server_with_its_name_and_default() -> None:
     for name in (f.name for f in fields(ModelOptions)):
-        assert OPTIONS[name].flag == "--" + name.replace("_", "-")
+        assert OPTIONS[name].long == "--" + name.replace("_", "-")
         assert [flag.default for flag in FLAGS if flag.dest == name] == [getattr(ModelOptions(), name)], name
 
 

@@ -47,7 +47,7 @@ def test_flags_of_a_server(serve_here: ServerFactory, tmp_path: Path) -> None:
 
 def test_a_stop_ends_running_calls(serve: ServerFactory, tmp_path: Path) -> None:
     server = serve(None, "--demo", "--tools", "exec_shell_command", "--tools-folder", str(tmp_path))
-    script = "trap '' TERM HUP; echo $$ > pid; sleep 300; sleep 300"
+    script = "trap '' TERM HUP; echo $$ > begun; mv begun pid; sleep 300; sleep 300"
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(call, server, "exec_shell_command", command=script, timeout=60)
         while not (tmp_path / "pid").exists():
