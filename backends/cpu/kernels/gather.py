@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from logitless.backends.cpu.kernels.ir.grid import grid_address
 from logitless.backends.cpu.kernels.ir.registry import (
     bf16_to_f32,
     f16_to_f32,
@@ -15,6 +16,7 @@ from logitless.backends.cpu.kernels.ir.registry import (
     kernel,
     u8p,
     u16p,
+    u32p,
 )
 from logitless.backends.cpu.kernels.matmul.layout import LAYOUTS
 from logitless.backends.cpu.kernels.matmul.unpack_blocks import float_index, section_finder
@@ -88,6 +90,8 @@ def block_decoder(layout):
     """f(group, lane, i, first, last, out): part of one row's 32-element block i → f32 at out.
 
     The part is steps `first`…`last`, four elements each."""
+    if layout.grid:
+        return grid_decoder(layout)
     sections, quants, high, fine, mins = section_finder(layout), layout.quants, layout.high, layout.fine, layout.mins
     offset = 0 if mins or layout.codes else 128 >> layout.shift
     code, exponents = codebook_reader(layout.codes), layout.coarse == 16
@@ -120,6 +124,70 @@ def block_decoder(layout):
                     elif high == 128:
                         v |= (np.int32(h[step // 4 * 64 + e]) >> (step % 4 * 2) & 3) << 4
                 y[(step - first) * 4 + e] = scale * np.float32(code(v) - offset) + m
+
+    return decode
+
+
+def grid_decoder(layout):
+    """`block_decoder` of a type with a grid (layout.py)."""
+    grid, sections, table = layout.grid, section_finder(layout), grid_address(layout.grid.dtype)
+    size, words, planes, signs, scales = grid.size, grid.index_words, grid.index_bits - 8, grid.signs, grid.scales
+    wide, unit = layout.high == 32, np.float32(grid.unit)
+
+    @njit(forceinline=True)
+    def scale_of(coarse, fine, lane, i, part, s):
+        """Scale of half of a block; `s` is that of words."""
+        if scales == "coarse":
+            c = u16p(coarse)
+            bits = np.int64(0)
+            for n in range(4):
+                bits |= (np.int64(c[16 * n + lane]) >> 12) << (4 * n)
+            s = (np.int64(c[16 * (i % 8 // 2) + lane]) >> (i % 2 * 6 + part * 3)) & 7
+            d = f16_to_f32(np.uint16(bits))
+        else:
+            d = f16_to_f32(u16p(coarse)[lane])
+            if scales == "halves":
+                s = np.int64(u8p(fine)[lane]) >> (4 * part) & 15
+            elif scales == "pairs":
+                s = np.int64(u8p(fine - i % 2 * 8)[lane]) >> (i % 2 * 4) & 15
+        return d * unit * np.float32(2 * s + 1)
+
+    @njit(forceinline=True)
+    def decode(group, lane, i, first, last, out):
+        y = f32p(out)
+        c, f, h_at, q_at = sections(group, i)
+        q = u32p(q_at + lane * 4)
+        high, sign, s = np.int64(0), np.int64(0), np.int64(0)
+        if signs:
+            sign = np.int64(q[16 * words])
+            if signs == 7:
+                s = high = sign >> 28
+                sign &= 0x0FFFFFFF
+                odd = sign ^ (sign >> 16)
+                odd ^= odd >> 8
+                sign |= ((odd ^ (odd >> 4)) & 15) << 28
+        if wide:
+            high = np.int64(u16p(h_at)[lane])
+            s = high >> 12 & 7
+        elif planes > 0 and signs == 8:
+            high = np.int64(u8p(h_at)[lane])
+        for step in range(first, last):
+            n = step * 4 // size
+            index = np.int64(q[n // 4 * 16]) >> (n % 4 * 8) & 255
+            for plane in range(planes):
+                index |= (high >> (4 * (plane + n // 4) + n % 4) & 1) << (8 + plane)
+            entry = i8p(table() + index * size + step * 4 % size)
+            scale = scale_of(c, f, lane, i, step // 4, s)
+            for t in range(4):
+                v = np.int32(entry[t])
+                if signs:
+                    if sign >> (4 * (step % 2 * 4 + t) + step // 2) & 1:
+                        v = -v
+                elif scales == "high":
+                    v += 1 - 2 * np.int32(high >> 15)
+                else:
+                    v += 1 - 2 * np.int32(high >> (12 + step // 2) & 1)
+                y[(step - first) * 4 + t] = scale * np.float32(v)
 
     return decode
 

@@ -162,6 +162,11 @@ def accumulate_scaled(b, acc, dot, scale):
     return fma(b, b.bitcast(dot, V16F), scale, acc)
 
 
+def accumulate_exact(b, acc, dot, scale):
+    """acc + a dot · scale, rounded once: for small quants, next to whose dots ones are not small."""
+    return fma(b, b.fsub(b.bitcast(dot, V16F), constant(DOT_FLOAT)), scale, acc)
+
+
 def subtract_zeros(b, acc, scales):
     """Sum of accumulated dots without their DOT_FLOATs; `scales` is the sum of their scales."""
     return fma(b, scales, constant(-DOT_FLOAT), acc)

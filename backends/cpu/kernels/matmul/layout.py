@@ -23,6 +23,23 @@ a multiple of 64:
     q5_k   [16] f16 d, [16] f16 dmin   [16] u8 sc, [16] u8 m   [16][4] 1 bit      [4][16][4] nibbles
     q6_k   [16] f16 d                  [2][16] i8 sc, 16 k     [2][16][4] 2 bits  [4][16][4] nibbles
 
+Types with a grid (IQ1, IQ2, IQ3) have bundles of 512 k (iq1_m: 256), so that no section is padded:
+
+    iq2_xxs  [16] f16 d                                        indices, signs with s
+    iq2_xs   [16] f16 d            [16] 2 nibbles s, 16 k      indices, signs with high bits
+    iq2_s    [16] f16 d            [16] 2 nibbles s, 16 k      indices, signs        [16] u8 high bits
+    iq3_xxs  [16] f16 d                                        indices, signs with s
+    iq3_s    [16] f16 d            [16] 2 nibbles s, 64 k      indices, signs        [16] u8 high bits
+    iq1_s    [16] f16 d                                        indices               [16] u16 high bits, s, delta
+    iq1_m    [4][16] u16 d and s                               indices               [16] u16 high bits, deltas
+
+Indices: [16][4] u8 of entries of 8 numbers, or [2][16][4] of 4; entry e has the numbers from 8e (4e)
+on. Signs: [16] u32; bit g of nibble j is set where number 8g + j is negative. With seven signs of
+eight numbers, which are even in number, the last nibble is s or the index's high bits. High bits:
+bit g of nibble p is bit 8 + p of index g (iq3_s: bit 8 of index 4p + g). The deltas (IQ1: an eighth
+is added, or taken away) are the fourth nibble, in iq1_s a last bit after three of s. A scale is d ·
+(2s + 1) · `Grid.unit`.
+
 A last bundle of fewer blocks of 32 k ends after the quants that it has.
 
 A block of 32 k is 8 steps of 4. Element k = 4·step + t of row r is byte [step][r][t], so a 32-bit
@@ -54,6 +71,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from logitless.backends.host import target_host
 from logitless.graph.dtype import DTYPES
@@ -64,6 +82,25 @@ ACT_BLOCK, ACT_SCALE, ACT_SUM, ACT_OFFSET, ACT_HALF = 52, 32, 36, 40, 44
 ATTENTION_SPAN = 256  # KV cells with a softmax of their own; several are joined
 ENCODER_ROWS = 384  # query rows of a unit of an encoder's attention
 ENCODER_KEYS = 240  # keys and values of it that are packed at a time, a multiple of each tile's rows
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Codebook of entries of several numbers, and what a type stores beside their indices."""
+
+    dtype: str  # its name in graph/dtype.py, whose `grid_of` has the entries
+    size: int  # numbers of an entry: 8 or 4
+    index_bits: int
+    unit: float  # of scales
+    signs: int = 0  # sign bits of eight numbers: 8, 7 (and their parity), or 0 where entries have signs
+    # where s is: the sign words, bytes for the halves of 32 k or for two blocks of 32 k, beside the
+    # high bits, or beside d
+    scales: Literal["signs", "halves", "pairs", "high", "coarse"] = "signs"
+
+    @property
+    def index_words(self) -> int:
+        """32-bit words of indices of a row of 32 k."""
+        return 8 // self.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +116,13 @@ class Layout:
     shift: int = 0  # quants are read as q << shift; signed types with offset 128
     mins: bool = False  # value = scale · q + min instead of scale · (q − offset)
     codes: tuple[int, ...] = ()  # codebook: value = scale · codes[quant]
+    grid: Grid | None = None
     k_interleave: int = 1  # neighbouring k of a row, of floats
 
     @property
     def bits(self) -> int:
         """Bits of a quant, or of its codebook value."""
-        if self.codes:
+        if self.codes or self.grid:
             return 8 - self.shift
         return 8 if self.quants == 512 else 4 + self.high // 64
 
@@ -96,7 +134,7 @@ class Layout:
     @property
     def parts(self) -> int:
         """Scales of a block of 32 k."""
-        return 2 if self.high == 128 else 1
+        return 2 if self.high == 128 or (self.grid and self.grid.scales in ("halves", "coarse")) else 1
 
     @property
     def scale_blocks(self) -> int:
@@ -110,18 +148,15 @@ class Layout:
 
     @property
     def bundle(self) -> int:
-        """Blocks of 32 k in a bundle: a power of two, with 64 bytes of 8-bit scales."""
+        """Blocks of 32 k in a bundle: a power of two, with 64 bytes of 8-bit scales, or of f16."""
+        if self.grid and self.coarse == 32:
+            return 16
         return 8 if self.block == 256 else 4 if self.coarse == 16 else 2
-
-    @property
-    def coarse_step(self) -> int:
-        """Bytes between the coarse numbers of consecutive blocks of 32 k within a bundle."""
-        return self.coarse if self.block == 32 else 0
 
     @property
     def fine_at(self) -> int:
         """Offset of a bundle's fine numbers."""
-        return -(-max(self.coarse, self.coarse_step * self.bundle) // 64) * 64
+        return -(-self.coarse * self.bundle // self.scale_blocks // 64) * 64
 
     @property
     def high_at(self) -> int:
@@ -161,6 +196,13 @@ LAYOUTS: dict[str, Layout] = {
     "q4_k": Layout(256, 144, 256, fine=32, coarse=64, shift=4, mins=True),
     "q5_k": Layout(256, 176, 256, high=64, fine=32, coarse=64, shift=3, mins=True),
     "q6_k": Layout(256, 210, 256, high=128, fine=32, coarse=32, shift=2),
+    "iq2_xxs": Layout(256, 66, 128, coarse=32, shift=1, grid=Grid("iq2_xxs", 8, 8, 1 / 8, 7)),
+    "iq2_xs": Layout(256, 74, 128, fine=16, coarse=32, shift=1, grid=Grid("iq2_xs", 8, 9, 1 / 8, 7, "halves")),
+    "iq2_s": Layout(256, 82, 128, 16, 16, 32, 1, grid=Grid("iq2_s", 8, 10, 1 / 8, 8, "halves")),
+    "iq3_xxs": Layout(256, 98, 192, coarse=32, shift=1, grid=Grid("iq3_xxs", 4, 8, 1 / 4, 7)),
+    "iq3_s": Layout(256, 110, 192, 16, 8, 32, 3, grid=Grid("iq3_s", 4, 9, 1, 8, "pairs")),
+    "iq1_s": Layout(256, 50, 64, high=32, coarse=32, shift=3, grid=Grid("iq1_s", 8, 11, 1 / 8, scales="high")),
+    "iq1_m": Layout(256, 56, 64, high=32, coarse=128, shift=3, grid=Grid("iq1_m", 8, 11, 1 / 8, scales="coarse")),
 }
 
 # Tiles (activation rows, groups). The last one is for many rows; its quantised weights are expanded

@@ -7,6 +7,7 @@ side by side, and are split into blocks of 32.
 
 from __future__ import annotations
 
+import numpy as np
 from numba import njit
 
 from logitless.backends.cpu.kernels.ir.registry import kernel, u8p, u16p, u32p
@@ -185,6 +186,126 @@ def q6_k_packer(layout):
     return pack_block
 
 
+@njit(forceinline=True)
+def sign_nibbles(signs, bits):
+    """Sign words (layout.py) of 4 · `bits` signs: bit j of part g becomes bit g of nibble j."""
+    word = np.int64(0)
+    for g in range(4):
+        for j in range(bits):
+            word |= (signs >> (bits * g + j) & 1) << (4 * j + g)
+    return word
+
+
+@njit(forceinline=True)
+def plane_nibbles(fields, bits, width):
+    """High bits of four indices: bit p of the field of `width` bits g becomes bit g of nibble p."""
+    word = np.int64(0)
+    for g in range(4):
+        for p in range(bits):
+            word |= (fields >> (width * g + p) & 1) << (4 * p + g)
+    return word
+
+
+# -- grids: f(block, sub): the words of indices, signs and high bits, and a byte of scales
+
+
+@njit(forceinline=True)
+def iq2_xxs_fields(block, sub):
+    """Block: f16 d, 8 × (4 u8 indices, u32: 4 × 7 signs, 4 bits of scale)."""
+    q = u32p(block + 2 + 8 * sub)
+    return q[0], 0, sign_nibbles(q[1], 7) | (q[1] >> 28) << 28, 0, 0
+
+
+@njit(forceinline=True)
+def iq3_xxs_fields(block, sub):
+    """Block: f16 d, 64 u8 indices, 8 × (u32: 4 × 7 signs, 4 bits of scale)."""
+    q, rest = u32p(block + 2 + 8 * sub), u32p(block + 66)[sub]
+    return q[0], q[1], sign_nibbles(rest, 7) | (rest >> 28) << 28, 0, 0
+
+
+@njit(forceinline=True)
+def iq2_xs_fields(block, sub):
+    """Block: f16 d, 32 × u16 (index of 9 bits, 7 signs), 8 × (2 × 4 bits of scale)."""
+    q = u16p(block + 2 + 8 * sub)
+    index, signs, high = np.int64(0), np.int64(0), np.int64(0)
+    for g in range(4):
+        both = np.int64(q[g])
+        index |= (both & 255) << (8 * g)
+        signs |= (both >> 9) << (7 * g)
+        high |= (both >> 8 & 1) << g
+    return index, 0, sign_nibbles(signs, 7) | high << 28, 0, u8p(block + 66)[sub]
+
+
+@njit(forceinline=True)
+def iq2_s_fields(block, sub):
+    """Block: f16 d, 32 u8 indices, 32 × 8 signs, 8 × (4 × 2 high bits), 8 × (2 × 4 bits of scale)."""
+    q, b = u32p(block + 2 + 4 * sub), u8p(block + 66 + sub)
+    return q[0], 0, sign_nibbles(q[8], 8), plane_nibbles(b[0], 2, 2), b[8]
+
+
+@njit(forceinline=True)
+def iq3_s_fields(block, sub):
+    """Block: f16 d, 64 u8 indices, 8 × 8 high bits, 32 × 8 signs, 8 × 4 bits of scale."""
+    q, signs = u32p(block + 2 + 8 * sub), u32p(block + 74)[sub]
+    return q[0], q[1], sign_nibbles(signs, 8), u8p(block + 66)[sub], u8p(block + 106)[sub // 2]
+
+
+@njit(forceinline=True)
+def iq1_s_fields(block, sub):
+    """Block: f16 d, 32 u8 indices, 8 × u16 (4 × 3 high bits, 3 bits of scale, delta)."""
+    rest = np.int64(u16p(block + 34)[sub])
+    return u32p(block + 2)[sub], 0, 0, plane_nibbles(rest, 3, 3) | (rest >> 12) << 12, 0
+
+
+@njit(forceinline=True)
+def iq1_m_fields(block, sub):
+    """Block: 32 u8 indices, 32 × (3 high bits, delta), 4 × u16 (4 × 3 bits of scale, a nibble of d)."""
+    return u32p(block)[sub], 0, 0, plane_nibbles(np.int64(u16p(block + 32)[sub]), 4, 4), 0
+
+
+GRID_FIELDS = {
+    "iq2_xxs": iq2_xxs_fields,
+    "iq2_xs": iq2_xs_fields,
+    "iq2_s": iq2_s_fields,
+    "iq3_xxs": iq3_xxs_fields,
+    "iq3_s": iq3_s_fields,
+    "iq1_s": iq1_s_fields,
+    "iq1_m": iq1_m_fields,
+}
+
+
+def grid_packer(layout):
+    """Types with a grid."""
+    grid, sections, high_nbytes, fine = layout.grid, section_finder(layout), layout.high, layout.fine
+    words, signs, split_d, fields = grid.index_words, grid.signs, layout.coarse == 128, GRID_FIELDS[grid.dtype]
+
+    @njit(forceinline=True)
+    def pack_block(block, out, i, r):
+        coarse = u16p(sections(out, i * 8)[0])
+        if split_d:
+            for n in range(4):
+                coarse[16 * n + r] = u16p(block + 48)[n]
+        else:
+            coarse[r] = u16p(block)[0]
+        for sub in range(8):
+            _, fine_at, high_at, quants_at = sections(out, i * 8 + sub)
+            index, second, sign, high, scale = fields(block, sub)
+            target = u32p(quants_at + r * 4)
+            target[0] = index
+            if words == 2:
+                target[16] = second
+            if signs:
+                target[16 * words] = sign
+            if high_nbytes == 32:
+                u16p(high_at)[r] = high
+            elif high_nbytes:
+                u8p(high_at)[r] = high
+            if fine == 16 or (fine == 8 and sub % 2 == 0):
+                u8p(fine_at)[r] = scale
+
+    return pack_block
+
+
 BLOCK_PACKERS = {
     "q8_0": q8_0_packer,
     "q4_0": block32_packer,
@@ -196,4 +317,5 @@ BLOCK_PACKERS = {
     "q4_k": q45_k_packer,
     "q5_k": q45_k_packer,
     "q6_k": q6_k_packer,
+    **dict.fromkeys(GRID_FIELDS, grid_packer),
 }

@@ -17,6 +17,7 @@ from numba.extending import intrinsic
 from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.dot import (
     DotAccumulator,
+    accumulate_exact,
     accumulate_scaled,
     bf16_dot,
     late_shift,
@@ -107,7 +108,11 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
             if not keeps_quants:
                 scales = [block.scale(part) for block in blocks]
             indices = range(rows[0] * nt, rows[0] * nt + len(dots))
-            if scale_blocks > 1:
+            if layout.grid:
+                terms = [
+                    accumulate_exact(b, sums[k], dot, scales[k % nt]) for k, dot in zip(indices, totals, strict=True)
+                ]
+            elif scale_blocks > 1:
                 terms = [
                     accumulate_scaled(b, sums[k], dot, scales[k % nt]) for k, dot in zip(indices, totals, strict=True)
                 ]
@@ -135,7 +140,7 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
         totals = e.loop(b, i, b.add(i, e.i64(scale_blocks)), none, inner)
         sums, scale_sums = totals[: mt * nt], totals[mt * nt :]
         scales_x = [scale_of(b, e.at(b, x_at(i), ACT_BLOCK * j)) for j in range(mt)]
-        terms = [subtract_zeros(b, term, scale_sums[k % nt]) for k, term in enumerate(sums)]
+        terms = sums if layout.grid else [subtract_zeros(b, t, scale_sums[k % nt]) for k, t in enumerate(sums)]
         return [e.fma(b, term, scales_x[k // nt], acc[k]) for k, term in enumerate(terms)]
 
     def scale_of(b, row):

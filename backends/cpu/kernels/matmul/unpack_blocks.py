@@ -12,6 +12,7 @@ from numba import njit
 
 from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.dot import dots_take_signed
+from logitless.backends.cpu.kernels.ir.grid import GridEntries, split_f16
 from logitless.backends.cpu.kernels.matmul.layout import expanded_nbytes
 from logitless.backends.host import isa, target_host
 
@@ -23,14 +24,15 @@ def section_finder(layout):
     """f(group, i): addresses of the coarse, fine, high and quants sections of block i of a packed
     group.
     """
-    bundle, nbytes, step = layout.bundle, layout.bundle_nbytes, layout.coarse_step
+    bundle, nbytes, coarse, scale_blocks = layout.bundle, layout.bundle_nbytes, layout.coarse, layout.scale_blocks
     fine_at, high_at, quants_at = layout.fine_at, layout.high_at, layout.quants_at
     fine, high, quants = layout.fine, layout.high, layout.quants
 
     @njit(forceinline=True)
     def sections(group, i):
         at, j = group + i // bundle * nbytes, i % bundle
-        return at + j * step, at + fine_at + j * fine, at + high_at + j * high, at + quants_at + j * quants
+        coarse_at = at + j // scale_blocks * coarse
+        return coarse_at, at + fine_at + j * fine, at + high_at + j * high, at + quants_at + j * quants
 
     return sections
 
@@ -53,13 +55,22 @@ class Bundle:
         self.start = e.at(b, group, b.mul(number, e.i64(layout.bundle_nbytes)))
         self.first = b.and_(i, e.i64(-layout.bundle))
         if layout.block == 256:
-            self.scale = self.scale_at(self.start)
-            self.min = b.fneg(e.load_f16(b, e.at(b, self.start, 32))) if layout.mins else None
+            self.coarse = self.coarse_at(b.sub(i, self.first))
+            self.scale = self.scale_at(self.coarse)
+            self.min = b.fneg(e.load_f16(b, e.at(b, self.coarse, 32))) if layout.mins else None
+
+    def coarse_at(self, j):
+        """Address of the coarse numbers of the bundle's block j of 32 k."""
+        b, layout = self.b, self.layout
+        number = b.lshr(j, e.i64(layout.scale_blocks.bit_length() - 1))
+        return e.at(b, self.start, b.mul(number, e.i64(layout.coarse)))
 
     def scale_at(self, coarse):
         """Scale of quants that are read shifted."""
-        d, shift = e.load_f16(self.b, coarse), self.layout.shift
-        return self.b.fmul(d, e.constant(2.0**-shift)) if shift else d
+        b, layout = self.b, self.layout
+        d = split_f16(b, coarse) if layout.coarse == 128 else e.load_f16(b, coarse)
+        unit = 2.0**-layout.shift * (layout.grid.unit if layout.grid else 1)
+        return b.fmul(d, e.constant(unit)) if unit != 1 else d
 
 
 class PackedBlock:
@@ -72,9 +83,11 @@ class PackedBlock:
         def address(offset, width):
             return e.at(b, e.at(b, start, offset), b.mul(j, e.i64(width)))
 
-        self.coarse, self.fine = address(0, layout.coarse_step), address(layout.fine_at, layout.fine)
+        self.coarse, self.fine = bundle.coarse_at(j), address(layout.fine_at, layout.fine)
         self.at = address(layout.quants_at, layout.quants), address(layout.high_at, layout.high)
         self._loaded = {}
+        if layout.grid:
+            self.entries = GridEntries(b, layout, *self.at)
 
     def prefetch_lines(self, later):
         """(cache line, into L1) to prefetch: a block's bytes from `later` on, and of a few blocks
@@ -108,6 +121,8 @@ class PackedBlock:
         b, layout = self.b, self.layout
         if layout.quants == 512:
             return self.vector(0, step)
+        if layout.grid:
+            return self.entries.quants(step, late)
         shift = layout.shift - late
         if layout.codes:
             zero = 0 if dots_take_signed() and layout.bits == 8 else 128 >> late
@@ -127,10 +142,31 @@ class PackedBlock:
         if layout.coarse == 16:
             exponent = b.zext(e.load(b, self.coarse, e.V16I8), e.V16I)
             return b.fmul(b.bitcast(b.shl(exponent, e.constant(23)), e.V16F), e.constant(2.0 ** -(layout.shift + 1)))
+        if layout.grid:
+            return b.fmul(self.bundle.scale, self._odd_scale(part))
         if not layout.fine:
             return self.bundle.scale_at(self.coarse)
         fine = e.load(b, e.at(b, self.fine, 16 * part), e.V16I8)
         return b.fmul(self.bundle.scale, b.sitofp((b.zext if layout.mins else b.sext)(fine, e.V16I), e.V16F))
+
+    def _odd_scale(self, part):
+        """2s + 1 of a type with a grid."""
+        b, kind = self.b, self.layout.grid.scales
+        j = b.trunc(b.sub(self.i, self.bundle.first), e.I32)
+        odd = b.and_(j, ir.Constant(e.I32, 1))
+        if kind in ("signs", "high"):
+            s = self.entries.word_scales()
+        elif kind == "coarse":
+            pair = b.zext(b.and_(b.lshr(j, ir.Constant(e.I32, 1)), ir.Constant(e.I32, 3)), e.I64)
+            words = b.zext(e.load(b, e.at(b, self.bundle.coarse, b.mul(pair, e.i64(32))), e.V16I16), e.V16I)
+            shift = b.add(b.mul(odd, ir.Constant(e.I32, 6)), ir.Constant(e.I32, 3 * part))
+            s = b.and_(b.lshr(words, e.splat(b, shift)), e.constant(7))
+        else:
+            at, shift = self.fine, ir.Constant(e.I32, 4 * part)
+            if kind == "pairs":
+                at, shift = e.at(b, at, b.mul(b.zext(odd, e.I64), e.i64(-8))), b.mul(odd, ir.Constant(e.I32, 4))
+            s = b.and_(b.lshr(b.zext(e.load(b, at, e.V16I8), e.V16I), e.splat(b, shift)), e.constant(15))
+        return b.sitofp(b.or_(b.shl(s, e.constant(1)), e.constant(1)), e.V16F)
 
     def min(self):
         b = self.b

@@ -38,6 +38,7 @@ from logitless.graph.ops.fused import linear_glu_act
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear, linear_q8, pack_act, quantize_act
 from logitless.graph.tensor import Tensor, feed, variable
+from logitless.graph.testing.conformance import put_scale
 from tests.helpers.paths import ROOT
 
 QUANTISED = [name for name, layout in LAYOUTS.items() if layout.block > 1]
@@ -70,13 +71,7 @@ def gguf_bytes(rng: np.random.Generator, dtype: str, n: int, k: int) -> np.ndarr
         values = rng.normal(size=(n, k)).astype(np.float32)
         return np.ascontiguousarray(gguf.quants.quantize(values, kind)).view(np.uint8).reshape(-1)
     blocks = rng.integers(0, 256, (n * k // LAYOUTS[dtype].block, LAYOUTS[dtype].gguf_nbytes), dtype=np.uint8)
-    scales = rng.uniform(0.001, 0.01, (len(blocks), 2)).astype(np.float16).view(np.uint8)
-    if dtype == "q6_k":
-        blocks[:, 208:] = scales[:, :2]
-    elif dtype == "iq4_nl":
-        blocks[:, :2] = scales[:, :2]
-    else:
-        blocks[:, :4] = scales
+    put_scale(blocks, dtype, rng.uniform(0.001, 0.01, (len(blocks), 1)))
     return blocks.reshape(-1)
 
 
@@ -180,7 +175,8 @@ def test_quantised_weights(pool: WorkerPool, dtype: str) -> None:
             x = rng.normal(size=(m, k)).astype(np.float32)
             y = multiply(pool, x, packed, dtype, n)
             inexact = rounded(pool, x, LAYOUTS[dtype].block) @ w.T
-            assert worst(y, inexact) < (1e-6 if LAYOUTS[dtype].scale_blocks == 1 else 2e-4)
+            exact = LAYOUTS[dtype].scale_blocks == 1 or LAYOUTS[dtype].grid
+            assert worst(y, inexact) < (1e-6 if exact else 2e-4)
             assert worst(y, x.astype(np.float64) @ w.T) < linear.tolerance_quantised
             if LAYOUTS[dtype].scale_blocks > 1:  # dots are rounded to ones
                 ours, theirs = np.abs(y - inexact).mean(), np.abs(inexact - x.astype(np.float64) @ w.T).mean()
