@@ -24,7 +24,7 @@ from logitless.frontend.media.sources import MediaSources
 from logitless.frontend.sampling import parse_sampling
 from logitless.frontend.speculation import DOTTED, parse_speculation
 from logitless.frontend.workers import check
-from logitless.models.chat.tool_calls import Style
+from logitless.models.chat.tool_calls.parser import Style
 from logitless.models.media.prompt_media import PromptMedia
 from logitless.models.tokenizer import Tokenizer
 

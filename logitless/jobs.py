@@ -20,8 +20,9 @@ from logitless.errors import RequestError
 from logitless.frontend.chat.chat import ChatGeneration, parse_chat
 from logitless.frontend.chat.messages import Chat
 from logitless.frontend.parser import GenerationJob, RequestParser, varied
-from logitless.models.chat.tool_calls import CallBegin, Content, Delta, Parser, Reasoning
-from logitless.models.chat.tool_calls import Message as ParsedMessage
+from logitless.models.chat.tool_calls.deltas import CallBegin, Content, Delta, Reasoning
+from logitless.models.chat.tool_calls.deltas import Message as ParsedMessage
+from logitless.models.chat.tool_calls.parser import Parser
 from logitless.models.tokenizer import Tokenizer
 from logitless.outputs import (
     BeamSearchSequence,

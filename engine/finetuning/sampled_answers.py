@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import numpy as np
 
 from logitless.models.chat.errors import ChatTemplateError
-from logitless.models.chat.tool_calls import Message, Parser, Style, ToolCall
+from logitless.models.chat.tool_calls.deltas import Message, ToolCall
+from logitless.models.chat.tool_calls.parser import Parser, Style
 from logitless.models.tokenizer import StreamDecoder, Tokenizer
 from logitless.training.errors import TrainingError
 from logitless.training.graders.grade import Grade, GradedSample, GradeFault, Grader, graded

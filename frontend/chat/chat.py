@@ -28,7 +28,7 @@ from logitless.frontend.parser import (
 from logitless.models.chat.efforts import UnknownEffort
 from logitless.models.chat.errors import ChatTemplateError
 from logitless.models.chat.template import ChatTemplate
-from logitless.models.chat.tool_calls import Style
+from logitless.models.chat.tool_calls.parser import Style
 
 _OURS = ("self", "messages", "tools", "add_generation_prompt", "tools_required", "parallel_tool_calls")
 """Variables that chat_template_kwargs cannot set."""

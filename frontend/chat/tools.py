@@ -11,8 +11,8 @@ from logitless.frontend.chat.messages import Chat
 from logitless.frontend.dialects.hosted_tools import OWN, is_hosted
 from logitless.frontend.fields import as_text, bad_request
 from logitless.models.chat.template import ChatTemplate
-from logitless.models.chat.tool_calls import Style
 from logitless.models.chat.tool_calls.free_text import INPUT, SYNTAXES, parameters
+from logitless.models.chat.tool_calls.parser import Style
 from logitless.models.tokenizer import Tokenizer
 
 log = logging.getLogger("logitless.http")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from logitless.engine.requests import TokenProb
-from logitless.models.chat.tool_calls import CallArguments, CallBegin, Content, Delta
+from logitless.models.chat.tool_calls.deltas import CallArguments, CallBegin, Content, Delta
 
 REASONING, TEXT, CALL = "reasoning", "text", "call"
 BEGIN, MORE, END = "begin", "more", "end"

@@ -33,8 +33,9 @@ from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.completions import OpenAIReply
 from logitless.frontend.replies.probabilities import entries
 from logitless.frontend.replies.reply import Reply, Result
-from logitless.models.chat.tool_calls import CallBegin, Content, Delta, Message, Parser, Reasoning
-from logitless.models.chat.tool_calls import ToolCall as Called
+from logitless.models.chat.tool_calls.deltas import CallBegin, Content, Delta, Message, Reasoning
+from logitless.models.chat.tool_calls.deltas import ToolCall as Called
+from logitless.models.chat.tool_calls.parser import Parser
 
 
 class Answers:

@@ -19,7 +19,7 @@ from logitless.frontend.dialects.transcriptions import Spoken
 from logitless.frontend.replies.chat import Answers
 from logitless.frontend.replies.encoding import sse
 from logitless.frontend.replies.reply import Reply, Result
-from logitless.models.chat.tool_calls import Content
+from logitless.models.chat.tool_calls.deltas import Content
 
 
 class SpokenReply(Reply):

@@ -13,7 +13,8 @@ from logitless.models.chat.builtins import BUILTINS, CHATML, CHATML_END
 from logitless.models.chat.efforts import Efforts
 from logitless.models.chat.errors import ChatTemplateError, ExceededBounds
 from logitless.models.chat.sandbox import SandboxedRenderer
-from logitless.models.chat.tool_calls import REASONING_OF, family_of, generic, reasoning_tags
+from logitless.models.chat.tool_calls import generic
+from logitless.models.chat.tool_calls.families import REASONING_OF, family_of, reasoning_tags
 from logitless.models.chat.tool_calls.probed.probe import Probe
 from logitless.models.chat.tool_calls.probed.reader import with_syntax
 from logitless.models.chat.tool_results import in_call_order, one_by_one, with_ids, within_turns

@@ -30,7 +30,7 @@ from logitless.engine.stats import SchedulerStats
 from logitless.models.adapters.stacked_lora import BASE, AdapterChoice
 from logitless.models.chat.errors import ChatTemplateError
 from logitless.models.chat.template import ChatTemplate
-from logitless.models.chat.tool_calls import GENERIC
+from logitless.models.chat.tool_calls.families import GENERIC
 from logitless.server.app import make_app
 from logitless.server.bodies.room import BODIES, Bodies
 from logitless.server.config import ServerConfig

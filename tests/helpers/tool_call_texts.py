@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from logitless.models.chat.tool_calls import HERMES, CallFormat, Message, Parser, Style
+from logitless.models.chat.tool_calls.deltas import Message
+from logitless.models.chat.tool_calls.families import HERMES
+from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
 
 THINK = ("<think>", "</think>")
 NAMES = frozenset({"add", "get_weather"})

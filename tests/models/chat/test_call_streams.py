@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logitless.models.chat.template import ChatTemplate
-from logitless.models.chat.tool_calls import CallFormat, Message, Parser, Style, families
+from logitless.models.chat.tool_calls import families
+from logitless.models.chat.tool_calls.deltas import Message
+from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
 from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBER, PYTHON, TAGGED, TYPE, Markers
 from tests.helpers import call_templates
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from logitless.models.chat.tool_calls import GEMMA4, Message, Parser, Style
-from logitless.models.chat.tool_calls.gemma import OF_GEMMA4
+from logitless.models.chat.tool_calls.deltas import Message
+from logitless.models.chat.tool_calls.gemma import GEMMA4, OF_GEMMA4
 from logitless.models.chat.tool_calls.gemma_schema import argument_rules, shared_rules
 from logitless.models.chat.tool_calls.grammar import call_grammar
+from logitless.models.chat.tool_calls.parser import Parser, Style
 from logitless.models.grammar import Grammar
 from logitless.models.tokenizer import Tokenizer
 from tests.helpers.tool_call_texts import NAMES, called, content, parse, told

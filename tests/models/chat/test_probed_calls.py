@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 
 from logitless.models import tokenizer as tokenizers
 from logitless.models.chat.template import ChatTemplate
-from logitless.models.chat.tool_calls import (
+from logitless.models.chat.tool_calls.deltas import Message
+from logitless.models.chat.tool_calls.families import (
     COMMAND_R,
     DEEPSEEK_V31,
-    FUNCTION_GEMMA,
     FUNCTIONARY,
-    GEMMA4,
     GENERIC,
-    GPT_OSS,
     GRANITE,
     HERMES,
     LFM2,
@@ -31,12 +29,11 @@ from logitless.models.chat.tool_calls import (
     MISTRAL,
     NEMOTRON,
     QWEN3_CODER,
-    CallFormat,
-    Message,
-    Parser,
-    Style,
 )
+from logitless.models.chat.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4
 from logitless.models.chat.tool_calls.grammar import answer_grammar, call_grammar
+from logitless.models.chat.tool_calls.harmony import GPT_OSS
+from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import Grammar
 from logitless.models.tokenizer import Tokenizer

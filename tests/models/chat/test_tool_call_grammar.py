@@ -11,32 +11,29 @@ import numpy as np
 import pytest
 
 from logitless.models import tokenizer as tokenizers
-from logitless.models.chat.tool_calls import (
+from logitless.models.chat.tool_calls.deltas import Message
+from logitless.models.chat.tool_calls.families import (
     COMMAND_R,
     COMMAND_R_ACTION,
     DEEPSEEK,
     DEEPSEEK_V31,
     FUNCTIONARY,
-    GEMMA4,
     GENERIC,
-    GPT_OSS,
     HERMES,
     KIMI_K3,
     LLAMA3,
     LLAMA4,
     MISTRAL,
-    MUSE,
+    MISTRAL_NAMED,
     NEMOTRON,
     QWEN3_CODER,
     REASONING_OF,
-    CallFormat,
-    Message,
-    Parser,
-    Style,
 )
-from logitless.models.chat.tool_calls.families import MISTRAL_NAMED
 from logitless.models.chat.tool_calls.free_text import TEXT, grammar_of, parameters
+from logitless.models.chat.tool_calls.gemma import GEMMA4
 from logitless.models.chat.tool_calls.grammar import answer_grammar, call_grammar
+from logitless.models.chat.tool_calls.harmony import GPT_OSS, MUSE
+from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
 from logitless.models.chat.tool_calls.probed.markers import JSON, PYTHON, TAGGED, Markers
 from logitless.models.chat.tool_calls.probed.reader import call_format
 from logitless.models.gguf.file import GGUFFile

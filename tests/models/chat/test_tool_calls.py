@@ -9,28 +9,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logitless.models.chat.tool_calls import (
+from logitless.models.chat.tool_calls.deltas import Message
+from logitless.models.chat.tool_calls.families import (
     COMMAND_R,
     COMMAND_R_ACTION,
     DEEPSEEK,
     DEEPSEEK_V31,
-    GEMMA4,
     GENERIC,
-    GPT_OSS,
     HERMES,
     LLAMA3,
     LLAMA4,
     MISTRAL,
     NEMOTRON,
     QWEN3_CODER,
-    CallFormat,
-    Message,
-    Parser,
-    Style,
     family_of,
     reasoning_tags,
 )
+from logitless.models.chat.tool_calls.gemma import GEMMA4
+from logitless.models.chat.tool_calls.harmony import GPT_OSS
 from logitless.models.chat.tool_calls.json_text import completion
+from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
 from tests.helpers.tool_call_texts import (
     ADD,
     ANALYSIS,

@@ -6,25 +6,22 @@ import json
 
 import pytest
 
-from logitless.models.chat.tool_calls import (
+from logitless.models.chat.tool_calls.deltas import Message
+from logitless.models.chat.tool_calls.families import (
     COMMAND_R,
     COMMAND_R_ACTION,
     DEEPSEEK,
     DEEPSEEK_V31,
     FUNCTIONARY,
-    GPT_OSS,
     HERMES,
     KIMI_K3,
-    MUSE,
     QWEN3_CODER,
     REASONING_OF,
-    CallFormat,
-    Message,
-    Parser,
-    Style,
     family_of,
     reasoning_tags,
 )
+from logitless.models.chat.tool_calls.harmony import GPT_OSS, MUSE
+from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
 from tests.helpers.tool_call_texts import (
     ADD,
     ANALYSIS,

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from logitless.models.chat.template import ChatTemplate
-from logitless.models.chat.tool_calls import GEMMA4, Message, Parser, Style
+from logitless.models.chat.tool_calls.deltas import Message
+from logitless.models.chat.tool_calls.gemma import GEMMA4
 from logitless.models.chat.tool_calls.generic import as_text
+from logitless.models.chat.tool_calls.parser import Parser, Style
 from logitless.models.chat.tool_results import FIELD, in_call_order, one_by_one, within_turns
 
 # What the public templates write of calls and results, without tools, media and thoughts.
