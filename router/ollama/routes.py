@@ -31,7 +31,7 @@ from logitless.router.ollama.store import Fields, Pass, Read
 from logitless.router.process import ServerProcess
 from logitless.server.api.context import json_response
 from logitless.server.api.ollama.model_file import ModelFile, model_file, whole_info
-from logitless.server.api.ollama.models import FOREVER, listed, lmstudio_item, not_here, show_answer, version
+from logitless.server.api.ollama.routes import FOREVER, listed, lmstudio_item, not_here, show_answer, version
 from logitless.server.clients import CLIENT
 from logitless.server.routes import all_routes
 
@@ -216,5 +216,5 @@ def add_refusals(app: web.Application, prefix: str) -> None:
         )
 
     for route in all_routes():
-        if route.handler == "ollama.models.only_in_router":
+        if route.handler == "ollama.routes.only_in_router":
             app.router.add_route(route.method.upper(), prefix + route.path, no_folder)

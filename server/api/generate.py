@@ -1,4 +1,4 @@
-"""Generation endpoints: submit a request to the engine, then one JSON reply or server-sent events."""
+"""Generation over HTTP: a job goes to the engine, its reply is one JSON object or a stream of events."""
 
 from __future__ import annotations
 
@@ -9,32 +9,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Annotated
 
 from aiohttp import web
-from msgspec import Struct
 
 from logitless.engine.errors import InvalidRequest, ServerFault
-from logitless.engine.kv_cache.slot_actions import tokens_of
 from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest, Event, Failed, Finished, Progress, Token
-from logitless.engine.sampling.params import Param
-from logitless.engine.sampling.sampler import RANDOM_SEED
 from logitless.engine.stream import Delivery, Stream, event_weight
-from logitless.frontend.answers.llamacpp import Control
-from logitless.frontend.answers.openai import RenderedRequest, RenderedSampling
-from logitless.frontend.chat.chat import parse_chat
-from logitless.frontend.fields import bad_request, read
 from logitless.frontend.parser import GenerationJob
-from logitless.frontend.replies.chat import ChatReply
-from logitless.frontend.replies.completions import CompletionReply
 from logitless.frontend.replies.encoding import PIECE, json_pieces
-from logitless.frontend.replies.native import NativeReply
 from logitless.frontend.replies.reply import Reply, failure
-from logitless.frontend.replies.verify import VerifyReply
-from logitless.frontend.texts.infill import parse_infill
-from logitless.frontend.texts.verify import parse_verify, slot_to_continue
 from logitless.frontend.workers import compute
-from logitless.server.api.context import CONTEXT, Context, client_key, client_of, json_response, raw_json_response
+from logitless.server.api.context import Context, client_key, client_of, json_response, raw_json_response
 from logitless.server.api.llamacpp.sessions import StreamSession
 from logitless.server.clients import CLIENT
 from logitless.server.observing.record import RECORD
@@ -47,91 +32,9 @@ HEAVY = 1 << 10  # log-probabilities of events that are written beside the event
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # of streams
 
 
-async def native_completion(request: web.Request) -> web.StreamResponse:
-    """POST /completion."""
-    context = request.app[CONTEXT]
-    job = await context.parsed(request, context.parser_for(request).native)
-    return await run(request, context, job, NativeReply(job, context.served, context.config))
-
-
-async def infill(request: web.Request) -> web.StreamResponse:
-    """POST /infill."""
-    context = request.app[CONTEXT]
-    parser = context.parser_for(request)
-    job = await context.parsed(request, lambda body: parse_infill(body, parser))
-    return await run(request, context, job, NativeReply(job, context.served, context.config))
-
-
-async def openai_completion(request: web.Request) -> web.StreamResponse:
-    """POST /v1/completions."""
-    context = request.app[CONTEXT]
-    job = await context.parsed(request, context.parser_for(request).openai)
-    return await run(request, context, job, CompletionReply(job, context.served, context.config))
-
-
-async def chat_completion(request: web.Request) -> web.StreamResponse:
-    """POST /v1/chat/completions."""
-    context = request.app[CONTEXT]
-    parser, served = context.parser_for(request), context.served
-    job = await context.parsed(request, partial(parse_chat, parser=parser, template=served.template))
-    return await run(request, context, job, ChatReply(job, served, context.config))
-
-
-async def render_completion(request: web.Request) -> web.Response:
-    """POST /v1/completions/render, as vLLM has it: the token ids of each prompt."""
-    context = request.app[CONTEXT]
-    job = await context.parsed(request, context.parser_for(request).openai)
-    return json_response(_rendered(job, CompletionReply(job, context.served, context.config)))
-
-
-async def render_chat_completion(request: web.Request) -> web.Response:
-    """POST /v1/chat/completions/render, as vLLM has it: the token ids of the conversation."""
-    context = request.app[CONTEXT]
-    parser, template = context.parser_for(request), context.served.template
-    job = await context.parsed(request, lambda body: parse_chat(body, parser, template))
-    return json_response(_rendered(job, ChatReply(job, context.served, context.config))[0])
-
-
-def _rendered(job: GenerationJob, reply: Reply) -> list[RenderedRequest]:
-    """The job's prompts, each with its sampling. Nothing is generated."""
-    result = []
-    for i, request in enumerate(job.requests[:: job.best_of]):
-        s = request.sampling
-        sampling = RenderedSampling(
-            n=job.n,
-            temperature=s.temperature,
-            top_p=s.top_p,
-            top_k=s.top_k,
-            min_p=s.min_p,
-            presence_penalty=s.presence_penalty,
-            frequency_penalty=s.frequency_penalty,
-            repetition_penalty=s.repeat_penalty,
-            seed=None if s.seed == RANDOM_SEED else s.seed,
-            stop=list(request.stop),
-            ignore_eos=request.ignore_eos,
-            max_tokens=None if request.n_predict < 0 else request.n_predict,
-        )
-        ids = [max(0, id) for id in request.prompt]
-        name = reply.id if len(job.requests) == job.best_of else f"{reply.id}-{i}"
-        result.append(RenderedRequest(name, ids, sampling, reply.model, job.params.stream))
-    return result
-
-
 def user_of(request: web.Request, job: GenerationJob) -> str:
     """Whom a generation counts for: the user that the request names, of this client."""
     return f"{client_of(request)} {job.params.safety_identifier}"
-
-
-async def verify(request: web.Request) -> web.StreamResponse:
-    """POST /v1/verify: how far the model agrees with a draft, and the token that it would choose
-    next."""
-    context = request.app[CONTEXT]
-    parser = context.parser_for(request)
-    id, body = await context.parsed(request, lambda body: (slot_to_continue(body, context.config), body))
-    owner = request[CLIENT].slots
-    known = None if id is None else await context.service.ask(lambda scheduler: tokens_of(scheduler, id, owner))
-    job = await compute(lambda: parse_verify(body, parser, known), client_of(request))
-    return await run(request, context, job, VerifyReply(job, context.served, context.config))
 
 
 async def run(request: web.Request, context: Context, job: GenerationJob, reply: Reply) -> web.StreamResponse:
@@ -377,25 +280,3 @@ def _event_data(reply: Reply, index: int, event: Event) -> bytes:
     if isinstance(event, Progress):
         return reply.progress(result, event)
     return b""
-
-
-class ControlBody(Struct, frozen=True, kw_only=True):
-    """POST /v1/chat/completions/control."""
-
-    id: Annotated[str, Param("the id of the completion that runs")]
-    action: Annotated[str, Param("action", choices=("reasoning_end",))]
-
-
-async def control(request: web.Request) -> web.Response:
-    """POST /v1/chat/completions/control: {"id": …, "action": "reasoning_end"} ends the reasoning of a completion that
-    was asked for with `reasoning_control`."""
-    context = request.app[CONTEXT]
-
-    id = await context.parsed(request, lambda body: read(ControlBody, body).id)
-    if not id:
-        bad_request("id", "must not be empty")
-    key, stream = context.running.get(id, ("", None))
-    if stream is None or key != client_key(request):
-        message = f"no completion with id {id[:64]!r} is running"
-        return json_response(Control(id, False, message))  # as llama-server
-    return json_response(Control(id, await context.service.end_reasoning(stream)))

@@ -17,7 +17,7 @@ from logitless.frontend.config import BUILD_INFO
 from logitless.frontend.dialects import anthropic
 from logitless.frontend.replies.reply import generation_settings
 from logitless.server.api.context import CONTEXT, STARTED, Context, is_anthropics, json_response
-from logitless.server.api.llamacpp.text import special_text
+from logitless.server.api.llamacpp.routes import special_text
 from logitless.server.auth import ApiKeys
 from logitless.server.clients import CLIENT
 from logitless.server.config import ServerConfig

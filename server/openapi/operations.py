@@ -39,12 +39,12 @@ from logitless.frontend.texts.infill import Infill
 from logitless.frontend.texts.score import ScoreBody
 from logitless.frontend.texts.verify import Verify
 from logitless.server.api.batches.batch import BatchBody, MessageBatchBody
-from logitless.server.api.generate import ControlBody
 from logitless.server.api.llamacpp.resume import LookupBody
+from logitless.server.api.llamacpp.routes import CountBody, DetokenizeBody, TokenizeBody
 from logitless.server.api.llamacpp.slots import ForkBody, SlotFileBody
-from logitless.server.api.llamacpp.text import CountBody, DetokenizeBody, TokenizeBody
 from logitless.server.api.openai import conversations
 from logitless.server.api.openai.files import UploadForm
+from logitless.server.api.openai.routes import ControlBody
 from logitless.server.api.vertex import PredictBody
 from logitless.server.routes import ANTHROPIC, OLLAMA, Route, all_routes
 

@@ -14,7 +14,7 @@ import pytest
 from logitless.engine.errors import ExceedsContext, InvalidRequest
 from logitless.frontend.parser import MAX_RESULTS, Prompt, RequestParser, Room
 from logitless.server.api import context
-from logitless.server.api.llamacpp import text
+from logitless.server.api.llamacpp import routes
 from logitless.server.bodies import room as bodies
 from logitless.server.bodies.json_body import json_object
 from logitless.server.config import ServerConfig
@@ -68,7 +68,7 @@ async def test_refused_before_it_is_tokenized(
     path: str, body: Any, status: int, wrong: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("logitless.frontend.parser.LONG_TEXT", N_CTX)
-    monkeypatch.setattr(text, "MAX_TEXT", SIZE)
+    monkeypatch.setattr(routes, "MAX_TEXT", SIZE)
     async with running(tokenizer=Untouched()) as server:
         got, reply = await server.post(path, None, data=io.BytesIO(json.dumps(body).encode()))
         assert (got, reply["error"]["code"]) == (status, status)
@@ -76,7 +76,7 @@ async def test_refused_before_it_is_tokenized(
 
 
 async def test_texts_of_the_largest_size_are_served(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(text, "MAX_TEXT", SIZE)
+    monkeypatch.setattr(routes, "MAX_TEXT", SIZE)
     ids = [97] * SIZE
 
     class Quick(FakeTokenizer):

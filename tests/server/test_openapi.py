@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 import re
 from typing import Any
 
@@ -16,7 +17,7 @@ from logitless.server.middleware import OPEN_TO_ALL
 from logitless.server.openapi.document import document
 from logitless.server.openapi.operations import OPERATIONS
 from logitless.server.openapi.schemas import answer_schema, body_schema
-from logitless.server.routes import JSON
+from logitless.server.routes import JSON, all_routes
 from logitless.server.ui.page import PAGE
 from tests.helpers.http_fakes import running
 from tests.helpers.paths import ROOT
@@ -53,6 +54,15 @@ def test_nothing_is_described_that_is_gone(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("AIP_MODE", "PREDICTION")
     described = {(each.method, name) for each in OPERATIONS for name in (each.path, *each.aliases)}
     assert described <= routes()
+
+
+def test_each_route_has_its_handler() -> None:
+    """Modules that are imported at their first request, too."""
+    for route in all_routes():
+        module, _, name = route.handler.rpartition(".")
+        assert pkgutil.resolve_name(
+            f"{module if module.startswith('logitless.') else f'logitless.server.api.{module}'}:{name}"
+        )
 
 
 def test_it_is_sound() -> None:

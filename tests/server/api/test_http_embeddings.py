@@ -254,7 +254,7 @@ async def test_vectors_written_in_pieces_are_the_vectors(
     async with running(tokenizer=bert[1], embedder=bert[0], pooling=pooling if path == "/embeddings" else "") as server:
         status, whole = await server.post(path, body)
         monkeypatch.setattr("logitless.server.api.openai.embeddings._LARGE", 0)
-        monkeypatch.setattr("logitless.server.api.ollama.generate._LONG", 0)
+        monkeypatch.setattr("logitless.server.api.ollama.routes._LONG", 0)
         for module in ("frontend.replies.encoding", "server.api.generate"):
             monkeypatch.setattr(f"logitless.{module}.PIECE", 64)
         async with server.http.post(server.url + path, json=body) as reply:

@@ -1,4 +1,4 @@
-"""Text endpoints: tokenize, detokenize, apply-template, tokenizer_info. They need no device.
+"""llama-server's endpoints: completion, infill, verification of drafts, tokens of texts, templates, adapters.
 
 /tokenize and /detokenize have llama-server's fields, and vLLM's (`prompt` or `messages`), which
 lm-eval's remote tokenizer sends."""
@@ -11,10 +11,14 @@ from typing import Annotated, Any
 from aiohttp import web
 from msgspec import Struct
 
-from logitless.engine.errors import TooLarge
+from logitless.engine.errors import InvalidRequest, TooLarge
+from logitless.engine.kv_cache.slot_actions import tokens_of
 from logitless.engine.sampling.params import Param
+from logitless.frontend.answers import UNSET
 from logitless.frontend.answers.llamacpp import (
+    Adapter,
     DetokenizedText,
+    Done,
     RenderedPrompt,
     TokenIds,
     TokenizedPrompt,
@@ -24,10 +28,18 @@ from logitless.frontend.answers.llamacpp import (
 )
 from logitless.frontend.chat.chat import ChatPrompt, render_chat
 from logitless.frontend.fields import as_integer, as_text, bad_request, read
+from logitless.frontend.lora import Scales, lora_scales
 from logitless.frontend.parser import RequestParser
-from logitless.frontend.workers import check
+from logitless.frontend.replies.native import NativeReply
+from logitless.frontend.replies.verify import VerifyReply
+from logitless.frontend.texts.infill import parse_infill
+from logitless.frontend.texts.verify import parse_verify, slot_to_continue
+from logitless.frontend.workers import check, compute
 from logitless.models.tokenizer import Tokenizer
-from logitless.server.api.context import CONTEXT, Context, json_response
+from logitless.server.api.context import CONTEXT, Context, client_of, json_response
+from logitless.server.api.generate import run
+from logitless.server.bodies.json_body import json_value
+from logitless.server.clients import CLIENT
 
 MAX_TEXT = 1 << 20  # characters, or tokens, that are taken however small the context is
 CHARACTERS_PER_TOKEN = 8  # of a context that is larger
@@ -58,6 +70,33 @@ class DetokenizeBody(Struct, frozen=True, kw_only=True):
     """POST /detokenize."""
 
     tokens: Annotated[Sequence[Any], Param("token ids")] = ()
+
+
+async def native_completion(request: web.Request) -> web.StreamResponse:
+    """POST /completion."""
+    context = request.app[CONTEXT]
+    job = await context.parsed(request, context.parser_for(request).native)
+    return await run(request, context, job, NativeReply(job, context.served, context.config))
+
+
+async def infill(request: web.Request) -> web.StreamResponse:
+    """POST /infill."""
+    context = request.app[CONTEXT]
+    parser = context.parser_for(request)
+    job = await context.parsed(request, lambda body: parse_infill(body, parser))
+    return await run(request, context, job, NativeReply(job, context.served, context.config))
+
+
+async def verify(request: web.Request) -> web.StreamResponse:
+    """POST /v1/verify: how far the model agrees with a draft, and the token that it would choose
+    next."""
+    context = request.app[CONTEXT]
+    parser = context.parser_for(request)
+    id, body = await context.parsed(request, lambda body: (slot_to_continue(body, context.config), body))
+    owner = request[CLIENT].slots
+    known = None if id is None else await context.service.ask(lambda scheduler: tokens_of(scheduler, id, owner))
+    job = await compute(lambda: parse_verify(body, parser, known), client_of(request))
+    return await run(request, context, job, VerifyReply(job, context.served, context.config))
 
 
 async def tokenize(request: web.Request) -> web.Response:
@@ -197,3 +236,39 @@ def _piece(piece: bytes) -> str | list[int]:
         return piece.decode()
     except UnicodeDecodeError:
         return list(piece)
+
+
+async def adapters(request: web.Request) -> web.Response:
+    """GET: every adapter with the scale that requests get which do not say."""
+    known = request.app[CONTEXT].served.adapters
+    return json_response(
+        [
+            Adapter(
+                id=entry.id,
+                path=entry.path,
+                scale=entry.scale,
+                task_name=entry.metadata.get("task_name", ""),
+                prompt_prefix=entry.metadata.get("prompt_prefix", ""),
+                model=entry.name or UNSET,
+            )
+            for entry in (known.entries if known is not None else ())
+            if not (entry.whole or entry.removed)
+        ]
+    )
+
+
+async def set_scales(request: web.Request) -> web.Response:
+    """POST: the scales from now on; adapters that are not listed get 0."""
+    context = request.app[CONTEXT]
+    known = context.served.adapters
+
+    def parse(raw: bytearray) -> dict[int, float]:
+        body = json_value(raw) if raw.strip() else []
+        if not isinstance(body, list):
+            raise InvalidRequest("the body must be an array of {id, scale}")
+        return lora_scales(read(Scales, {"body": body}).body, known, "body")
+
+    scales = await context.parsed_value(request, parse)
+    if known is not None:
+        await context.service.ask(lambda _: known.set_scales(scales), wakes=False)
+    return json_response(Done())

@@ -1,0 +1,1 @@
+"""Handlers of Anthropic's API."""
