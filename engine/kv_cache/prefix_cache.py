@@ -143,6 +143,8 @@ class PrefixCache:
         # called before a cached block is evicted
         self.on_evict: Callable[[Node], None] | None = None
         self.listener: CacheListener | None = None
+        # what a new root's key is made of: weights, cache salt, and whether it is transient
+        self.root_name: Callable[[Hashable, str, bool], object] = lambda choice, salt, _: (choice, salt)
         self._node_of: list[Node | None] = [None] * pool.n_blocks
 
     @property
@@ -157,7 +159,8 @@ class PrefixCache:
         name = (choice, salt) if salt else choice
         root = self._roots.get(name)
         if root is None:
-            root = self._roots[name] = Node(None, (), -1, blake2b(repr(name).encode(), digest_size=16).digest())
+            known_as = repr(self.root_name(choice, salt, transient)).encode()
+            root = self._roots[name] = Node(None, (), -1, blake2b(known_as, digest_size=16).digest())
             root.transient = transient
             if self.listener is not None:
                 self.listener.rooted(root, choice, salt)

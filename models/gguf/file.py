@@ -50,7 +50,7 @@ class GGUFFile:
                 self.tensors[name] = info
         self.tensors = in_new_layout(self.tensors, self.metadata)
         self.size: int = sum(len(part.buffer) for part in parts)  # bytes of all parts
-        self._versions = [_version(part.path) for part in parts]
+        self.files = [(part.path, file_version(part.path)) for part in parts]
 
     @classmethod
     def open(cls, path: str | Path, overrides: Overrides = NONE, *, block: str = "") -> GGUFFile:
@@ -125,10 +125,10 @@ class GGUFFile:
     def check_unchanged(self) -> None:
         """ModelFileError: a file was written to since it was opened. One that was replaced stays
         mapped as it was."""
-        for part, before in zip(self._parts, self._versions, strict=True):
-            now = _version(part.path)
+        for path, before in self.files:
+            now = file_version(path)
             if now[:2] == before[:2] and now != before:
-                raise ModelFileError(part.path, "has changed since it was loaded; start again")
+                raise ModelFileError(path, "has changed since it was loaded; start again")
 
     def close(self) -> None:
         """Unmap the files now, or, where views are still held, when the last of them goes. May be
@@ -154,7 +154,7 @@ def _read_folder(path: Path) -> list[Part]:
     return read_folder(path)
 
 
-def _version(path: Path) -> tuple[int, ...]:
+def file_version(path: Path) -> tuple[int, ...]:
     """(device, inode, time of the last change, bytes); () when it is gone."""
     try:
         stat = path.stat()
