@@ -28,6 +28,7 @@ from logitless.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from logitless.engine.finetuning.worker import FineTuningWorker
+    from logitless.engine.kv_disk.disk_cache import DiskCache
     from logitless.engine.kv_events.publisher import KVEventPublisher
     from logitless.engine.runner.embedder import F32, Embedder
     from logitless.engine.runner.model_runner import ModelRunner
@@ -44,6 +45,7 @@ ALONE = 0.02  # seconds of training at a time while no request runs or comes
 UNREAD_SECONDS = 60.0  # a stream whose log-probabilities nobody reads ends
 MUCH, TRIM_SECONDS = 1 << 20, 1.0  # log-probabilities whose memory is returned to the system; when
 LOST_SECONDS = 5.0  # idle seconds before each try of a remote device that was lost
+FLUSH_SECONDS = 5.0  # of bringing cached prompts to the disk at the end (--cache-disk)
 RETRY = 5.0  # seconds between attempts of training to wake a model that cannot be loaded
 
 
@@ -63,6 +65,7 @@ class LoadedModel:
     sleep: Sleep | None = None
     media: MediaInput | None = None
     kv_events: KVEventPublisher | None = None
+    disk: DiskCache | None = None
 
     def embed(
         self,
@@ -397,7 +400,7 @@ class AsyncEngine:
         if self.served is None:  # loading cannot be interrupted, and leaves nothing undone
             return
         try:
-            async with asyncio.timeout_at(began + timeout * 0.9):
+            async with asyncio.timeout_at(began + timeout * 0.9 + (FLUSH_SECONDS if self.served.disk else 0.0)):
                 await self._ended
         except TimeoutError:
             log.warning("the engine is still busy; leaving it behind")
@@ -495,6 +498,8 @@ class AsyncEngine:
                         slicer.stepped(time.perf_counter() - began)
             if background is not None:
                 background.close()
+            if served.disk is not None:
+                served.scheduler.cache.flush(served.disk, FLUSH_SECONDS)
             if served.kv_events is not None:
                 served.kv_events.close()
         except BaseException as error:

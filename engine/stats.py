@@ -38,7 +38,11 @@ class SchedulerStats:
     kv_pages_free: int = 0
     host_bytes: int = 0  # bytes of blocks in host memory
     host_pages_saved: int = 0  # blocks copied to host memory
-    host_pages_restored: int = 0  # blocks copied back
+    host_pages_restored: int = 0  # blocks copied back, from the disk, too
+    disk_bytes: int = 0  # bytes of the files of --cache-disk, all processes'
+    disk_pages_saved: int = 0  # blocks and states written there
+    disk_pages_restored: int = 0  # blocks and states read there
+    disk_bytes_read: int = 0
 
     def count_draft(self, n_drafted: int, n_accepted: int) -> None:
         """Count a draft whose first `n_accepted` tokens were accepted."""

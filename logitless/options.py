@@ -40,6 +40,8 @@ class Options(TypedDict, total=False):
     cache_type_k: str
     cache_type_v: str
     cache_ram: int | None
+    cache_disk: Path | str | None
+    cache_disk_size: int | None
     ctx_checkpoints: int
     swa_full: bool
     cache_idle_slots: bool

@@ -54,7 +54,8 @@ CONTEXT = Group(
     ),
 )
 CACHE = Group("Cache", (
-    *model_flags("cache_ram ctx_checkpoints swa_full cache_idle_slots context_shift cache_reuse"),
+    *model_flags("cache_ram cache_disk cache_disk_size ctx_checkpoints swa_full cache_idle_slots "
+                 "context_shift cache_reuse"),
     Flag("--slot-save-path", "the folder that POST /slots/{id}?action=save and restore use", folder_name, "", "FOLDER",
          env="LLAMA_ARG_SLOT_SAVE_PATH"),
 ))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Host cache: evicted KV blocks in host memory, by content, until a request needs them again."""
+"""Host cache: evicted KV blocks in host memory, then on disk, by content, until a request needs them again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from logitless.engine.kv_disk.disk_cache import DiskCache
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -40,36 +42,42 @@ def chain_key(parent: bytes, tokens: tuple[int, ...]) -> bytes:
 
 
 class HostCache:
-    """LRU cache of block contents by hash key, limited in bytes.
+    """LRU cache of block contents by hash key, limited in bytes. What leaves it goes to the disk, if there is one.
 
     Keys and values depend only on the tokens up to their own position, so a restored block has the
     same bits as a recomputed one.
     """
 
-    __slots__ = ("_blocks", "limit", "n_restored", "n_saved", "nbytes", "on_drop")
+    __slots__ = ("_blocks", "disk", "limit", "n_restored", "n_saved", "nbytes", "on_drop")
 
-    def __init__(self, limit: int | None) -> None:
+    def __init__(self, limit: int | None, disk: DiskCache | None = None) -> None:
         """`limit`: bytes; None: unlimited."""
         self.limit = limit
+        self.disk = disk
         self.nbytes = 0
         self.n_saved = 0
         self.n_restored = 0
         self.on_drop: Callable[[bytes], None] | None = None  # called when a block has left
-        # (bit mask of slots, bytes)
-        self._blocks: OrderedDict[bytes, tuple[int, Bytes]] = OrderedDict()
+        # (bit mask of slots, bytes, whether they may go to the disk)
+        self._blocks: OrderedDict[bytes, tuple[int, Bytes, bool]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._blocks)
 
     def __contains__(self, key: bytes) -> bool:
-        return key in self._blocks
+        return key in self._blocks or (self.disk is not None and key in self.disk)
+
+    @property
+    def may_have(self) -> bool:
+        """False if nothing can be found."""
+        return bool(self._blocks) or self.disk is not None
 
     def add_owners(self, key: bytes, owners: int) -> bool:
-        """Mark a block as used by these slots (bit mask); False if it is not cached."""
+        """Mark a block as used by these slots (bit mask); False if it is not in memory."""
         entry = self._blocks.get(key)
         if entry is None:
             return False
-        self._blocks[key] = entry[0] | owners, entry[1]
+        self._blocks[key] = entry[0] | owners, *entry[1:]
         self._blocks.move_to_end(key)
         return True
 
@@ -77,24 +85,33 @@ class HostCache:
         """True if `nbytes` more fit without an eviction."""
         return self.limit is None or self.nbytes + nbytes <= self.limit
 
-    def put(self, key: bytes, owners: int, data: Bytes) -> None:
-        """Store a block. A block larger than the limit is ignored."""
-        if self.limit is not None and data.nbytes > self.limit:
+    def put(self, key: bytes, owners: int, data: Bytes, *, lasts: bool = True) -> None:
+        """Store a block. A block larger than the limit goes to the disk at once, if it `lasts`."""
+        is_large = self.limit is not None and data.nbytes > self.limit
+        if self.disk is not None and lasts and (is_large or not data.nbytes):  # without bytes it would never leave
+            self.disk.put(key, data)
+        if is_large:
             return
-        self._blocks[key] = owners, data
+        self._blocks[key] = owners, data, lasts
         self.nbytes += data.nbytes
         self.n_saved += 1
         while self.limit is not None and self.nbytes > self.limit:
-            oldest, (_, old) = self._blocks.popitem(last=False)
+            oldest, (_, old, lasted) = self._blocks.popitem(last=False)
             self.nbytes -= old.nbytes
+            if self.disk is not None and lasted:
+                self.disk.put(oldest, old)
             self._dropped(oldest)
 
     def get(self, key: bytes, owners: int) -> Bytes | None:
         """Bytes of a block, or None. They stay cached, for the device may evict the block again."""
-        return self._blocks[key][1] if self.add_owners(key, owners) else None
+        if self.add_owners(key, owners):
+            return self._blocks[key][1]
+        return self.disk.get(key) if self.disk is not None else None
 
     def clear(self) -> None:
         """Drop everything: another device computes other bits."""
+        if self.disk is not None:
+            self.disk.switch_off()
         keys = list(self._blocks)
         self._blocks.clear()
         self.nbytes = 0
@@ -103,13 +120,17 @@ class HostCache:
 
     def forget(self, owner: int) -> None:
         """Drop blocks that only this slot's sequences have used."""
-        for key, (owners, data) in list(self._blocks.items()):
+        for key, (owners, data, lasts) in list(self._blocks.items()):
             if owners & ~owner:
-                self._blocks[key] = owners & ~owner, data
+                self._blocks[key] = owners & ~owner, data, lasts
             else:
                 del self._blocks[key]
                 self.nbytes -= data.nbytes
                 self._dropped(key)
+
+    def newest_first(self) -> list[tuple[bytes, Bytes]]:
+        """Blocks for the disk by key, the one used last first."""
+        return [(key, data) for key, (_, data, lasts) in reversed(self._blocks.items()) if lasts]
 
     def _dropped(self, key: bytes) -> None:
         if self.on_drop is not None:

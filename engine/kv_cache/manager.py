@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -13,12 +15,14 @@ from logitless.engine.kv_cache.offload import Offload
 from logitless.engine.kv_cache.prefix_cache import Node, PartialBlock, PrefixCache
 from logitless.engine.kv_cache.recurrent_state import NOTHING, RecurrentStates
 from logitless.engine.kv_cache.sliding_window import SlidingWindowBlocks, WindowStore
+from logitless.engine.kv_disk.disk_cache import DiskCache
 from logitless.engine.sequence import Sequence, Slot
 
 # tokens before a prompt's end that the next chat turn may render differently (an opened <think>)
 NEAR_END = 8
 MARK_EVERY = 4096  # tokens of a prompt between checkpoints of recurrent state
 AHEAD = 64 << 20  # bytes of idle blocks that are offloaded before they must be evicted
+DISK_PIECE = 8 << 20  # bytes of a prefix that are read from the disk between two steps
 
 
 class _CachedPrefix(NamedTuple):
@@ -86,7 +90,7 @@ class KVCacheManager:
         """
         prefixes, tails = self.prefixes, list(tails)
         match = self._match(seq, limit, tails)
-        if self.host is not None and len(self.host):
+        if self.host is not None and self.host.may_have:
             n_matched = len(match.path) * BLOCK_SIZE + match.n_more
             if self.offload.restore(seq.kv.root, seq.tokens, limit, n_matched, 1 << slot.id, inexact=seq.takes_inexact):
                 match = self._match(seq, limit, tails)
@@ -116,6 +120,16 @@ class KVCacheManager:
             for position in range(MARK_EVERY, seq.n_prompt, MARK_EVERY):
                 seq.kv.mark(position, n_computed)
         return n_computed
+
+    def loads(self, seq: Sequence, slot: Slot, limit: int) -> bool:
+        """Read a piece of the sequence's prefix from the disk to the device; False when that was all."""
+        disk = self.host.disk if self.host is not None else None
+        if disk is None:
+            return False
+        end = disk.nbytes_read + DISK_PIECE
+        root, owner = seq.kv.root, 1 << slot.id
+        self.offload.restore(root, seq.tokens, limit, -1, owner, inexact=seq.takes_inexact, most=DISK_PIECE)
+        return disk.nbytes_read >= end
 
     def _match(self, seq: Sequence, limit: int, tails: list[PartialBlock]) -> _CachedPrefix:
         """Longest cached prefix whose auxiliary state is cached too."""
@@ -191,7 +205,8 @@ class KVCacheManager:
                 node = node.parent
 
     def forget(self, slot: Slot) -> None:
-        """Drop cached blocks that only this slot's sequences have used."""
+        """Drop cached blocks that only this slot's sequences have used, and all files of its last one."""
+        self.offload.forget_on_disk(self.prefixes.root_of(slot.choice, slot.salt), slot.cached)
         self.prefixes.forget(1 << slot.id)
         if self.host is not None:
             self.host.forget(1 << slot.id)
@@ -205,6 +220,13 @@ class KVCacheManager:
         n = AHEAD // nbytes - len(self.pool.free) if nbytes else 0
         if self.host is not None and self.keep_idle and n > 0:
             self.offload.save_ahead(list(islice(self.prefixes.idle, n)), request_waits)
+
+    def flush(self, disk: DiskCache, seconds: float) -> None:
+        """Bring what is cached to the disk, within this time, and close it."""
+        began = time.monotonic()
+        with suppress(MemoryError, OSError):  # the device cannot be read
+            disk.put_all(self.offload.newest_first(), seconds)
+        disk.close(max(0.0, began + seconds - time.monotonic()))
 
     def clear(self) -> None:
         """Drop everything cached: the device has lost its memory, and another computes other bits.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
+from math import inf
 from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.block_pool import usable_prefix
@@ -78,7 +82,7 @@ class Offload:
         assert self.host is not None
         if not self.host.add_owners(node.key, node.owners):
             with suppress(MemoryError, OSError):
-                self.host.put(node.key, node.owners, self.store.read(node.block))
+                self.host.put(node.key, node.owners, self.store.read(node.block), lasts=not node.inexact)
                 if self.prefixes.listener is not None and node.key in self.host:
                     self.prefixes.listener.saved(node)
 
@@ -112,12 +116,15 @@ class Offload:
         assert number is not None
         if not self.host.add_owners(key, node.owners):
             with suppress(MemoryError, OSError):
-                self.host.put(key, node.owners, self.auxiliary.store.read(number))
+                self.host.put(key, node.owners, self.auxiliary.store.read(number), lasts=not node.inexact)
 
-    def restore(self, root: Node, tokens: list[int], limit: int, n_found: int, owner: int, *, inexact: bool) -> bool:
-        """Restore blocks of tokens[:limit] from host memory, as far as there are free blocks.
+    def restore(
+        self, root: Node, tokens: list[int], limit: int, n_found: int, owner: int, *, inexact: bool, most: float = inf
+    ) -> bool:
+        """Restore blocks of tokens[:limit] from host memory or disk, as far as there are free blocks.
 
-        Returns True if the usable prefix may be longer than `n_found` tokens now.
+        `most`: bytes to read from the disk. Returns True if the usable prefix may be longer than
+        `n_found` tokens now.
         """
         prefixes = self.prefixes
         cached = self._known(root, tokens, limit, inexact=inexact)
@@ -126,7 +133,11 @@ class Offload:
         if n_tokens <= n_found:
             return False
         nodes: list[Node] = []  # referenced, so that restoring evicts none of them
+        disk = self.host.disk if self.host is not None else None
+        n_read = disk.nbytes_read if disk is not None else 0
         for name, key, node in cached:
+            if disk is not None and disk.nbytes_read >= n_read + most:
+                break
             if node is None:
                 node = self._restored(nodes[-1] if nodes else root, name, key, owner)
                 if node is None:
@@ -138,7 +149,38 @@ class Offload:
             self._restore_auxiliary(self.auxiliary, nodes, owner)
         for node in reversed(nodes):
             prefixes.release(node.block)
+        if disk is not None and disk.nbytes_read > n_read:
+            disk.touch(key for node in nodes for key in (node.key, _auxiliary_key(node.key)))
         return True
+
+    def newest_first(self) -> Iterator[tuple[bytes, Callable[[], Bytes]]]:
+        """Keys and readers of all that is worth keeping: on the device, then in host memory.
+
+        A block comes before those that follow it in a prefix.
+        """
+        assert self.host is not None
+        for node in reversed(list(self.prefixes.idle)):
+            if node.inexact or not self._is_offloadable(node):
+                continue
+            yield node.key, partial(self.store.read, node.block)
+            if self.auxiliary is not None and self.auxiliary.is_wanted(node):
+                number = self.auxiliary.of(node)
+                assert number is not None
+                yield _auxiliary_key(node.key), partial(self.auxiliary.store.read, number)
+        for key, data in self.host.newest_first():
+            yield key, partial(np.asarray, data)
+
+    def forget_on_disk(self, root: Node, tokens: list[int]) -> None:
+        """Delete the files of a prefix."""
+        if self.host is None or self.host.disk is None:
+            return
+        keys, key = [], root.key
+        for start in range(0, len(tokens), BLOCK_SIZE):
+            part = tuple(tokens[start : start + BLOCK_SIZE])
+            ends = [part] if len(part) == BLOCK_SIZE else [part[:n] for n in range(1, len(part) + 1)]
+            keys += [chain_key(key, end) for end in ends]
+            key = keys[-1]
+        self.host.disk.forget(name for key in keys for name in (key, _auxiliary_key(key)))
 
     def _restored(self, parent: Node, name: tuple[int, ...], key: bytes, owner: int) -> Node | None:
         """Restore one block, with a reference; None: no free block, or evicted from host memory."""
@@ -306,7 +348,7 @@ class Offload:
             child = node.children.get(name) if node is not None else None
             if child is not None:
                 return CachedBlock(name, b"", child)
-            if self.host is not None and len(self.host):
+            if self.host is not None and self.host.may_have:
                 own = chain_key(node.key if node is not None else key, name)
                 if own in self.host:
                     return CachedBlock(name, own, None)
@@ -322,15 +364,18 @@ class Offload:
     def _read(self, block: CachedBlock, owner: int) -> Bytes:
         if block.node is not None:
             return self.store.read(block.node.block)
-        data = self.host.get(block.key, owner) if self.host is not None else None
-        assert data is not None
-        return data
+        return self._of_host(block.key, owner)
 
     def _read_auxiliary(self, block: CachedBlock, owner: int) -> Bytes:
         assert self.auxiliary is not None
         number = self.auxiliary.of(block.node)
         if number is not None:
             return self.auxiliary.store.read(number)
-        data = self.host.get(_beside_key(block), owner) if self.host is not None else None
-        assert data is not None
+        return self._of_host(_beside_key(block), owner)
+
+    def _of_host(self, key: bytes, owner: int) -> Bytes:
+        assert self.host is not None
+        data = self.host.get(key, owner)
+        if data is None:
+            raise OSError("a file of --cache-disk has gone or is damaged; try again")
         return data

@@ -84,8 +84,8 @@ def erase(scheduler: Scheduler, id: int, owner: str | None = None) -> int:
     if not slot.is_of(owner):
         return 0
     n_erased = len(slot.cached)
-    slot.cached = []
     scheduler.cache.forget(slot)
+    slot.cached = []
     scheduler.count()
     return n_erased
 

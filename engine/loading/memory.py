@@ -135,6 +135,11 @@ def cache_ram_bytes(mib: int | None) -> int | None:
     return None if mib < 0 else mib << 20
 
 
+def cache_disk_bytes(mib: int | None) -> int:
+    """Bytes of files for KV blocks that leave host memory (`cache_disk_size` MiB)."""
+    return (16384 if mib is None else mib) << 20
+
+
 def total_memory() -> int:
     """Bytes that this process may use: the machine's memory, or less where a control group limits
     it."""

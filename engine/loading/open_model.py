@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from logitless.backends.registry import cpu_weight_types
 from logitless.engine.async_engine import LoadedModel, ModelInfo
+from logitless.engine.kv_disk.disk_cache import DiskCache, private_folder
+from logitless.engine.kv_disk.identity import root_names, space_of
 from logitless.engine.loading.adapters import ScaledAdapters, control_vectors, read_adapters, register_adapters
 from logitless.engine.loading.drafting import (
     check_draft_model,
@@ -26,6 +28,7 @@ from logitless.engine.loading.drafting import (
     n_draft_tokens,
 )
 from logitless.engine.loading.memory import (
+    cache_disk_bytes,
     cache_ram_bytes,
     fitting_context,
     total_memory,
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
     from logitless.training.graders.grade import Surroundings
 
 log = logging.getLogger("logitless.loading")
+SETTLE_SECONDS = 1.0  # of a start, to know where prompts are on disk
 DEVICE_KINDS = ("vulkan", "opencl", "rpc")  # an error of such a device begins so
 
 
@@ -69,6 +73,7 @@ def open_model(path: str | Path, options: ModelOptions | None = None, *, generat
     ModelFileError the part of a file that cannot be used."""
     options = options or ModelOptions()
     _check_kv_events(options)
+    _check_cache_disk(options)
     overrides = metadata_overrides(options)
     with GGUFFile.open(path, overrides, block=mtp_file(options)) as gguf:
         h = generating_hparams(gguf, path) if generates else hparams_of(gguf)
@@ -144,6 +149,7 @@ class OpenModel:
                 n_ctx_slot=engine.n_ctx_slot,
                 slot_prompt_similarity=o.slot_prompt_similarity,
                 cache_ram=cache_ram_bytes(o.cache_ram),
+                disk=self._disk(engine),
                 context_shift=o.context_shift,
                 continuous=o.cont_batching,
                 cache_idle_slots=o.cache_idle_slots,
@@ -182,6 +188,9 @@ class OpenModel:
         scheduler = self.scheduler(engine, speculator)
         apply = not self.options.lora_init_without_apply
         adapters = register_adapters(engine, scheduler, self.adapters, apply=apply)
+        if (disk := scheduler.config.disk) is not None:
+            scheduler.cache.prefixes.root_name = root_names(adapters)
+            disk.settle(SETTLE_SECONDS)
         parts: list[Sleeper] = [engine, *speculator.models.values(), scheduler.cache]
         sleep = Sleep(max(0, self.options.sleep_idle_seconds), parts)
         tuning, media = None, media_input(engine, self.tokenizer)
@@ -213,7 +222,21 @@ class OpenModel:
             sleep=sleep,
             media=media,
             kv_events=events,
+            disk=disk,
         )
+
+    def _disk(self, engine: ModelRunner) -> DiskCache | None:
+        """The prompt cache on disk; None: nobody asked for it, or the devices' bits have no name."""
+        if self.options.cache_disk is None:
+            return None
+        path = Path(self.options.cache_disk)
+        try:
+            return DiskCache(private_folder(path), cache_disk_bytes(self.options.cache_disk_size), space_of(engine))
+        except OSError as error:
+            raise OptionConflict(f"--cache-disk {path}: {error.strerror or error}") from None
+        except ValueError as error:
+            log.warning("--cache-disk %s: is not used, for %s", path, error)
+            return None
 
     def _kv_events(
         self, scheduler: Scheduler, adapters: Adapters | None, name: str, port: int
@@ -233,6 +256,14 @@ class OpenModel:
         label = None if adapters is None else lambda choice: (adapters.names(choice), adapters.label(choice))
         BlockEvents(publisher.publish, label).attach(scheduler.cache)
         return publisher
+
+
+def _check_cache_disk(options: ModelOptions) -> None:
+    """Raise OptionConflict for options of the prompt cache on disk that do not fit together."""
+    if options.cache_disk_size is not None and options.cache_disk is None:
+        raise OptionConflict("--cache-disk-size: needs --cache-disk")
+    if options.cache_disk is not None and not options.cache_idle_slots:
+        raise OptionConflict("--cache-disk: keeps prompts of idle slots, which --no-cache-idle-slots drops")
 
 
 def _check_kv_events(options: ModelOptions) -> None:

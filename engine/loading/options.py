@@ -17,6 +17,7 @@ from logitless.engine.loading.values import (
     devices_or_auto,
     file_name,
     file_names,
+    folder_name,
     layer_range,
     layers,
     mebibytes,
@@ -187,6 +188,12 @@ class ModelOptions:
         "-cram --cache-ram", None, "MiB of host memory for prompts that the KV cache has no room for; 0: none, -1: no "
         "limit (by default 8192, but at most a quarter of the machine's memory)",
         whole(0, 2**30, or_minus_one="no limit"), env="LLAMA_ARG_CACHE_RAM")
+    cache_disk: str | None = _option(
+        "--cache-disk", None, "folder for prompts that host memory has no room for, found again after a restart; text "
+        "can be recovered from its files, which only this user can read", folder_name, "FOLDER")
+    cache_disk_size: int | None = _option(
+        "--cache-disk-size", None, "MiB of all files there, of which those used longest ago go (by default 16384)",
+        whole(1, 2**30))
     ctx_checkpoints: int = _option(
         "-ctxcp --ctx-checkpoints --swa-checkpoints", 2, "places from which a cached prompt can be continued: "
         "recurrent states for each slot (Qwen 3.5, LFM 2), or sliding windows in all (Gemma 3, gpt-oss)",

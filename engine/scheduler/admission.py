@@ -52,7 +52,7 @@ class Admission:
         for seq in list(self.running.seqs):
             if seq.is_held and not seq.started:
                 continue
-            waits = seq.started or (not is_first and self._shares_prefill(seq))
+            waits = seq.started or (not is_first and self._shares_prefill(seq)) or self._loads(seq)
             while not waits and not self._start(seq, is_first, events):
                 if not self.running.preempt_held():
                     return
@@ -149,6 +149,14 @@ class Admission:
                         other.kv.mark(n_common, other.n_computed)
                     return True
         return False
+
+    def _loads(self, seq: Sequence) -> bool:
+        """True if more of the sequence's prefix comes from the disk, a piece between two steps of others."""
+        if seq.kv.swapped or seq.refused_at == self.running.n_released:
+            return False
+        assert seq.slot is not None
+        others = any(other.started for other in self.running.seqs)
+        return others and self.kv.loads(seq, seq.slot, _known_limit(seq, seq.slot))
 
     def _start(self, seq: Sequence, is_first: bool, events: Events) -> bool:
         """Give a sequence its first blocks if all of its tokens have room beside the earlier ones'

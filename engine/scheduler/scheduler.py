@@ -15,6 +15,7 @@ from logitless.engine.kv_cache.block_pool import pool_size
 from logitless.engine.kv_cache.context_shift import ContextShift, is_full, kept_and_discarded
 from logitless.engine.kv_cache.host_cache import HostCache
 from logitless.engine.kv_cache.manager import KVCacheManager
+from logitless.engine.kv_disk.disk_cache import DiskCache
 from logitless.engine.requests import CompletionRequest, Event, Failed, Lora
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sampling.reasoning_budget import ReasoningBudget
@@ -56,6 +57,7 @@ class SchedulerConfig:
     prompt_chunk: int = 128  # prompt tokens of a step beside decoding sequences, at most
     # bytes of host memory for KV blocks that the device has no room for; None: no limit
     cache_ram: int | None = 0
+    disk: DiskCache | None = None  # for blocks that leave host memory
     cache_idle_slots: bool = True  # host memory keeps cached prefixes, too
     context_shift: bool = False
     continuous: bool = True  # requests join those that run; else they wait until those have ended
@@ -382,10 +384,14 @@ class Scheduler:
             stats.host_bytes = self.cache.host.nbytes
             stats.host_pages_saved = self.cache.host.n_saved
             stats.host_pages_restored = self.cache.host.n_restored
+            if (disk := self.cache.host.disk) is not None:
+                stats.disk_bytes, stats.disk_pages_saved = disk.nbytes, disk.n_saved
+                stats.disk_pages_restored, stats.disk_bytes_read = disk.n_restored, disk.nbytes_read
 
 
 def _kv_cache(runner: Runner, config: SchedulerConfig) -> KVCacheManager:
-    host = HostCache(config.cache_ram) if config.cache_ram != 0 else None
+    has_host = config.cache_ram != 0 or config.disk is not None
+    host = HostCache(config.cache_ram, config.disk) if has_host else None
     n_blocks = pool_size(config.n_ctx, config.n_slots, unified=config.unified)
     return KVCacheManager(
         n_blocks, runner.full_kv, host, config.cache_idle_slots, config.n_slots, runner.states, runner.window_kv

@@ -105,6 +105,10 @@ _OURS: Table[SchedulerStats] = (
     ("host_cache_bytes", "gauge", "Pages of the KV cache that host memory keeps.", lambda s: s.host_bytes),
     ("host_pages_saved_total", "counter", "Pages that went to host memory.", lambda s: s.host_pages_saved),
     ("host_pages_restored_total", "counter", "Pages that came back from there.", lambda s: s.host_pages_restored),
+    ("disk_cache_bytes", "gauge", "Files of --cache-disk, of all processes.", lambda s: s.disk_bytes),
+    ("disk_pages_saved_total", "counter", "Pages and states written there.", lambda s: s.disk_pages_saved),
+    ("disk_pages_restored_total", "counter", "Pages and states found there.", lambda s: s.disk_pages_restored),
+    ("disk_bytes_read_total", "counter", "Their bytes.", lambda s: s.disk_bytes_read),
 )
 _TRAINING: Table[TrainingStats] = (  # of servers with --data-dir
     ("training_jobs_running", "gauge", "Fine-tuning jobs that have the device.", lambda s: s.jobs_running),

@@ -135,7 +135,7 @@ def check_pages(scheduler: Scheduler) -> None:
     assert sorted(pool.free) == [block for block, n in enumerate(pool.refs) if n == 0]
     host = scheduler.cache.host
     if host is not None:
-        kept = [data for _, data in host._blocks.values()]
+        kept = [data for _, data, _ in host._blocks.values()]
         assert host.nbytes == sum(data.nbytes for data in kept) <= (host.limit or host.nbytes)
     order = {node: i for i, node in enumerate(cache.idle)}
     assert set(order) == {node for node in cache.nodes if pool.refs[node.block] == 1}

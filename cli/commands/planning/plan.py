@@ -49,7 +49,7 @@ def measured(make: Callable[[T], Report], options: T) -> Report:
 
 def make(options: SimpleNamespace) -> dict[str, Any]:
     """Bytes per device, and the ops that each runs in the largest ordinary step."""
-    from logitless.engine.loading.memory import cache_ram_bytes
+    from logitless.engine.loading.memory import cache_disk_bytes, cache_ram_bytes
     from logitless.engine.loading.open_model import open_model
     from logitless.graph.execution.plan import describe
 
@@ -87,6 +87,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "process": process,
         "total": process + sum(d.total for d in sizes + sizes_of_draft),
         "prompts": cache_ram_bytes(options.cache_ram),
+        "prompts_on_disk": cache_disk_bytes(options.cache_disk_size) if options.cache_disk else None,
         "segments": len(placement.segments),
         "seams": len(placement.transfers),
         "crossings": crossings(placement, names),
@@ -221,6 +222,8 @@ def as_text(report: dict[str, Any]) -> str:
         lines.append(f"device: {', '.join(d['device'] for d in report['devices'])} ({report['device_reason']})")
     most = "as much as there is" if report["prompts"] is None else f"up to {mib(report['prompts'])} more"
     lines.append(f"prompts that have left the cache (--cache-ram): {most}")
+    if (on_disk := report["prompts_on_disk"]) is not None:
+        lines.append(f"prompts that have left that memory (--cache-disk): up to {mib(on_disk)} of files")
     lines.append("")
     for d in report["devices"]:
         lines.append(f"{d['device']} has {', '.join(d['parts']) or 'nothing of the model'}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from logitless.engine.batch import BLOCK_SIZE, UBatch
 from logitless.engine.errors import Unavailable
 from logitless.engine.kv_cache.slot_actions import erase, fork, install, snapshot
+from logitless.engine.kv_disk.disk_cache import DiskCache
 from logitless.engine.requests import CompletionRequest, Failed
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.sequence import Sequence
@@ -44,7 +47,7 @@ class Life(RuleBasedStateMachine):
         prompt_chunk=st.sampled_from([1, 5, 16, 128]),
         unified=st.booleans(),
         shift=st.booleans(),
-        host=st.tuples(st.sampled_from([0, 256 * 3, 256 * 20, None]), st.booleans()),
+        host=st.tuples(st.sampled_from([0, 256 * 3, 256 * 20, None]), st.booleans(), st.booleans()),
         checkpoints=st.sampled_from([None, None, 0, 1, 4]),
         window=st.sampled_from([0, 0, 1, 2, 16, 17, 18, 40]),
         wrong=st.sampled_from([None, None, 0, 3]),
@@ -58,7 +61,7 @@ class Life(RuleBasedStateMachine):
         prompt_chunk: int,
         unified: bool,
         shift: bool,
-        host: tuple[int | None, bool],
+        host: tuple[int | None, bool, bool],
         checkpoints: int | None,
         window: int,
         wrong: int | None,
@@ -67,6 +70,10 @@ class Life(RuleBasedStateMachine):
         """`checkpoints`: of a model whose layers keep states, or some of whose layers see a `window`: such forget no
         tokens. `wrong`: it has a block that guesses, wrongly every so many-th time. `parts`: prompts have steps of
         their own, whose parts take so many seconds."""
+        self.folder = tempfile.TemporaryDirectory()
+        self.disk = DiskCache(Path(self.folder.name), 1 << 20, lambda _: b"s" * 16) if host[1] and host[2] else None
+        if self.disk is not None:
+            self.disk.settle(30.0)
         has_states = checkpoints is not None and not window
         self.forgets = checkpoints is None
         self.shift = shift = shift and self.forgets
@@ -81,6 +88,7 @@ class Life(RuleBasedStateMachine):
             context_shift=shift,
             cache_ram=host[0],
             cache_idle_slots=host[1],
+            disk=self.disk,
             n_states=1 + n_slots * (2 + (checkpoints or 0)) if has_states else 0,
             window=(window, checkpoints or 0) if not self.forgets and window else None,
             engine=FakeEngine if wrong is None else GuessingEngine,
@@ -305,6 +313,9 @@ class Life(RuleBasedStateMachine):
             erase(self.bench.scheduler, slot.id)
         assert pool.n_used == 0, "a block leaked"
         assert not self.bench.scheduler.cache.host or not len(self.bench.scheduler.cache.host)
+        if self.disk is not None:
+            self.disk.close(30.0)
+        self.folder.cleanup()
 
 
 TestLife = Life.TestCase
