@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from logitless.graph.dtype import DTYPES
+from logitless.graph.dtype import DTYPES, KV_TYPES
 from logitless.graph.tensor import Tensor
 
 _ACTS = frozenset(name for name in DTYPES if name.endswith("_act"))
@@ -28,7 +28,7 @@ KINDS = {
     # floats and blocks, and constant unless they are f32 (or f16, where they are only read)
     "weight": frozenset(DTYPES) - _ACTS - {"i32", "u32"},
     "stored": frozenset(DTYPES) - _ACTS - {"i32", "u32"},
-    "cache": frozenset(("f32", "f16", "q8_0")),  # of keys or values
+    "cache": frozenset(KV_TYPES),  # of keys or values
     "word": _WORDS,  # of four bytes, which are copied as they are
     "any": frozenset(DTYPES),
 }

@@ -12,23 +12,26 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
+if TYPE_CHECKING:  # --help reads this module, and numpy takes its time
+    import numpy as np
+    import numpy.typing as npt
 
 
 @dataclass(frozen=True)
 class DType:
     """An element type: `block` elements along the last axis take `nbytes` bytes.
 
-    `numpy` is None for block types and bf16. `codes`: the codebook of types whose quants are
-    indices; an element is its code times the block's scale. `grid`: name of the codebook of groups
-    of 4 or 8 elements (`grid_of`). `scales`: byte offsets of the f16 numbers of a block."""
+    `numpy` is the name of numpy's type, None for block types and bf16. `codes`: the codebook of types
+    whose quants are indices; an element is its code times the block's scale. `grid`: name of the
+    codebook of groups of 4 or 8 elements (`grid_of`). `scales`: byte offsets of the f16 numbers of a
+    block."""
 
     name: str
     block: int
     nbytes: int
-    numpy: npt.DTypeLike | None = None
+    numpy: str | None = None
     codes: tuple[int, ...] = ()
     grid: str = ""
     scales: tuple[int, ...] = (0,)
@@ -44,11 +47,11 @@ E2M1_CODES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # OCP's,
 DTYPES: dict[str, DType] = {
     d.name: d
     for d in (
-        DType("f32", 1, 4, np.float32),
-        DType("f16", 1, 2, np.float16),
+        DType("f32", 1, 4, "float32"),
+        DType("f16", 1, 2, "float16"),
         DType("bf16", 1, 2),
-        DType("i32", 1, 4, np.int32),
-        DType("u32", 1, 4, np.uint32),
+        DType("i32", 1, 4, "int32"),
+        DType("u32", 1, 4, "uint32"),
         DType("q8_0", 32, 34),
         DType("q4_0", 32, 18),
         DType("q4_1", 32, 20, scales=(0, 2)),
@@ -90,6 +93,7 @@ BLOCK_TYPES = tuple(name for name, d in DTYPES.items() if d.quantised and not na
 @functools.cache
 def grid_of(dtype: str) -> npt.NDArray[np.int8]:
     """The codebook (places, 8 or 4) of a type with a grid, which the package gguf has."""
+    import numpy as np
     from gguf import quants
 
     kind = getattr(quants, DTYPES[dtype].grid)
@@ -100,6 +104,8 @@ def grid_of(dtype: str) -> npt.NDArray[np.int8]:
 def dequantize(raw: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[np.float32]:
     """Numbers of rows (…, bytes of a row) of a block type, or of bf16; NaN and infinity stay what
     they are."""
+    import numpy as np
+
     with np.errstate(invalid="ignore", over="ignore"):
         if dtype not in ("q1_0", "q2_0"):
             from gguf import GGMLQuantizationType, quants
@@ -111,6 +117,59 @@ def dequantize(raw: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[np.float32
         values = quants_of.reshape(len(blocks), -1).astype(np.float32)
         values = 2 * values - 1 if bits == 1 else values - 1
         return (values * blocks[:, :2].copy().view(np.float16).astype(np.float32)).reshape(*raw.shape[:-1], -1)
+
+
+@dataclass(frozen=True)
+class KVType:
+    """Layout of a page of one head in the KV cache: 16 cells of D elements.
+
+    Plain numbers: keys [D][16], values [16][D]. Blocks of 32 elements, which `bits` (of a quant)
+    tells of, one part after the other:
+
+        quants   8 bits: keys [D][16] · values [16][D]. Else two in a byte: keys [D/2][16], elements
+                 2i and 2i + 1 · values [16][D/2], of each block elements i and i + 16
+        fifth bits of the quants of 5 bits, u32: keys [D/32][16] · values [16][D/32]
+        scales f16, then minima f16 with `mins`: keys [D/32][16] · values [16][D/32]
+    """
+
+    bits: int = 0
+    mins: bool = False
+    codes: tuple[int, ...] = ()
+
+    @property
+    def offset(self) -> int:
+        """The quant of the value 0."""
+        return 0 if self.mins or self.codes or self.bits == 8 else 1 << self.bits - 1
+
+    @property
+    def scales_at(self) -> int:
+        """Bytes before the scales, for each element of the head."""
+        return {4: 8, 5: 10, 8: 16}[self.bits]
+
+    @property
+    def page(self) -> int:
+        """Bytes of a page of blocks, for each element of the head; 0 of plain numbers."""
+        return self.scales_at + 1 + self.mins if self.bits else 0
+
+    @property
+    def rotated(self) -> bool:
+        """True if keys and values are rotated so that outliers spread over their block
+        (graph/ops/attention/hadamard.py).
+        """
+        return 0 < self.bits < 8
+
+
+KV_TYPES: dict[str, KVType] = {
+    "f32": KVType(),
+    "f16": KVType(),
+    "bf16": KVType(),
+    "q8_0": KVType(8),
+    "q5_1": KVType(5, mins=True),
+    "q5_0": KVType(5),
+    "q4_1": KVType(4, mins=True),
+    "q4_0": KVType(4),
+    "iq4_nl": KVType(4, codes=DTYPES["iq4_nl"].codes),
+}
 
 
 @functools.lru_cache(1 << 16)

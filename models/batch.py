@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from logitless.graph.dtype import KV_TYPES
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.causal_attention import causal_attention
 from logitless.graph.ops.attention.chunks import chunk_ends, chunk_starts
 from logitless.graph.ops.attention.encoder_attention import full_attention
+from logitless.graph.ops.attention.hadamard import hadamard
 from logitless.graph.ops.attention.mla import latent_attention
 from logitless.graph.ops.attention.paged_attention import PAGE, attention, load_v, store_k, store_v
 from logitless.graph.ops.elementwise import add, broadcast_to, mul
@@ -30,12 +32,15 @@ from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.kv_pool import PagePool, Pool
 
-KV_TYPES = ("f32", "f16", "q8_0")
-
 
 def cache_types(h: Hparams, type_k: str, type_v: str) -> tuple[str, ...]:
     """Types of a layer's caches: keys and values, or the one cache of MLA, which serves as both."""
     return (type_k,) if h.mla else (type_k, type_v)
+
+
+def rotated(x: Tensor, cache: Tensor) -> Tensor:
+    """x (T, H, D) as a cache has it, or what comes from the cache as it was."""
+    return hadamard(x) if KV_TYPES[cache.dtype].rotated else x
 
 
 @dataclass(frozen=True)
@@ -307,16 +312,20 @@ class Cached:
         if kv_source == layer:
             self.store(layer, k, v)
         n_ctx, of_out = pool.tables.shape[1] * PAGE, layer >= memory.n_layer_kv - 1
-        kv = *self.stored[kv_source], pool.tables, *batch.visible(params, n_ctx, of_out=of_out)
+        caches = self.stored[kv_source]
+        q = rotated(q, caches[0])
+        kv = *caches, pool.tables, *batch.visible(params, n_ctx, of_out=of_out)
         if v is None:
-            return latent_attention(q, *kv, scale=params.scale)
-        return attention(q, *kv, *params.sinks, scale=params.scale, window=params.window, cap=params.cap)
+            y = latent_attention(q, *kv, scale=params.scale)
+        else:
+            y = attention(q, *kv, *params.sinks, scale=params.scale, window=params.window, cap=params.cap)
+        return rotated(y, caches[-1])
 
     def store(self, layer: int, k: Tensor, v: Tensor | None) -> list[Tensor]:
         """Write the keys and values of a layer for these rows; returns its caches afterwards."""
         pool, slot_mapping = self._room(layer)
         self.stored[layer] = [
-            store(cache, new, slot_mapping)
+            store(cache, rotated(new, cache), slot_mapping)
             for store, cache, new in zip((store_k, store_v), pool.layers[layer], (k, v), strict=False)
             if new is not None
         ]

@@ -110,7 +110,7 @@ def _(t: Tensor, sole: Sole) -> Tensor | None:
 @fusion("store_k")
 def _(t: Tensor, sole: Sole) -> Tensor | None:
     cache, keys, cells = t.src
-    if not sole(keys, "rope") or t.dtype == "q8_0":
+    if not sole(keys, "rope") or t.dtype not in ("f32", "f16"):
         return None
     return store_k_rope(cache, keys.src[0], cells, keys.src[1], **keys.attrs)
 

@@ -94,8 +94,8 @@ def reinforcement_trainer(
     assert grpo is not None
     ask_tools = tools_of(grader, grpo.max_tool_turns, reader)
     served = None
-    if is_served(engine.hparams):
-        types = engine.options.type_k, engine.options.type_v
+    types = engine.options.type_k, engine.options.type_v
+    if is_served(engine.hparams, types):
         served = ServedForward.define(engine.session, engine.hparams, s.n_batch, s.n_ctx, types, prefix)
     return ReinforcementTrainer(
         trainable,

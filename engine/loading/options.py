@@ -32,8 +32,8 @@ from logitless.engine.loading.values import (
     whole,
     zmq_endpoint,
 )
+from logitless.graph.dtype import KV_TYPES
 
-KV_TYPES = ("f32", "f16", "q8_0")
 DRAFT_KINDS = "draft-simple, draft-mtp, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache"
 
 

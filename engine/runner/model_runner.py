@@ -29,6 +29,7 @@ from logitless.engine.kv_cache.slot_files import CacheKind
 from logitless.engine.media import media_encoder
 from logitless.engine.media.media_encoder import MediaEncoder
 from logitless.engine.runner.buckets import MTP_DRAFT, USUAL_STREAMS, StepShape, shape_of, usual
+from logitless.engine.runner.cache_types import check_types, refusal
 from logitless.engine.runner.copy_move import KVMover
 from logitless.engine.runner.device_store import DeviceBlocks, DeviceStore
 from logitless.engine.runner.embedder import Embedder
@@ -50,7 +51,7 @@ from logitless.models.adapters.full_finetunes import FullFinetunes
 from logitless.models.adapters.low_rank import LowRank
 from logitless.models.adapters.stacked_lora import AdapterChoice, StackedLora
 from logitless.models.architectures.mtp import Hidden
-from logitless.models.batch import KV_TYPES, PagedMemory
+from logitless.models.batch import PagedMemory
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import GrammarError
@@ -127,14 +128,7 @@ class ModelRunner:
             projector = GGUFFile.open(options.mmproj)
             params = params_for(self.gguf, h, projector, options.image_tokens, options.n_ubatch)
             self._projector = projector, params
-        for flag, kind in (("cache-type-k", options.type_k), ("cache-type-v", options.type_v)):
-            if kind not in KV_TYPES:
-                raise ValueError(f"--{flag} {kind}: the cache can be {', '.join(KV_TYPES)}")
-            for size in {h.sizes(i).head_dim for i in range(h.n_layer_kv) if h.attends(i)}:
-                if kind == "q8_0" and size % 32:
-                    raise ValueError(
-                        f"--{flag} q8_0: needs heads of a multiple of 32 elements, this model's have {size}"
-                    )
+        check_types(h, options.type_k, options.type_v)
         if options.moves and h.recurrent:
             raise ValueError(f"{options.moves}: this model's layers keep states, which cannot forget tokens")
         self._size(options.n_ctx or h.n_ctx_train * (1 if options.unified else options.n_slots))
@@ -301,9 +295,12 @@ class ModelRunner:
             self.gguf.release()
             return
         self._examine(*self._everything(), self.cells.copied())
-        if self.options.device_reason and (failed := self._refused_in_layers()):
-            self._use_cpu(failed)
+        caches = refusal(self._largest(), self.session.backends[:-1], self.options.type_k, self.options.type_v)
+        if self.options.device_reason and (reason := caches or self._failure_in_layers()):
+            self._use_cpu(reason)
             return
+        if caches and self.options.placement.n_gpu_layers != 0:
+            raise DeviceError(caches)
         for graph in self._everything():
             self.session.prepare_kernels(graph)
         self.session.reserve(self._reserved)
@@ -377,10 +374,11 @@ class ModelRunner:
                 self.rerouted |= failures
                 self._self_tests += unfinished
 
-    def _refused_in_layers(self) -> list[str]:
-        """Ops of every layer that failed a self-test: a step would change the device in each layer."""
+    def _failure_in_layers(self) -> str:
+        """A line on ops of every layer that failed a self-test: a step would change the device in each; else ""."""
         counts = Counter(t.op for t in toposort(self._largest()))
-        return sorted(op for op in self.rerouted if counts[op] >= self.hparams.n_layer)
+        failed = sorted(op for op in self.rerouted if counts[op] >= self.hparams.n_layer)
+        return f"{', '.join(self.devices)} failed the self-test of {', '.join(failed)}" if failed else ""
 
     def retreat(self, error: Exception) -> None:
         """Open the model again with less of the devices' memory, at last with none: an allocation has failed.
@@ -406,9 +404,8 @@ class ModelRunner:
         how = "fewer layers or a shorter context there" if len(self.session.backends) > 1 else "the CPU"
         log.warning("%s: an allocation failed (%s); again with %s", names, " ".join(str(error).split()), how)
 
-    def _use_cpu(self, failed: Sequence[str]) -> None:
+    def _use_cpu(self, reason: str) -> None:
         """Load on the CPU, for the device that was chosen without the user's word is wrong."""
-        reason = f"{', '.join(self.devices)} failed the self-test of {', '.join(failed)}"
         self.options = replace(self.options, devices=("cpu",), device_reason=reason)
         self.sleep()
         self.devices = ("cpu",)

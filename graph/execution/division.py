@@ -134,7 +134,7 @@ class _Graph:
             return self._elementwise(t)
         if t.op == "reshape" and first is not None:
             return self._reshaped(t, first)
-        if t.op == "rope" or t.op in OF_CACHE:
+        if t.op in ("rope", "hadamard") or t.op in OF_CACHE:
             assert first is not None
             rest = tuple(map(self.whole, t.src[1:]))
             return self._each(t, first.ends, lambda i: (first.pieces[i], *rest))

@@ -23,6 +23,7 @@ from logitless.graph.op import OPS, Variable, Weight
 from logitless.graph.order import toposort
 from logitless.graph.tensor import ALIASES, Tensor, const, feed
 from logitless.graph.testing.evaluate import evaluate
+from logitless.graph.testing.kv_pages import decode_pages, encode_pages, is_paged
 
 GUARD = 256  # bytes before and after every buffer; a multiple of any alignment
 FILL = 0xFF  # NaN in every float type, -1 in the integer types
@@ -158,6 +159,8 @@ def put_scale(blocks: Bytes, dtype: str, scale: npt.ArrayLike) -> None:
 
 def decode(raw: Bytes, t: Tensor) -> Array:
     """Decode bytes of a tensor's type to float64 (integers as they are)."""
+    if is_paged(t):
+        return decode_pages(raw, t.dtype, t.shape)
     kind = DTYPES[t.dtype].numpy
     if kind is not None:
         values = np.asarray(raw).reshape(-1).view(np.uint8).view(kind).reshape(t.shape)
@@ -178,7 +181,7 @@ def run(problem: Problem, backends: Sequence[Backend]) -> Outcome:
         session.define(t.name, t.shape, t.dtype, lambda raw=raw: raw, constant=True)  # type: ignore[misc]
         stored[t.name] = decode(raw, t)
     for t, values in problem.variables.values():
-        raw = encode(values, t.dtype)
+        raw = encode_pages(values, t.dtype) if is_paged(t) else encode(values, t.dtype)
         session.define(t.name, t.shape, t.dtype, lambda raw=raw: raw)  # type: ignore[misc]
         stored[t.name] = decode(raw, t)
     if not any(all(b.supports(t) for t in problem.roots) for b in backends):
@@ -189,9 +192,14 @@ def run(problem: Problem, backends: Sequence[Backend]) -> Outcome:
     got, after = fetched[: len(problem.roots)], fetched[len(problem.roots) :]
     worst = 0.0
     pairs = [(f"result {t.op}", e, decode(g, t)) for t, e, g in zip(problem.roots, expected, got, strict=True)]
+    written = [t for t, _ in problem.variables.values()]
     for name, (t, _) in problem.variables.items():
         pairs.append((f"variable {name}", stored[name], decode(session.read(name), t)))
-    for what, reference, value in pairs:
+    for (what, reference, value), t in zip(pairs, (*problem.roots, *written), strict=True):
+        if is_paged(t):  # a store rounds to the blocks of its row
+            reference = decode_pages(encode_pages(np.asarray(reference), t.dtype), t.dtype, t.shape)
+        elif t.dtype == "bf16":
+            reference = decode(encode(np.asarray(reference), t.dtype), t)
         error, detail = difference(np.asarray(reference), value)
         worst = max(worst, error)
         if error > problem.tolerance:

@@ -103,7 +103,7 @@ def test_a_server_imports_neither_compilers_nor_what_writes_files() -> None:
         (["serve", "-t", "-2"], 2, ["-t", "'-2'"]),
         (["serve", "-ub", "0"], 2, ["-ub"]),
         (["serve", "-c", "99999999999"], 2, ["-c"]),
-        (["serve", "-ctk", "q4_0"], 2, ["-ctk", "q8_0"]),
+        (["serve", "-ctk", "q4"], 2, ["-ctk", "q4_0"]),
         (["serve", "--device", "cuda"], 2, ["--device", "cpu"]),
         (["serve", "--temp", "hot"], 2, ["--temp"]),
         (["--spec-replace", "x"], 1, ["not supported yet: --spec-replace"]),

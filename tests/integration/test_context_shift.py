@@ -73,11 +73,12 @@ def test_turned_keys_are_those_of_their_new_places(
     engine.close()
 
 
-def test_q8_0_cells_move_without_a_change_where_nothing_turns() -> None:
+@pytest.mark.parametrize("kind", ["q8_0", "q5_0", "iq4_nl"])
+def test_cells_of_blocks_move_without_a_change_where_nothing_turns(kind: str) -> None:
     path = MODELS / "arch-gemma3-F32.gguf"
     if not path.exists():
         pytest.skip(f"no {path.name} beside the checkout")
-    engine = ModelRunner(path, RunnerOptions(n_ctx=128, n_slots=1, threads=1, type_k="q8_0", type_v="q8_0"))
+    engine = ModelRunner(path, RunnerOptions(n_ctx=128, n_slots=1, threads=1, type_k=kind, type_v=kind))
     engine.load()
     batch = UBatch(tables={0: [0]}, tokens=list(range(5, 21)), pos=list(range(16)), slot=[0] * 16)
     batch.slot_mapping = list(range(16))

@@ -6,6 +6,7 @@ numbers that were sampled from."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,11 +25,11 @@ from logitless.models.hparams.hparams import Hparams
 ALIGNMENT = PAGE  # tokens: sequences of a window begin at multiples of it
 
 
-def is_served(h: Hparams) -> bool:
-    """True if the server's ops have gradients in this architecture: attention over keys and values,
-    without recurrent states, latent attention, sinks and chunks."""
+def is_served(h: Hparams, types: Sequence[str]) -> bool:
+    """True if the server's ops have gradients in this architecture: attention over keys and values of
+    f32 or f16 (`types`), without recurrent states, latent attention, sinks and chunks."""
     attention = h.architecture.attention
-    return not (h.recurrent or h.mla or h.has_sinks or attention.chunked)
+    return not (h.recurrent or h.mla or h.has_sinks or attention.chunked) and {*types} <= {"f32", "f16"}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from logitless.backends.cpu.fusion.packing import MANY_ROWS
 from logitless.backends.cpu.kernels.matmul.layout import (
     ATTENTION_SPAN,
@@ -14,6 +16,8 @@ from logitless.backends.cpu.lowering.elementwise import CHUNK
 from logitless.backends.cpu.lowering.registry import At, lower
 from logitless.backends.cpu.threads.pool import Task, bits
 from logitless.backends.host import cores, isa
+from logitless.graph.dtype import KV_TYPES
+from logitless.graph.ops.attention.hadamard import block_size
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.tensor import Tensor
 
@@ -57,9 +61,20 @@ def _(t: Tensor, at: At) -> list[Task]:
     return [Task(f"rope:{kind}", args, x.shape[0], max(1, CHUNK // 4 // (x.shape[1] * x.shape[2])))]
 
 
+@lower("hadamard")
+def _(t: Tensor, at: At) -> list[Task]:
+    size = block_size(t.shape[-1])
+    return [Task(f"hadamard:{size}", (at(t.src[0]), at(t)), math.prod(t.shape) // size, CHUNK // 4 // size)]
+
+
+def _fits(cache: Tensor, size: int) -> bool:
+    """True for a KV cache whose heads are whole blocks of its type."""
+    return cache.dtype in KV_TYPES and (not KV_TYPES[cache.dtype].bits or size % 32 == 0)
+
+
 def _store(t: Tensor, at: At) -> list[Task] | None:
     cache, x, cells = t.src
-    if cache.dtype not in ("f32", "f16", "q8_0"):
+    if not _fits(cache, x.shape[2]):
         return None
     args = (at(cache), at(x), at(cells), x.shape[1], x.shape[2], cache.shape[0] * PAGE)
     # prefill: its tokens share a page, and neighbouring keys share cache lines
@@ -73,7 +88,7 @@ lower("store_v")(_store)
 
 def _load(t: Tensor, at: At) -> list[Task] | None:
     cache, cells = t.src
-    if cache.dtype not in ("f32", "f16", "q8_0"):
+    if not _fits(cache, t.shape[2]):
         return None
     args = (at(cache), at(t), at(cells), t.shape[1], t.shape[2], cache.shape[0] * PAGE)
     return [Task(f"{t.op}:{cache.dtype}", args, t.shape[0], 4)]
@@ -95,7 +110,7 @@ def _attention(t: Tensor, at: At) -> list[Task] | None:
     q, k, v, tables, slot, pos = (*t.src[:2], t.src[1], *t.src[2:]) if latent else t.src[:6]
     n, heads, size = q.shape
     kv_heads = k.shape[1]
-    if any(cache.dtype not in ("f32", "f16", "q8_0") for cache in (k, v)) or size % 2:
+    if not _fits(k, size) or not _fits(v, size) or size % 2:
         return None
     group = heads // kv_heads
     args = (*map(at, (q, k, v, tables, slot, pos)), at(t), n, kv_heads, tables.shape[1], t.attrs.get("window", 0))

@@ -85,11 +85,12 @@ def _elements_read(engine: ModelRunner, n: int) -> tuple[int, int]:
 
 def _read(engine: ModelRunner, first: int, last: int, n_batch: int) -> tuple[float, int]:
     """(bytes of the KV cache, f32 multiply-adds of attention) of n_batch sequences, from token `first` to `last`."""
+    from logitless.graph.dtype import DTYPES
     from logitless.models.batch import cache_types
 
-    sizes, options = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}, engine.options
+    options = engine.options
     (elements, met), (before, met_before) = (_elements_read(engine, n) for n in (last, first))
-    each = sum(sizes[t] for t in cache_types(engine.hparams, options.type_k, options.type_v))
+    each = sum(DTYPES[t].nbytes / DTYPES[t].block for t in cache_types(engine.hparams, options.type_k, options.type_v))
     return n_batch * (elements - before) * each, 2 * n_batch * (met - met_before)
 
 

@@ -61,7 +61,7 @@ def _store_case(shape: Shape, dtype: str) -> object:
         cells = np.array([17, 3, 40])
         return [
             Variable(r.normal(size=shape).astype(np.float16).astype(np.float64), dtype),
-            r.normal(size=(3, 2, 8)),
+            r.normal(size=(3, 2, max(n for n in shape[2:] if n != PAGE))),
             cells,
         ], {}
 
@@ -83,6 +83,11 @@ store_v.case(_rounding_case((3, 2, PAGE, 8)))  # type: ignore[arg-type]
 for _dtype in ("f32", "f16"):
     store_k.case(_store_case((3, 2, 8, PAGE), _dtype))  # type: ignore[arg-type]
     store_v.case(_store_case((3, 2, PAGE, 8), _dtype))  # type: ignore[arg-type]
+# of blocks: rounding is the test's, too
+for _dtype in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"):
+    store_k.case(_store_case((3, 2, 32, PAGE), _dtype))  # type: ignore[arg-type]
+for _dtype in ("bf16", "q8_0", "q5_1", "iq4_nl"):
+    store_v.case(_store_case((3, 2, PAGE, 64), _dtype))  # type: ignore[arg-type]
 store_k.tolerance = store_v.tolerance = 5e-4  # f16 has 11 bits
 
 
@@ -129,6 +134,10 @@ def _load_case(shape: Shape, dtype: str) -> object:
 for _dtype in ("f32", "f16"):
     load_k.case(_load_case((3, 2, 8, PAGE), _dtype))  # type: ignore[arg-type]
     load_v.case(_load_case((3, 2, PAGE, 8), _dtype))  # type: ignore[arg-type]
+for _dtype in ("bf16", "q8_0", "q5_1", "q4_0", "iq4_nl"):
+    load_k.case(_load_case((3, 2, 64, PAGE), _dtype))  # type: ignore[arg-type]
+for _dtype in ("q5_0", "q4_1"):
+    load_v.case(_load_case((3, 2, PAGE, 32), _dtype))  # type: ignore[arg-type]
 
 
 @writing(0)
@@ -293,6 +302,9 @@ for _types, _heads, _kv_heads, _size, _attrs in (  # the CPU compiles a kernel o
     ("f16/f32", 10, 1, 32, {"with_sinks": True}),
     ("f16/f16", 8, 2, 16, {"own_positions": True, "window": 20}),
     ("f32/f32", 4, 2, 8, {"own_positions": True, "with_sinks": True, "window": 3}),
+    ("bf16/bf16", 4, 2, 8, {}),
+    ("q5_1/iq4_nl", 4, 2, 32, {"window": 20}),
+    ("iq4_nl/q5_1", 3, 1, 64, {"with_sinks": True}),
 ):
     attention.case(attention_case(_types, _heads, _kv_heads, _size, **_attrs))
 

@@ -13,6 +13,7 @@ from logitless.cli.flags.options import SERVE
 from logitless.cli.setup.model import model_options
 from logitless.engine.loading.open_model import open_model
 from logitless.engine.loading.options import OPTIONS, ModelOptions, OptionConflict, OptionError, text_file
+from logitless.graph.dtype import KV_TYPES
 
 FLAGS = [flag for group in SERVE for flag in group.flags]
 
@@ -49,7 +50,7 @@ def test_checked_options_stay_as_they_are() -> None:
         ({"ctx_size": -5}, "--ctx-size: -5 is not a whole number from 0 to 1073741824"),
         ({"ctx_size": True}, "--ctx-size: True is not text or a number"),
         ({"kv_unified": 1}, "--kv-unified: 1 is not True or False"),
-        ({"cache_type_k": "q4_0"}, "--cache-type-k: 'q4_0' is not one of f32, f16, q8_0"),
+        ({"cache_type_k": "q4"}, f"--cache-type-k: 'q4' is not one of {', '.join(KV_TYPES)}"),
         ({"device": "cuda"}, "--device: 'cuda' is not a list of cpu, opencl:N, vulkan:N and rpc:HOST:PORT, or none"),
         ({"device": {}}, "--device: {} is not text or a number"),
         ({"lora": [4]}, "--lora: [4] is not text"),

@@ -81,7 +81,7 @@ def bytes_on(engine: ModelRunner, i: int) -> int:
     ("name", "options"),
     [
         ("tiny", {}),
-        ("mini", {"type_k": "q8_0", "type_v": "q8_0"}),
+        ("mini", {"type_k": "q8_0", "type_v": "q4_0"}),
         ("tiny-moe", {}),
         ("arch-gemma3-F32.gguf", {"swa_full": False}),
         ("arch-qwen3-F32.gguf", {}),

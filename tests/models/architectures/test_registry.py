@@ -348,7 +348,9 @@ def test_a_rows_experts_give_the_same_bits_in_any_company(tmp_path: Path, dtype:
         np.testing.assert_array_equal(whole, other)
 
 
-KV = [("f32", "f32"), ("f16", "f16"), ("q8_0", "q8_0"), ("f32", "f16"), ("f16", "q8_0"), ("q8_0", "f32")]
+KV = [("f32", "f32"), ("f16", "f16"), ("q8_0", "q8_0"), ("f32", "f16"), ("f16", "q8_0"), ("q8_0", "bf16")]
+KV += [("q5_0", "q4_1"), ("q4_0", "q4_0")]
+COSTS = {"f32": 1e-4, "f16": 1e-2, "bf16": 5e-2, "q8_0": 0.2, "q5_0": 1.0, "q4_1": 1.5, "q4_0": 1.5}
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2"])
@@ -368,4 +370,4 @@ def test_cache_types_and_chunks(tmp_path: Path, arch: str, types: tuple[str, str
         np.testing.assert_array_equal(whole, other)
     caps = (50.0, 30.0) if window else (0, 0)
     want = reference(s, t, ids, plain(s), lambda i: window if i % 2 == 0 else 0, s.d**-0.5, caps)
-    assert error(whole, want) < max({"f32": 1e-4, "f16": 1e-2, "q8_0": 0.2}[kind] for kind in types)
+    assert error(whole, want) < max(COSTS[kind] for kind in types)

@@ -1,33 +1,27 @@
-"""KV cache kernels: store rows into pages, load them, copy pages (layout: tile.py)."""
+"""KV cache kernels: store rows into pages, load them, copy pages (layout: graph/dtype.py)."""
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 from numba import njit
 
+from logitless.backends.cpu.kernels.attention.kv_blocks import block_mover
 from logitless.backends.cpu.kernels.attention.tile import page_nbytes
 from logitless.backends.cpu.kernels.ir.registry import (
-    abs_f32,
+    bf16_to_f32,
+    bits_of,
     f16_to_f32,
     f32_to_f16,
     f32p,
-    i8p,
     i32p,
     kernel,
-    max_f32,
-    rint_f32,
     u8p,
     u16p,
 )
-
-
-@njit(forceinline=True)
-def _block_scale(x, j):
-    """q8_0 scale of the j-th 32 elements: max|x| / 127."""
-    top = np.float32(0)
-    for i in range(32):
-        top = max_f32(top, abs_f32(x[j * 32 + i]))
-    return top / np.float32(127)
+from logitless.backends.cpu.kernels.matmul.round_bf16 import to_bf16
+from logitless.graph.dtype import KV_TYPES
 
 
 def _row_mover(dtype, cells_last, *, load):
@@ -35,46 +29,48 @@ def _row_mover(dtype, cells_last, *, load):
 
     `cells_last`: keys; otherwise values. Rows whose cell is outside the cache are skipped.
     """
-    block_nbytes = page_nbytes(dtype, 32)  # bytes of 32 elements of a page's cells
-    step = 16 if cells_last else 1  # distance between elements of a row
-    cache_pointer, to_cache, from_cache = (
-        (u16p, f32_to_f16, f16_to_f32) if dtype == "f16" else (f32p, np.float32, np.float32)
-    )
+    kind = KV_TYPES[dtype]
+    page_of_element = page_nbytes(dtype, 1)
+    make = partial(block_mover, kind) if kind.bits else partial(_number_mover, dtype)
+    move = make(cells_last=cells_last, load=load)
 
     def run(cache_at, rows_at, cells_at, heads, size, n_cells, begin, end, scratch):
         cells = i32p(cells_at)
-        page = size * block_nbytes // 32
+        page = size * page_of_element
         for t in range(begin, end):
             if cells[t] < 0 or cells[t] >= n_cells:
                 continue
-            cell = cells[t] % 16
-            first = cell if cells_last else cell * size
             for h in range(heads):
-                x = f32p(rows_at + (t * heads + h) * size * 4)
-                base = cache_at + (np.int64(cells[t] // 16) * heads + h) * page
-                if dtype == "q8_0":
-                    q, scales = i8p(base), u16p(base + size * 16)
-                    first_scale = cell if cells_last else cell * (size // 32)
-                    for j in range(size // 32):
-                        if load:
-                            scale = f16_to_f32(scales[first_scale + j * step])
-                            for i in range(32):
-                                x[j * 32 + i] = scale * np.float32(q[first + (j * 32 + i) * step])
-                        else:
-                            scale = _block_scale(x, j)
-                            scales[first_scale + j * step] = f32_to_f16(scale)
-                            inverse = np.float32(1) / scale if scale > np.float32(0) else np.float32(0)
-                            for i in range(32):
-                                q[first + (j * 32 + i) * step] = np.int8(rint_f32(x[j * 32 + i] * inverse))
-                else:
-                    numbers = cache_pointer(base)
-                    for i in range(size):
-                        if load:
-                            x[i] = from_cache(numbers[first + i * step])
-                        else:
-                            numbers[first + i * step] = to_cache(x[i])
+                x_at = rows_at + (t * heads + h) * size * 4
+                move(x_at, cache_at + (np.int64(cells[t] // 16) * heads + h) * page, np.int64(cells[t] % 16), size)
 
     return run
+
+
+@njit(forceinline=True)
+def _f32_to_bf16(x):
+    return np.uint16(to_bf16(np.uint32(bits_of(x))) >> np.uint32(16))
+
+
+def _number_mover(dtype, *, cells_last, load):
+    """f(x, page, cell, size): store a row of plain numbers, or load it."""
+    pointer, to_cache, from_cache = {
+        "f32": (f32p, np.float32, np.float32),
+        "f16": (u16p, f32_to_f16, f16_to_f32),
+        "bf16": (u16p, _f32_to_bf16, bf16_to_f32),
+    }[dtype]
+    step = 16 if cells_last else 1  # distance between elements of a row
+
+    @njit(forceinline=True)
+    def move(x_at, page, cell, size):
+        x, numbers, first = f32p(x_at), pointer(page), cell if cells_last else cell * size
+        for i in range(size):
+            if load:
+                x[i] = from_cache(numbers[first + i * step])
+            else:
+                numbers[first + i * step] = to_cache(x[i])
+
+    return move
 
 
 @kernel("store_k")

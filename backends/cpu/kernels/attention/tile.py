@@ -8,13 +8,8 @@ the maximum of its first block, or of the last block that exceeded the top by mo
 Only then are the row's sums rescaled, which is rare; the exact maximum would have to be searched in
 every block.
 
-Layout of one page of one head in the cache (D = head size, 16 cells):
-
-    f32, f16   keys [D][16 cells] · values [16 cells][D]
-    q8_0       keys int8 [D][16], then f16 scales [D/32][16] · values int8 [16][D],
-               then f16 scales [16][D/32]
-
-As f32 in scratch: keys [2 pages][D][16], values [32][D].
+Pages in the cache lie as graph/dtype.py says (`KVType`), as f32 in scratch: keys [2 pages][D][16],
+values [32][D].
 """
 
 from __future__ import annotations
@@ -28,7 +23,9 @@ from numba.extending import intrinsic
 
 from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.math import STRICT, exp2, fill, fma, maximum, tanh, tree, vector
+from logitless.backends.cpu.kernels.matmul.unpack_blocks import look_up_bytes
 from logitless.backends.host import target_host
+from logitless.graph.dtype import DTYPES, KV_TYPES
 
 PAGE = 16
 BLOCK = 32  # cells
@@ -40,13 +37,11 @@ LINE = 64  # bytes of a cache line
 HEADROOM = 16.0  # weights are at most 2^16
 LOWEST = -3e38  # below every score, and finite: minus infinity less itself would be NaN
 F16 = ir.HalfType()
-BYTES = {"f32": 4, "f16": 2, "q8_0": 1}
-ELEMENT = {"f32": e.F32, "f16": F16, "q8_0": e.I8}
 
 
 def page_nbytes(dtype: str, size: int) -> int:
     """Bytes of one page of one head."""
-    return size * PAGE * BYTES[dtype] + (size // 32 * PAGE * 2 if dtype == "q8_0" else 0)
+    return size * (KV_TYPES[dtype].page or PAGE * DTYPES[dtype].nbytes)
 
 
 def read(b, base, offset, kind=e.F32):
@@ -58,31 +53,81 @@ def write(b, value, base, offset):
     e.store(b, value, e.at(b, base, offset), 4)
 
 
-def as_f32(b, value):
-    kind = vector(value.type.count)
-    if value.type.element == e.F32:
-        return value
-    return b.fpext(value, kind) if value.type.element == F16 else b.sitofp(value, kind)
+def read_floats(b, base, offset, dtype, n):
+    """n numbers of a plain type at a byte offset, as f32."""
+    if dtype == "f32":
+        return read(b, base, offset, vector(n))
+    if dtype == "f16":
+        return b.fpext(read(b, base, offset, ir.VectorType(F16, n)), vector(n))
+    word = b.zext(read(b, base, offset, ir.VectorType(e.I16, n)), ir.VectorType(e.I32, n))
+    return b.bitcast(b.shl(word, e.splat(b, ir.Constant(e.I32, 16), n)), vector(n))
+
+
+def numbers(b, kind, quants, fifth, scale, low):
+    """Values of quants, i32 lanes: `fifth` bits (a function), scales and minima (another one), f32 lanes."""
+    n = quants.type.count
+    each = lambda x: e.splat(b, ir.Constant(e.I32, x), n)
+    if kind.bits == 5:
+        quants = b.or_(quants, b.shl(fifth(), each(4)))
+    if kind.codes:
+        codes = look_up_bytes(b, b.trunc(quants, ir.VectorType(e.I8, n)), kind.codes)
+        quants = b.sext(codes, quants.type)
+    elif kind.offset:
+        quants = b.sub(quants, each(kind.offset))
+    values = b.sitofp(quants, vector(n))
+    # products are exact: at most 8 bits times 11
+    return fma(b, values, scale, low()) if kind.mins else b.fmul(values, scale)
 
 
 def keys_at(b, page, dtype, size, d, group):
     """Element d of sixteen cells of a page of keys, as f32; `group` is d // 32."""
-    values = as_f32(b, read(b, page, b.mul(d, e.i64(PAGE * BYTES[dtype])), ir.VectorType(ELEMENT[dtype], PAGE)))
-    if dtype != "q8_0":
-        return values
-    at = b.add(b.mul(group, e.i64(PAGE * 2)), e.i64(size * PAGE))
-    # exact: 7 bits times 11
-    return b.fmul(values, as_f32(b, read(b, page, at, ir.VectorType(F16, PAGE))))
+    kind = KV_TYPES[dtype]
+    if not kind.bits:
+        return read_floats(b, page, b.mul(d, e.i64(PAGE * DTYPES[dtype].nbytes)), dtype, PAGE)
+    lanes = ir.VectorType(e.I32, PAGE)
+    every = lambda x: e.splat(b, b.trunc(x, e.I32), PAGE)
+    halves = lambda at: read_floats(b, page, b.add(b.mul(group, e.i64(PAGE * 2)), e.i64(at)), "f16", PAGE)
+    low = lambda: halves(size * (kind.scales_at + 1))
+    if kind.bits == 8:
+        quants = b.sext(read(b, page, b.mul(d, e.i64(PAGE)), ir.VectorType(e.I8, PAGE)), lanes)
+        return numbers(b, kind, quants, None, halves(size * kind.scales_at), low)
+    word = b.zext(read(b, page, b.mul(b.lshr(d, e.i64(1)), e.i64(PAGE)), ir.VectorType(e.I8, PAGE)), lanes)
+    quants = b.and_(b.lshr(word, every(b.shl(b.and_(d, e.i64(1)), e.i64(2)))), every(e.i64(15)))
+
+    def fifth():
+        bits = read(b, page, b.add(b.mul(group, e.i64(PAGE * 4)), e.i64(size * 8)), lanes)
+        return b.and_(b.lshr(bits, every(b.and_(d, e.i64(31)))), every(e.i64(1)))
+
+    return numbers(b, kind, quants, fifth, halves(size * kind.scales_at), low)
 
 
 def values_at(b, page, dtype, size, cell, j, width):
-    """Elements j…j+width−1 of a cell of a page of values, as f32."""
-    first = b.add(b.mul(cell, e.i64(size)), e.i64(j))
-    values = as_f32(b, read(b, page, b.mul(first, e.i64(BYTES[dtype])), ir.VectorType(ELEMENT[dtype], width)))
-    if dtype != "q8_0":
-        return values
-    at = b.add(b.mul(cell, e.i64(size // 32 * 2)), e.i64(size * PAGE + j // 32 * 2))
-    return b.fmul(values, e.splat(b, b.fpext(read(b, page, at, F16), e.F32), width))
+    """Elements j…j+width−1 of a cell of a page of values, as f32. Blocks have whole sixteens."""
+    kind = KV_TYPES[dtype]
+    if not kind.bits:
+        first = b.add(b.mul(cell, e.i64(size)), e.i64(j))
+        return read_floats(b, page, b.mul(first, e.i64(DTYPES[dtype].nbytes)), dtype, width)
+    lanes = ir.VectorType(e.I32, width)
+    group, row = j // 32, b.mul(cell, e.i64(size // 32))  # of blocks
+
+    def half(at):
+        where = b.add(b.shl(row, e.i64(1)), e.i64(at + group * 2))
+        return e.splat(b, b.fpext(read(b, page, where, F16), e.F32), width)
+
+    low = lambda: half(size * (kind.scales_at + 1))
+    if kind.bits == 8:
+        at = b.add(b.shl(row, e.i64(5)), e.i64(j))
+        quants = b.sext(read(b, page, at, ir.VectorType(e.I8, width)), lanes)
+        return numbers(b, kind, quants, None, half(size * kind.scales_at), low)
+    word = read(b, page, b.add(b.shl(row, e.i64(4)), e.i64(group * 16)), ir.VectorType(e.I8, width))
+    each = lambda x: e.splat(b, ir.Constant(e.I8, x), width)
+    quants = b.zext(b.lshr(word, each(4)) if j % 32 else b.and_(word, each(15)), lanes)
+
+    def fifth():
+        at = b.add(b.shl(row, e.i64(2)), e.i64(size * 8 + group * 4 + j % 32 // 8))
+        return b.zext(b.bitcast(read(b, page, at, e.I16), ir.VectorType(ir.IntType(1), width)), lanes)
+
+    return numbers(b, kind, quants, fifth, half(size * kind.scales_at), low)
 
 
 def widest(size):
@@ -254,7 +299,7 @@ def weighted_sum_of_pages(size, rows, dtype):
 
     For each cell, the same cell of two other pages is prefetched.
     """
-    row_nbytes = size * BYTES[dtype]
+    row_nbytes = size * (KV_TYPES[dtype].bits or 8 * DTYPES[dtype].nbytes) // 8
 
     @intrinsic
     def tile(typingctx, p, v0, v1, out, lo, hi, next0, next1):

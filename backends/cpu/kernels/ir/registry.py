@@ -99,4 +99,5 @@ def _llvm_f32(name: str, n_args: int) -> Any:
 rint_f32 = _llvm_f32("llvm.rint.f32", 1)  # round half to even
 abs_f32 = _llvm_f32("llvm.fabs.f32", 1)
 sqrt_f32 = _llvm_f32("llvm.sqrt.f32", 1)
+min_f32 = _llvm_f32("llvm.minnum.f32", 2)
 max_f32 = _llvm_f32("llvm.maxnum.f32", 2)

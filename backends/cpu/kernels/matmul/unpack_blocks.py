@@ -236,6 +236,18 @@ def look_up(b, indices, codes):
     return e.concat(b, [b.bitcast(e.call(b, name, t, [table, p]), words) for p in parts])
 
 
+def look_up_bytes(b, indices, codes):
+    """Codebook values, i8, of 16 indices, i8 each."""
+    if isa() == "plain":
+        value = ir.Constant(indices.type, [codes[0]] * 16)
+        for i in range(1, 16):
+            here = b.icmp_signed("==", indices, ir.Constant(indices.type, [i] * 16))
+            value = b.select(here, ir.Constant(indices.type, [codes[i]] * 16), value)
+        return value
+    name = "llvm.aarch64.neon.tbl1.v16i8" if isa() == "neon_dot" else "llvm.x86.ssse3.pshuf.b.128"
+    return e.call(b, name, indices.type, [ir.Constant(indices.type, [*codes]), indices])
+
+
 def _select(b, indices, codes):
     """Lookup without a shuffle instruction: select by each bit of the index."""
     values = [e.constant(_word(code)) for code in codes]

@@ -9,6 +9,7 @@ import pytest
 
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.backends.cpu.lowering import attention as lower_attention
+from logitless.graph.dtype import KV_TYPES
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.paged_attention import PAGE, attention
 from logitless.graph.tensor import Tensor, feed
@@ -75,6 +76,7 @@ def test_rising_tops_change_no_other_row(
 
 
 KINDS = [("f16", "f16", 4, 2, 16), ("f32", "q8_0", 4, 2, 32), ("q8_0", "f16", 4, 2, 64), ("f16", "f16", 9, 1, 32)]
+KINDS += [("q4_0", "q5_1", 4, 2, 32)]
 
 
 @pytest.mark.parametrize(("key", "value", "heads", "kv_heads", "size"), KINDS)
@@ -89,10 +91,11 @@ def test_attention_bits_do_not_depend_on_other_rows(
     shapes = {"k": (n_table * (n + 2), kv_heads, size, PAGE), "v": (n_table * (n + 2), kv_heads, PAGE, size)}
     states = {name: session.define(name, shapes[name], kind) for name, kind in (("k", key), ("v", value))}
     for name, kind in (("k", key), ("v", value)):
-        if kind == "q8_0":
-            quants = r.integers(-127, 128, states[name].nbytes).astype(np.uint8)
+        if bits := KV_TYPES[kind].bits:
+            quants = r.integers(-127 if bits == 8 else -128, 128, states[name].nbytes).astype(np.uint8)
             pages = quants.reshape(-1, states[name].nbytes // (shapes[name][0] * kv_heads))
-            pages[:, size * PAGE :].view(np.float16)[:] = r.uniform(0.001, 0.01, (len(pages), size // 32 * PAGE))
+            scales = pages[:, size * KV_TYPES[kind].scales_at :].view(np.float16)
+            scales[:] = r.uniform(0.001, 0.01, scales.shape) * (1 if bits == 8 else 8)
             session.write(name, quants)
         else:
             session.write(name, r.normal(size=shapes[name]).astype(np.float16 if kind == "f16" else np.float32))

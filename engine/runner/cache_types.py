@@ -1,0 +1,37 @@
+"""Checks of the types of the KV cache against the heads of a model and its devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from logitless.graph.backend import Backend
+from logitless.graph.dtype import KV_TYPES
+from logitless.graph.op import OPS
+from logitless.graph.order import toposort
+from logitless.graph.tensor import Tensor, variable
+from logitless.models.hparams.hparams import Hparams
+
+
+def check_types(h: Hparams, type_k: str, type_v: str) -> None:
+    """ValueError for a type that does not exist, or whose blocks do not fit the model's heads."""
+    sizes = sorted({h.sizes(i).head_dim for i in range(h.n_layer_kv) if h.attends(i)})
+    for flag, kind in (("cache-type-k", type_k), ("cache-type-v", type_v)):
+        if kind not in KV_TYPES:
+            raise ValueError(f"--{flag} {kind}: the cache can be {', '.join(KV_TYPES)}")
+        if KV_TYPES[kind].bits and (odd := [size for size in sizes if size % 32]):
+            plain = ", ".join(name for name, t in KV_TYPES.items() if not t.bits)
+            has = f"needs heads of a multiple of 32 elements, this model's have {odd[0]}"
+            raise ValueError(f"--{flag} {kind}: {has}; {plain} take any")
+
+
+def refusal(graph: Iterable[Tensor], devices: Sequence[Backend], type_k: str, type_v: str) -> str:
+    """A line that names a device without attention over caches of these types, but over those of f16; else ""."""
+    for t in toposort(graph):
+        if t.op not in ("attention", "latent_attention"):
+            continue
+        plain = [variable("", s.shape, "f16") if s.dtype in KV_TYPES and len(s.shape) == 4 else s for s in t.src]
+        for device in devices:
+            if not device.supports(t) and device.supports(OPS[t.op](*plain, **t.attrs)):
+                lacks = f"{device.name} has no attention over these"
+                return f"--cache-type-k {type_k} --cache-type-v {type_v}: {lacks}; equal types or --device cpu would do"
+    return ""

@@ -1,0 +1,53 @@
+"""Rotation of queries, keys and values by a Hadamard matrix, for KV caches of few bits.
+
+An outlier spreads over its block, and products of queries and keys stay what they are (QuaRot, Ashkboos
+et al., 2024).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from logitless.graph.op import Array, op, require
+from logitless.graph.tensor import Shape, Tensor
+
+MOST = 128  # elements of a block
+
+
+def block_size(size: int) -> int:
+    """Elements that are rotated together: the largest power of two that divides a head's."""
+    return math.gcd(size, MOST)
+
+
+@op
+def hadamard(x: Array) -> Array:
+    """Each block of x's last axis times H / √n, which is its own inverse: H[i][j] is −1 to the number of
+    bits that i and j share. Sums are those of the fast Walsh-Hadamard transform, neighbours first.
+    """
+    n, y = block_size(x.shape[-1]), x
+    for step in (1 << i for i in range(n.bit_length() - 1)):
+        pairs = y.reshape(*x.shape[:-1], -1, 2, step)
+        a, b = pairs[..., 0, :], pairs[..., 1, :]
+        y = np.stack((a + b, a - b), -2).reshape(x.shape)
+    return y * (1 / math.sqrt(n))
+
+
+hadamard.takes("x f32 (…, D)")
+
+
+@hadamard.shape
+def _(x: Tensor) -> tuple[Shape, str]:
+    require(x.shape[-1] % 32 == 0, "hadamard", "expected rows of whole blocks of 32", x)
+    return x.shape, x.dtype
+
+
+@hadamard.vjp
+def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
+    return (hadamard(g),)
+
+
+hadamard.inplace = (0,)
+for _shape in ((3, 2, 96), (1, 5, 64), (2, 1, 576), (2, 3, 256)):
+    hadamard.case(lambda r, s=_shape: ([r.normal(size=s)], {}))  # type: ignore[misc]
