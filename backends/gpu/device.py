@@ -21,6 +21,7 @@ from logitless.backends.gpu.attention import (  # noqa: F401
     causal,
     chunks,
     encoder,
+    hadamard,
     kv_store,
     mla,
     paged_attention_backward,

@@ -7,7 +7,8 @@ summed. Scores cross lanes in local memory. RoPE is applied to queries as they a
 
 from __future__ import annotations
 
-from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, ELEMENT, before_page, scales_of
+from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS, NIBBLES, family, kind_of, number
+from logitless.backends.gpu.attention.kv_store import ELEMENT, PAIRS, before_page, fits, scales_of
 from logitless.backends.gpu.attention.paged_attention import AFTER_CACHES, SIZES, sink, spans
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, lower
@@ -24,25 +25,44 @@ WORDS = [
     "float factor",
     "float cap",
     "uint half_n",
-    "uint interleaved",
+    "uint interleaved",  # of nibbles also twice the kinds of the caches, since no other word has room
     "float direction",
     "uint flags",  # 1: there are sinks; twice T: positions from which windows count are behind those seen as the last
 ]
 
-
+# Sixteen plain numbers of a buffer, from a place.
+NUMBER = {"f32": "LLD({})", "f16": "LLDH({})", "bf16": "LU2F(LLD16({}) << 16u)"}
 SCALED = "UNROLL for (uint i = 0u; i < MAX_SIZE / 16; i++) out_[i] = out_[i] * was;"
 
 
 def _caches(dtype_k: str, dtype_v: str) -> list[Arg]:
     buffers = [Arg("K", ELEMENT[dtype_k]), Arg("V", ELEMENT[dtype_v])]
-    if dtype_k == "q8_0":
+    if ELEMENT[dtype_k] == "u8":
         buffers.append(Arg("KS", "u16"))
-    if dtype_v == "q8_0":
+    if ELEMENT[dtype_v] == "u8":
         buffers.append(Arg("VS", "u16"))
     return buffers
 
 
 def _key(dtype: str) -> str:
+    """Code that writes q · k · factor of a page's 16 cells to `scores`."""
+    if dtype == NIBBLES:
+        return f"""
+      for (uint c = LANE; c < 16u; c += WG) {{
+        PRECISE float sum = 0.0f;
+        for (uint d = 0u; d < size; d++) {{
+          float x = {number("K", "KS", "key_at", "c", "d", keys=True, kind="(kinds & 7u)")};
+          sum = FMA(q[d], x, sum);
+        }}
+        scores[c] = sum * factor;
+      }}"""
+    return f"""
+      PRECISE LF score = LSPLAT(0.0f);
+      {_plain_key(dtype)}
+      LST_LOCAL(scores, 0u, score * factor);"""
+
+
+def _plain_key(dtype: str) -> str:
     """Code that adds q · k of a page's 16 cells to `score`."""
     if dtype == "q8_0":
         return """
@@ -52,7 +72,7 @@ def _key(dtype: str) -> str:
           part = FMA(LSPLAT(q[d]), ITOF(LLDS8(K, key_at + d * 16u)), part);
         score = FMA(part, LLDH(KS, (key_at + size * 16u) / 2u + j * 16u), score);
       }"""
-    load = {"f32": "LLD(K, key_at + d * 16u)", "f16": "LLDH(K, key_at + d * 16u)"}[dtype]
+    load = NUMBER[dtype].format("K, key_at + d * 16u")
     return f"""
       PRECISE LF odd = LSPLAT(0.0f);
       for (uint d = 0u; d + 1u < size; d += 2u) {{
@@ -67,15 +87,27 @@ def _key(dtype: str) -> str:
 
 
 def _value(dtype: str) -> str:
+    """Code that adds 16 elements of a cell's weighted values, from element e, to `sum`."""
+    if dtype == NIBBLES:
+        at = number("V", "VS", "value_at", "c", "(e + l)", keys=False, kind="(kinds / 8u)")
+        lanes = f"for (uint l = LANE; l < 16u; l += WG) row[l] = {at};"
+        return f"{{ {lanes} sum = FMA(LSPLAT(scores[c]), LLD(row, 0u), sum); }}"
+    return f"sum = FMA(LSPLAT(scores[c]), {_plain_value(dtype)}, sum);"
+
+
+def _plain_value(dtype: str) -> str:
     """Expression for 16 elements of a cell's values, from element e."""
     at = "value_at + c * size + LCLAMP(e, size)"
     if dtype == "q8_0":
         scale = "F16(LOAD16(VS, (value_at + size * 16u) / 2u + c * (size / 32u) + e / 32u))"
         return f"ITOF(LLDS8(V, {at})) * {scale}"
-    return {"f32": f"LLD(V, {at})", "f16": f"LLDH(V, {at})"}[dtype]
+    return NUMBER[dtype].format(f"V, {at}")
 
 
 def _attention(dtype_k: str, dtype_v: str) -> None:
+    has_nibbles = NIBBLES in (dtype_k, dtype_v)
+    kinds = "\n  uint kinds = interleaved / 2u;" * has_nibbles
+    interleaves = "interleaved % 2u" if has_nibbles else "interleaved"
     Kernel(
         f"attention_{dtype_k}_{dtype_v}",
         [Arg("Q", "f32"), *_caches(dtype_k, dtype_v), *AFTER_CACHES],
@@ -84,10 +116,10 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
   uint t = GY, h = GX, n_heads = NGX, kv = h / (n_heads / n_kv);
   uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
   uint own = UINT(POS[t + flags / 2u]), first = window > 0u && own + 1u > window ? own + 1u - window : 0u;
-  uint chunks = (size + 15u) / 16u;
+  uint chunks = (size + 15u) / 16u;{kinds}
   uint from = (t * n_heads + h) * size;
   for (uint p = LANE; p < half_n; p += WG) {{
-    uint first = interleaved != 0u ? 2u * p : p, second = first + (interleaved != 0u ? 1u : half_n);
+    uint first = {interleaves} != 0u ? 2u * p : p, second = first + ({interleaves} != 0u ? 1u : half_n);
     float c = A[2u * t * half_n + p], s = A[(2u * t + 1u) * half_n + p] * direction;
     float a = Q[from + first], b = Q[from + second];
     q[first] = a * c - b * s;
@@ -101,11 +133,9 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
   BARRIER();
   for (uint page = first / 16u; page <= pos / 16u; page++) {{
     uint cell_page = UINT(TABLE[table + page]) * n_kv + kv;
-    uint key_at = {before_page(dtype_k)}, value_at = {before_page(dtype_v)};
+    uint key_at = {before_page(dtype_k, "(kinds & 7u)")}, value_at = {before_page(dtype_v, "(kinds / 8u)")};
     {{
-      PRECISE LF score = LSPLAT(0.0f);
       {_key(dtype_k)}
-      LST_LOCAL(scores, 0u, score * factor);
     }}
     BARRIER();
     uint lo = max(first, page * 16u) - page * 16u, hi = min(pos + 1u, page * 16u + 16u) - page * 16u;
@@ -127,7 +157,7 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
       if (i < chunks) {{
         uint e = i * 16u;
         PRECISE LF sum = out_[i] * correction;
-        for (uint c = lo; c < hi; c++) sum = FMA(LSPLAT(scores[c]), {_value(dtype_v)}, sum);
+        for (uint c = lo; c < hi; c++) {_value(dtype_v)}
         out_[i] = sum;
       }}
     }}
@@ -138,13 +168,13 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
         simt=(),
         cpu=[{"WG": 1, "MAX_SIZE": size} for size in SIZES],
         soft=[{"WG": 16, "MAX_SIZE": size} for size in SIZES],
-        local=[("float", "q", "MAX_SIZE"), ("float", "scores", "16")],
+        local=[("float", "q", "MAX_SIZE"), ("float", "scores", "16"), *[("float", "row", "16")] * has_nibbles],
+        functions=FUNCTIONS * has_nibbles,
     )
 
 
-for _k in CACHE_TYPES:
-    for _v in CACHE_TYPES:
-        _attention(_k, _v)
+for _k, _v in PAIRS:
+    _attention(_k, _v)
 
 
 @lower("attention")
@@ -155,9 +185,8 @@ def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     turned = more.pop() if t.op == "attention_rope" else None
     sinks = more[0] if more else None
     tokens, heads, size = q.shape
-    if k.dtype not in CACHE_TYPES or v.dtype not in CACHE_TYPES or size > SIZES[-1]:
-        return None
-    if size % 32 and "q8_0" in (k.dtype, v.dtype):
+    types = family(k.dtype), family(v.dtype)
+    if types not in PAIRS or size > SIZES[-1] or not fits(size, k, v):
         return None
     words = {
         "n_heads": heads,
@@ -177,5 +206,6 @@ def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     if shape.name == "simt":
         return spans(t, shape, words, rest, turned_back=t.attrs.get("sign", 1.0) < 0)
     bufs: Buffers = (q, k, v, *scales_of(k, v), *rest, t)
+    words["interleaved"] += 2 * sum(kind_of(k, v))
     room, arguments = next(n for n in SIZES if n >= size), tuple(words[word.split()[1]] for word in WORDS)
-    return [dispatch(f"attention_{k.dtype}_{v.dtype}", shape, bufs, arguments, (heads, tokens), MAX_SIZE=room)]
+    return [dispatch(f"attention_{'_'.join(types)}", shape, bufs, arguments, (heads, tokens), MAX_SIZE=room)]

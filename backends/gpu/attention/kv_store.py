@@ -1,43 +1,59 @@
 """KV cache stores, loads and page copies.
 
-The layout of pages is that of graph/ops/attention/paged_attention.py. In a q8_0 cache a page of a
-head is, for keys, int8 [D][16] and f16 scales [D/32][16]; for values int8 [16][D] and f16 scales
-[16][D/32].
+The layout of pages is that of graph/dtype.py (`KVType`).
 """
 
 from __future__ import annotations
 
+from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS, NIBBLES, family, kind_of, number, store
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, n_elements
+from logitless.graph.dtype import KV_TYPES
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.tensor import Tensor
 
-CACHE_TYPES = ("f32", "f16", "q8_0")
-ELEMENT = {"f32": "f32", "f16": "u16", "q8_0": "u8"}
+ELEMENT = {"f32": "f32", "f16": "u16", "bf16": "u16", "q8_0": "u8", NIBBLES: "u8"}
+CACHE_TYPES = tuple(ELEMENT)
+# Types of keys and values that attention has kernels for; the others run on the CPU.
+PAIRS = [(k, v) for k in ("f32", "f16", "q8_0") for v in ("f32", "f16", "q8_0")]
+PAIRS += [("bf16", "bf16"), (NIBBLES, NIBBLES), ("q8_0", NIBBLES)]
+
+
+def fits(size: int, *caches: Tensor) -> bool:
+    """True if heads of this size are whole blocks of the caches' types."""
+    return size % 32 == 0 or not any(KV_TYPES[c.dtype].bits for c in caches)
 
 
 def page_elements(dtype: str, size: int) -> int:
-    """Elements of a page of one head; the scales of a q8_0 cache count as bytes."""
-    return PAGE * size + (PAGE * size // 32 * 2 if dtype == "q8_0" else 0)
+    """Elements of a page of one head; those of block types are bytes."""
+    return size * (KV_TYPES[dtype].page or PAGE)
 
 
-def before_page(dtype: str) -> str:
+def before_page(dtype: str, kind: str = "kind") -> str:
     """Expression for the elements before the page `cell_page` of one head.
 
     It stands in for a parameter: attention kernels have no room for another one.
     """
-    return f"(cell_page * (size * {PAGE}u{' + size' if dtype == 'q8_0' else ''}))"
+    size = {"q8_0": "size * 16u + size", NIBBLES: f"size * PAGE_OF({kind})"}.get(dtype, f"size * {PAGE}u")
+    return f"(cell_page * ({size}))"
 
 
 def scales_of(*caches: Tensor) -> tuple[Tensor, ...]:
     """The caches that have scales, which are separate buffers of a kernel."""
-    return tuple(c for c in caches if c.dtype == "q8_0")
+    return tuple(c for c in caches if KV_TYPES[c.dtype].bits)
 
 
 # A row is a head of a token; its cell's page of that head begins at `at`.
 WHERE = """
     uint row = i / per_row, t = row / n_heads, h = row % n_heads, cell = UINT(CELLS[t]) % 16u;
     uint at = (UINT(CELLS[t]) / 16u * n_heads + h) * page;"""
+WORDS = ["uint n", "uint n_heads", "uint size", "uint page"]
+TO_BF16 = """
+FN uint TO_BF16(float x) { /* nearest even */
+  uint bits = F2U(x);
+  return (bits & 0x7fffffffu) > 0x7f800000u ? bits >> 16 | 64u : (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+}
+"""
 
 
 def _load(name: str, dtype: str) -> None:
@@ -46,13 +62,15 @@ def _load(name: str, dtype: str) -> None:
     value = {
         "f32": f"C[{place}]",
         "f16": f"F16(LOAD16(C, {place}))",
+        "bf16": f"U2F(LOAD16(C, {place}) << 16)",
+        NIBBLES: number("C", "S", "at", "cell", "d", keys=name == "load_k"),
         "q8_0": f"FLOAT((INT(LOAD8(C, {place})) << 24) >> 24) * F16(LOAD16(S, (at + size * 16u) / 2u + {scale}))",
     }[dtype]
-    scales = [Arg("S", "u16")] if dtype == "q8_0" else []
+    scales = [Arg("S", "u16")] if ELEMENT[dtype] == "u8" else []
     Kernel(
         f"{name}_{dtype}",
         [Arg("C", ELEMENT[dtype]), *scales, Arg("CELLS", "i32"), Arg("Y", "f32", "w")],
-        ["uint n", "uint n_heads", "uint size", "uint page"],
+        WORDS + ["uint kind"] * (dtype == NIBBLES),
         f"""
   uint per_row = size;
   FOR_EACH(i, n) {{{WHERE}
@@ -60,6 +78,7 @@ def _load(name: str, dtype: str) -> None:
     Y[i] = {value};
   }}""",
         wg=64,
+        functions=FUNCTIONS * (dtype == NIBBLES),
     )
 
 
@@ -84,21 +103,33 @@ def _store(name: str, dtype: str) -> None:
       STORE8(C, at + {place}, UINT(INT(RINT(X[row * size + d] * inverse)) & 255));
     }}
   }}"""
+    elif dtype == NIBBLES:
+        body = f"""
+  uint per_row = size / 32u;
+  FOR_EACH(i, n) {{{where}
+    uint j = i % per_row;
+    {store(keys=name == "store_k")}
+  }}"""
     else:
-        value = f"STORE16(C, at + {place}, TO_F16(X[i]));" if dtype == "f16" else f"C[at + {place}] = X[i];"
+        value = {
+            "f32": f"C[at + {place}] = X[i];",
+            "f16": f"STORE16(C, at + {place}, TO_F16(X[i]));",
+            "bf16": f"STORE16(C, at + {place}, TO_BF16(X[i]));",
+        }[dtype]
         body = f"""
   uint per_row = size;
   FOR_EACH(i, n) {{{where}
     uint d = i % size;
     {value}
   }}"""
-    scales = [Arg("S", "u16", "rw")] if dtype == "q8_0" else []
+    scales = [Arg("S", "u16", "rw")] if ELEMENT[dtype] == "u8" else []
     Kernel(
         f"{name}_{dtype}",
         [Arg("C", ELEMENT[dtype], "rw"), *scales, Arg("X", "f32"), Arg("CELLS", "i32")],
-        ["uint n", "uint n_heads", "uint size", "uint page"],
+        WORDS + ["uint kind"] * (dtype == NIBBLES),
         body,
         wg=64,
+        functions={NIBBLES: FUNCTIONS, "bf16": TO_BF16}.get(dtype, ""),
     )
 
 
@@ -154,13 +185,12 @@ Kernel(
 def _store_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     cache, x, cells = t.src
     size = x.shape[2]
-    if cache.dtype not in CACHE_TYPES or (cache.dtype == "q8_0" and size % 32):
+    if not fits(size, cache):
         return None
-    n = n_elements(x) // (32 if cache.dtype == "q8_0" else 1)
-    scales = (cache,) if cache.dtype == "q8_0" else ()
-    words = (n, x.shape[1], size, page_elements(cache.dtype, size))
-    bufs = (cache, *scales, x, cells)
-    return [dispatch(f"{t.op}_{cache.dtype}", shape, bufs, words, groups_for(n, shape, 64))]
+    n = n_elements(x) // (32 if KV_TYPES[cache.dtype].bits else 1)
+    words = (n, x.shape[1], size, page_elements(cache.dtype, size), *kind_of(cache))
+    bufs = (cache, *scales_of(cache), x, cells)
+    return [dispatch(f"{t.op}_{family(cache.dtype)}", shape, bufs, words, groups_for(n, shape, 64))]
 
 
 lower("store_k")(_store_rule)
@@ -197,11 +227,11 @@ def stores_together(keys: Tensor, values: Tensor) -> bool:
 def _load_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     cache, cells = t.src
     (_, heads, size), n = t.shape, n_elements(t)
-    if cache.dtype not in CACHE_TYPES or (cache.dtype == "q8_0" and size % 32):
+    if not fits(size, cache):
         return None
-    bufs = (cache, *((cache,) if cache.dtype == "q8_0" else ()), cells, t)
-    words = (n, heads, size, page_elements(cache.dtype, size))
-    return [dispatch(f"{t.op}_{cache.dtype}", shape, bufs, words, groups_for(n, shape, 64))]
+    bufs = (cache, *scales_of(cache), cells, t)
+    words = (n, heads, size, page_elements(cache.dtype, size), *kind_of(cache))
+    return [dispatch(f"{t.op}_{family(cache.dtype)}", shape, bufs, words, groups_for(n, shape, 64))]
 
 
 lower("load_k")(_load_rule)

@@ -7,7 +7,9 @@ by side for each element, so a row is read as it lies for both, and once for all
 
 from __future__ import annotations
 
-from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, ELEMENT, before_page, scales_of
+from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS as NIBBLE_FUNCTIONS
+from logitless.backends.gpu.attention.kv_nibbles import NIBBLES, family, kind_of, number
+from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, ELEMENT, before_page, fits, scales_of
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, lower
 from logitless.graph.tensor import Tensor
@@ -32,18 +34,20 @@ def _element(dtype: str) -> str:
     if dtype == "q8_0":
         scale = "F16(LOAD16(KS, (row_at + size * 16u) / 2u + e / 32u * 16u + c))"
         return f"FLOAT((INT(LOAD8(K, {at})) << 24) >> 24) * {scale}"
-    return {"f32": f"K[{at}]", "f16": f"F16(LOAD16(K, {at}))"}[dtype]
+    if dtype == NIBBLES:
+        return number("K", "KS", "row_at", "c", "e", keys=True)
+    return {"f32": f"K[{at}]", "f16": f"F16(LOAD16(K, {at}))", "bf16": f"U2F(LOAD16(K, {at}) << 16)"}[dtype]
 
 
 def _latent(dtype: str) -> None:
-    scales = [Arg("KS", "u16")] if dtype == "q8_0" else []
+    scales = [Arg("KS", "u16")] if ELEMENT[dtype] == "u8" else []
     Kernel(
         f"latent_attention_{dtype}",
         [
             *(Arg("Q", "f32"), Arg("K", ELEMENT[dtype]), *scales, Arg("TABLE", "i32"), Arg("SLOT", "i32")),
             *(Arg("POS", "i32"), Arg("Y", "f32", "w")),
         ],
-        WORDS,
+        WORDS + ["uint kind"] * (dtype == NIBBLES),
         f"""
   uint t = GY, head = GX * HEADS, n_own = min(UINT(HEADS), n_heads - head);
   uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
@@ -111,7 +115,7 @@ def _latent(dtype: str) -> None:
             ("float", "weights", "HEADS * CELLS"),
             *[("float", name, "HEADS") for name in ("most_of", "total_of", "was_of")],
         ],
-        functions=FUNCTIONS,
+        functions=FUNCTIONS + NIBBLE_FUNCTIONS * (dtype == NIBBLES),
     )
 
 
@@ -123,10 +127,10 @@ for _dtype in CACHE_TYPES:
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     q, k, tables, slot, pos = t.src
     tokens, n_heads, size = q.shape
-    if size > SIZES[-1] or (k.dtype == "q8_0" and size % 32):
+    if size > SIZES[-1] or not fits(size, k):
         return None
     bufs: Buffers = (q, k, *scales_of(k), tables, slot, pos, t)
-    words = (n_heads, size, tables.shape[1], bits(t.attrs["scale"]))
+    words = (n_heads, size, tables.shape[1], bits(t.attrs["scale"]), *kind_of(k))
     heads, room = HEADS[shape.name], next(n for n in SIZES if n >= size)
-    name = f"latent_attention_{k.dtype}"
+    name = f"latent_attention_{family(k.dtype)}"
     return [dispatch(name, shape, bufs, words, (-(-n_heads // heads), tokens), MAX_SIZE=room)]

@@ -17,7 +17,9 @@ step of one row waits for memory and for nothing else."""
 
 from __future__ import annotations
 
-from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, before_page
+from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS as NIBBLE_FUNCTIONS
+from logitless.backends.gpu.attention.kv_nibbles import NIBBLES, family, kind_of
+from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, PAIRS, before_page
 from logitless.backends.gpu.language.dialect import KERNELS, Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import MAX_GROUPS, Buffers, Dispatch, dispatch, groups_for
 from logitless.graph.ops.attention.paged_attention import PAGE
@@ -29,6 +31,7 @@ WG = 128
 ROWS = 4  # query heads of a group that has one token
 TILES = {64: 16, 128: 16, 256: 8}  # query heads of a group that has a tile of tokens, by MAX_SIZE
 TILED_CACHES = tuple((t, t) for t in CACHE_TYPES)  # types of keys and values
+KIND_K, KIND_V = "(kinds & 7u)", "(kinds / 8u)"
 FEW_GROUPS = 256  # where whole rows make no more groups than this, spans are groups of their own
 AFTER_CACHES = [
     Arg("TABLE", "i32"),
@@ -43,6 +46,8 @@ AFTER_CACHES = [
 WORD = {
     "f32": ("f32", "float", "{b}[{at}]", ("{w}",)),
     "f16": ("u32", "uint", "{b}[({at}) / 2u]", ("F16({w})", "F16({w} >> 16)")),
+    "bf16": ("u32", "uint", "{b}[({at}) / 2u]", ("U2F({w} << 16)", "U2F({w} & 0xffff0000u)")),
+    NIBBLES: ("u16", "uint", "LOAD16({b}, ({at}) / 2u)", ("({w})", "({w} >> 8)")),
     "q8_0": (
         "u16",
         "uint",
@@ -132,6 +137,8 @@ def _keys(dtype: str) -> str:
 
     def add(to: str, ahead: str) -> str:
         """Code for `ahead` elements from d on, whose loads come before their uses."""
+        if dtype == NIBBLES:
+            return add_nibbles()
         at = load.format(b="K", at=f"key_at + (d + i) * 16u + p * {n}u")
         sums = "".join(
             f"{to}[(p * {n}u + {j}u) * OWN_NV + v] = "
@@ -150,17 +157,59 @@ def _keys(dtype: str) -> str:
           }}
         }}"""
 
-    if dtype != "q8_0":
+    def add_nibbles() -> str:
+        """The same; d is a multiple of AT_ONCE. A word has two cells' elements d and d + 1."""
+        sums = "".join(
+            f"{{ float number = of_keys[(w[i / 2u * {words} + p] >> (i % 2u * 4u + {8 * j}u) & 15u)"
+            f" | (fifth[p * 2u + {j}u] >> (d + i) % 16u & 1u) << 4];"
+            f"sums[(p * 2u + {j}u) * OWN_NV + v] = "
+            f"FMA(x, VEC4(number), sums[(p * 2u + {j}u) * OWN_NV + v]); }}"
+            for j in range(2)
+        )
+        return f"""
+        uint w[AT_ONCE / 2u * {words}];
+        uint fifth[CELLS];
+        UNROLL for (uint i = 0u; i < AT_ONCE / 2u; i++) {{
+          UNROLL for (uint p = 0u; p < {words}; p++)
+            w[i * {words} + p] = LOAD16(K, (key_at + (d / 2u + i) * 16u) / 2u + p);
+        }}
+        UNROLL for (uint c = 0u; c < CELLS; c++) {{
+          uint fifth_at = ({before_page(dtype, KIND_K)} + size * 8u) / 2u + (j * 16u + cell + c) * 2u;
+          fifth[c] = 0u;
+          if ((kinds & 1u) != 0u) fifth[c] = LOAD16(K, fifth_at + d % 32u / 16u);
+        }}
+        UNROLL for (uint i = 0u; i < AT_ONCE; i++) {{
+          EACH_VECTOR {{
+            vec4 x = q[(d + i) * NV + first_v + v];
+            all[v] = all[v] + x;
+            UNROLL for (uint p = 0u; p < {words}; p++) {{ {sums} }}
+          }}
+        }}"""
+
+    if dtype not in ("q8_0", NIBBLES):
         return f"""
       uint d = 0u;
       for (; d + AT_ONCE <= size; d += AT_ONCE) {{{add("scores", "AT_ONCE")}
       }}
       for (; d < size; d++) {{{add("scores", "1")}
       }}"""
+    page, scales, all_sums, minima = "cell_page * (size * 17u)", "16u", "", ""
+    if dtype == NIBBLES:
+        scales = f"SCALES_OF({KIND_K})"
+        page = before_page(dtype, KIND_K)
+        all_sums = "PRECISE vec4 all[OWN_NV]; EACH_VECTOR { all[v] = VEC4(0.0f); }"
+        minima = """
+        if ((kinds & 2u) != 0u) {
+          UNROLL for (uint i = 0u; i < CELLS * OWN_NV; i++) {
+            float low = F16(LOAD16(K, scales_at + size / 2u + j * 16u + i / OWN_NV));
+            scores[i] = FMA(all[i % OWN_NV], VEC4(low), scores[i]);
+          }
+        }"""
     return f"""
-      uint scales_at = (cell_page * (size * 17u) + size * 16u) / 2u + cell;
+      uint scales_at = ({page} + size * {scales}) / 2u + cell;
       for (uint j = 0u; j < size / 32u; j++) {{
         PRECISE vec4 sums[CELLS * OWN_NV];
+        {all_sums}
         UNROLL for (uint i = 0u; i < CELLS * OWN_NV; i++) sums[i] = VEC4(0.0f);
         float scales[CELLS];
         UNROLL for (uint c = 0u; c < CELLS; c++) scales[c] = F16(LOAD16(K, scales_at + j * 16u + c));
@@ -168,7 +217,7 @@ def _keys(dtype: str) -> str:
         }}
         UNROLL for (uint i = 0u; i < CELLS * OWN_NV; i++) {{
           scores[i] = FMA(sums[i], VEC4(scales[i / OWN_NV]), scores[i]);
-        }}
+        }}{minima}
       }}"""
 
 
@@ -179,6 +228,8 @@ def _values(dtype: str, first: str, n: str) -> str:
     words = f"(OWN / {size})"
     at = load.format(b="V", at=f"value_at + ({first} + c) * size + e + p * {size}u")
     scales = scale = ""
+    if dtype == NIBBLES:
+        return _nibble_values(first, n)
     if dtype == "q8_0":
         of = f"(value_at + size * 16u) / 2u + ({first} + c) * (size / 32u) + e / 32u"
         scales = f"uint scales[{n}]; UNROLL for (uint c = 0u; c < {n}; c++) scales[c] = LOAD16(V, {of});"
@@ -196,7 +247,40 @@ def _values(dtype: str, first: str, n: str) -> str:
           {each} {{ {values} }} }}"""
 
 
+def _nibble_values(first: str, n: str) -> str:
+    each = f"UNROLL for (uint c = 0u; c < {n}; c++) {{{{ UNROLL for (uint p = 0u; p < {{}}; p++)"
+    block = f"({first} + c) * (size / 32u) + e / 32u"
+    quant = (
+        "(w[c * (OWN / 2) + p / 2u] >> (e % 32u / 16u * 4u + p % 2u * 8u) & 15u)"
+        " | (fifth[c] >> (e % 16u + p) & 1u) << 4"
+    )
+    return f"""
+          uint w[{n} * (OWN / 2)];
+          uint fifth[{n}];
+          uint scales[{n}];
+          uint minima[{n}];
+          float x[{n} * OWN];
+          uint scales_at = (value_at + size * SCALES_OF({KIND_V})) / 2u, fifth_at = (value_at + size * 8u) / 2u;
+          uint quants_at = (value_at + e / 32u * 16u + e % 16u) / 2u;
+          {each.format("(OWN / 2)")}
+            w[c * (OWN / 2) + p] = LOAD16(V, quants_at + ({first} + c) * (size / 4u) + p);
+          }}
+          UNROLL for (uint c = 0u; c < {n}; c++) {{
+            scales[c] = LOAD16(V, scales_at + {block});
+            fifth[c] = 0u;
+            minima[c] = 0u;
+            if (({KIND_V} & 1u) != 0u) fifth[c] = LOAD16(V, fifth_at + ({block}) * 2u + e % 32u / 16u);
+            if (({KIND_V} & 2u) != 0u) minima[c] = LOAD16(V, scales_at + size / 2u + {block});
+          }}
+          {each.format("OWN")} x[c * OWN + p] = FMA(of_values[{quant}], F16(scales[c]), F16(minima[c])); }}"""
+
+
 def _body(dtype_k: str, dtype_v: str) -> str:
+    tables = "".join(
+        f"\n  if (LID < 32u) {of}[LID] = NIBBLE(LID, {kind});"
+        for of, kind, dtype in (("of_keys", KIND_K, dtype_k), ("of_values", KIND_V, dtype_v))
+        if dtype == NIBBLES
+    )
     return f"""
   uint per = n_heads / n_kv, wide = min(per, UINT(ROWS)), blocks = (per + wide - 1u) / wide;
   uint unit = GX % (n_kv * blocks), kv = unit / blocks, head = kv * per + unit % blocks * wide;
@@ -259,7 +343,7 @@ def _body(dtype_k: str, dtype_v: str) -> str:
     }}
   }}
   vec4 out_[OUTS];
-  UNROLL for (uint i = 0u; i < OUTS; i++) out_[i] = VEC4(0.0f);
+  UNROLL for (uint i = 0u; i < OUTS; i++) out_[i] = VEC4(0.0f);{tables}
   BARRIER();
   for (; span < end; span++) {{
     {{
@@ -267,7 +351,7 @@ def _body(dtype_k: str, dtype_v: str) -> str:
       PRECISE vec4 scores[CELLS * OWN_NV];
       UNROLL for (uint i = 0u; i < CELLS * OWN_NV; i++) scores[i] = VEC4(0.0f);
       if (page >= first / 16u && page <= last / 16u) {{
-        uint cell_page = UINT(TABLE[table + page]) * n_kv + kv, key_at = {before_page(dtype_k)} + cell;
+        uint cell_page = UINT(TABLE[table + page]) * n_kv + kv, key_at = {before_page(dtype_k, KIND_K)} + cell;
         {_keys(dtype_k)}
       }}
       UNROLL for (uint c = 0u; c < CELLS; c++) {{
@@ -327,7 +411,7 @@ def _body(dtype_k: str, dtype_v: str) -> str:
       UNROLL for (uint i = 0u; i < OWN * OWN_NV; i++) sums[i] = VEC4(0.0f);
       for (uint page = span * 16u + slice; page <= min(last / 16u, span * 16u + 15u); page += SLICES) {{
         if (page < first / 16u) continue;
-        uint cell_page = UINT(TABLE[table + page]) * n_kv + kv, value_at = {before_page(dtype_v)};
+        uint cell_page = UINT(TABLE[table + page]) * n_kv + kv, value_at = {before_page(dtype_v, KIND_V)};
 #if TILED
         if (page * 16u < all_first || page * 16u + 15u > all_last) {{
           ROLLED for (uint four = 0u; four < 16u; four += 4u) {{
@@ -420,10 +504,11 @@ def _body(dtype_k: str, dtype_v: str) -> str:
 def _attention(name: str, dtype_k: str, dtype_v: str, rows: dict[int, int]) -> None:
     """Declare a kernel; `rows`: those of a group, by MAX_SIZE."""
     of_rows = ("most_of", "total_of", "was_of", "comes_of")
+    has_nibbles = NIBBLES in (dtype_k, dtype_v)
     Kernel(
         f"attention_{name}_{dtype_k}_{dtype_v}",
         [Arg("Q", "f32"), Arg("K", WORD[dtype_k][0]), Arg("V", WORD[dtype_v][0]), *AFTER_CACHES],
-        WORDS,
+        WORDS + ["uint kinds"] * has_nibbles,
         _body(dtype_k, dtype_v),
         simt=[{"WG": WG, "ROWS": n, "MAX_SIZE": size} for size, n in rows.items()],
         cpu=(),
@@ -434,14 +519,14 @@ def _attention(name: str, dtype_k: str, dtype_v: str, rows: dict[int, int]) -> N
             *(("float", name, "ROWS") for name in of_rows),
             ("uint", "first_of", "ROWS"),
             ("uint", "last_of", "ROWS"),
+            *(("float", name, "32") for name in ("of_keys", "of_values") if has_nibbles),  # numbers of quants
         ],
-        functions=FUNCTIONS,
+        functions=FUNCTIONS + NIBBLE_FUNCTIONS * has_nibbles,
     )
 
 
-for _k in CACHE_TYPES:
-    for _v in CACHE_TYPES:
-        _attention("spans", _k, _v, dict.fromkeys(SIZES, ROWS))
+for _k, _v in PAIRS:
+    _attention("spans", _k, _v, dict.fromkeys(SIZES, ROWS))
 for _k, _v in TILED_CACHES:
     _attention("tiles", _k, _v, TILES)
 SCALED = "UNROLL for (uint t = 0u; t < WIDE; t++) sums[t] = sums[t] * was;"
@@ -499,10 +584,10 @@ def spans(
     q, k, v = t.src[:3]
     tables, _, pos, _, sinks = rest
     tokens, n_heads, size = q.shape
-    if size < 2 or (size % 2 and v.dtype == "f16"):  # a thread has two elements, which are a word of f16
+    if size < 2 or (size % 2 and v.dtype in ("f16", "bf16")):  # a thread has two elements, which are a word
         return None
     n_kv, n_spans = k.shape[1], -(-tables.shape[1] * PAGE // SPAN)
-    shared, room, types = n_heads // n_kv, next(n for n in SIZES if n >= size), f"{k.dtype}_{v.dtype}"
+    shared, room, types = n_heads // n_kv, next(n for n in SIZES if n >= size), f"{family(k.dtype)}_{family(v.dtype)}"
     groups = n_kv * -(-shared // ROWS)
     scratch = 4 * tokens * n_heads * n_spans * (size + 2)
     split = n_spans > 1 and tokens * groups <= FEW_GROUPS and scratch <= MOST_SCRATCH
@@ -512,7 +597,7 @@ def spans(
     bufs: Buffers = (q, k, v, *rest)
 
     def launch(name: str, to: Tensor | None, groups: tuple[int, int], scratch: int, **more: int) -> Dispatch:
-        arguments = tuple((values | more)[word.split()[1]] for word in WORDS)
+        arguments = (*((values | more)[word.split()[1]] for word in WORDS), *kind_of(k, v))
         return dispatch(f"attention_{name}_{types}", shape, (*bufs, to), arguments, groups, scratch, MAX_SIZE=room)
 
     if split:
@@ -521,7 +606,7 @@ def spans(
         joined = (n, n_heads, size, words["window"], n_spans, words["flags"])
         join = dispatch("attention_join", shape, (None, pos, t, sinks), joined, groups_for(n, shape, 64), scratch)
         return [first, join]
-    tile = TILES.get(room, 0) // shared if (k.dtype, v.dtype) in TILED_CACHES and size >= 4 else 0
+    tile = TILES.get(room, 0) // shared if (family(k.dtype), family(v.dtype)) in TILED_CACHES and size >= 4 else 0
     n_tiles = -(-tokens // max(tile, 1))
     many = tile > 1 and n_kv * n_tiles >= FEW_GROUPS
     if not many or KERNELS[f"attention_tiles_{types}"].find(shape, MAX_SIZE=room) is None:

@@ -1,0 +1,44 @@
+"""Hadamard rotation of blocks: a fast Walsh-Hadamard transform in the memory of a group."""
+
+from __future__ import annotations
+
+import math
+
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, lower, n_elements
+from logitless.graph.ops.attention.hadamard import MOST, block_size
+from logitless.graph.tensor import Tensor
+
+MOST_GROUPS = 4096
+Kernel(
+    "hadamard",
+    [Arg("X", "f32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint size", "float factor"],
+    """
+  for (uint block = GX; block < n; block += NGX) {
+    for (uint i = LID; i < size; i += WG) a[i] = X[block * size + i];
+    BARRIER();
+    for (uint step = 1u; step < size; step *= 2u) {
+      for (uint p = LID; p < size / 2u; p += WG) {
+        uint i = p / step * step * 2u + p % step;
+        float x = a[i], y = a[i + step];
+        a[i] = x + y;
+        a[i + step] = x - y;
+      }
+      BARRIER();
+    }
+    for (uint i = LID; i < size; i += WG) Y[block * size + i] = a[i] * factor;
+    BARRIER();
+  }""",
+    simt=[{"WG": 32}],
+    cpu=[{"WG": 1}],
+    local=[("float", "a", str(MOST))],
+)
+
+
+@lower("hadamard")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    size = block_size(t.shape[-1])
+    n = n_elements(t) // size
+    words = (n, size, bits(1 / math.sqrt(size)))
+    return [dispatch("hadamard", shape, (t.src[0], t), words, (min(n, MOST_GROUPS), 1))]
