@@ -40,6 +40,11 @@ class DType:
     def quantised(self) -> bool:
         return self.block > 1
 
+    @property
+    def act_group(self) -> int:
+        """Elements of an activation that share a scale in products with this type."""
+        return 256 if self.block == 256 else 32
+
 
 IQ4_CODES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 E2M1_CODES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # OCP's, in units of 0.5

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from logitless.graph.dtype import DTYPES
+from logitless.graph.dtype import BLOCK_TYPES, DTYPES
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.elementwise import add, mul
 from logitless.graph.ops.gather import get_rows
@@ -28,8 +28,8 @@ from logitless.models.quantization.requantize import REQUANTIZED, requantize, re
 from logitless.models.weights.finite import is_finite
 from logitless.models.weights.tensor_map import TensorSlice, is_unused, mtp_tensors, tensor_map
 
-FLOATS, PLAIN_BLOCKS = ("f32", "f16", "bf16"), ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")
-MATRIX_TYPES = (*FLOATS, *PLAIN_BLOCKS, "q4_k", "q5_k", "q6_k", *REQUANTIZED)
+FLOATS = ("f32", "f16", "bf16")
+MATRIX_TYPES = (*FLOATS, *BLOCK_TYPES)
 log = logging.getLogger(__name__)
 Bytes = npt.NDArray[np.uint8]
 # outputs that kernels make together, which must not be of two experts: their rows are padded

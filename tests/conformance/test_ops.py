@@ -12,8 +12,9 @@ from logitless.graph.testing.conformance import OK, UNSUPPORTED, Problem, lackin
 register_all()
 # Products that unpack weights with the code of `linear`, which has a case of every type: here the
 # types whose way to unpack no other has. A kernel takes a second or two to compile.
-LIKE_LINEAR = {"expert_matmul", "expert_parts", "linear_add", "linear_glu", "linear_parts", "matmul"}
-NEAR_OTHERS = {"q4_0", "q4_1", "q5_0", "q5_k", "iq4_nl", "iq2_xxs", "iq2_xs", "iq3_s", "iq1_s", "iq1_m"}
+LIKE_LINEAR = {"expert_linear", "expert_matmul", "expert_parts", "linear_add", "linear_glu", "linear_parts", "matmul"}
+NEAR_OTHERS = {"q1_0", "q2_0", "q4_0", "q4_1", "q5_0", "q5_k", "iq4_nl", "iq4_xs", "nvfp4", "tq2_0"}
+NEAR_OTHERS |= {"iq2_xxs", "iq2_xs", "iq3_s", "iq1_s", "iq1_m"}
 
 
 @pytest.mark.parametrize("name", sorted(name for name in OPS if OPS[name].cases))

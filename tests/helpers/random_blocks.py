@@ -17,7 +17,9 @@ def random_blocks(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, 
     """Random blocks of about this deviation, (…, bytes of a row)."""
     size, nbytes = DTYPES[dtype].block, DTYPES[dtype].nbytes
     raw = rng.integers(0, 256, (math.prod(shape) // size, nbytes), np.uint8)
-    if dtype == "mxfp4":
+    if dtype == "nvfp4":
+        raw[:, :4] = rng.integers(1, 12, (len(raw), 4))  # scales of 1 / 1024 and more, some of them subnormal
+    elif dtype == "mxfp4":
         raw[:, 0] = 127 + round(math.log2(std / 2.5))
     else:
         put_scale(raw, dtype, 1)

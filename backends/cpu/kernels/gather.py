@@ -86,44 +86,67 @@ def codebook_reader(codes):
     return read_code
 
 
+def fine_reader(layout):
+    """f(fine, lane, j, part): scale and minimum of a half, in units of the coarse ones.
+
+    `fine`: address of block j's numbers."""
+    fine, mins, parts, coarse = layout.fine, layout.mins, layout.parts, layout.coarse
+
+    @njit(forceinline=True)
+    def read(address, lane, j, part):
+        if fine == 0:
+            return np.float32(1), np.float32(1)
+        elif fine == 24:
+            words, i = u32p(address - j * 24 + lane * 4), 2 * j + part
+            low = words[i // 8 * 16] >> np.uint32(i % 8 * 4) & np.uint32(15)
+            high = words[32] >> np.uint32(2 * i) & np.uint32(3)
+            return np.float32(np.int32(low | high << np.uint32(4)) - 32), np.float32(0)
+        octet = u8p(address)[part * 16 + lane]
+        if coarse == 0:
+            return f16_to_f32(np.uint16(octet) << np.uint16(7)) * np.float32(128), np.float32(0)
+        elif mins and parts == 2:
+            return np.float32(octet & 15), -np.float32(octet >> 4)
+        elif mins:
+            return np.float32(octet), -np.float32(u8p(address)[16 + lane])
+        else:
+            return np.float32(np.int8(octet)), np.float32(0)
+
+    return read
+
+
 def block_decoder(layout):
     """f(group, lane, i, first, last, out): part of one row's 32-element block i → f32 at out.
 
     The part is steps `first`…`last`, four elements each."""
     if layout.grid:
         return grid_decoder(layout)
-    sections, quants, high, fine, mins = section_finder(layout), layout.quants, layout.high, layout.fine, layout.mins
-    offset = 0 if mins or layout.codes else 128 >> layout.shift
-    code, exponents = codebook_reader(layout.codes), layout.coarse == 16
+    sections, low, high, step_of = section_finder(layout), layout.low_bits, layout.high, layout.step
+    mins, parts, bundle, coarse = layout.mins, layout.parts, layout.bundle, layout.coarse
+    offset = 0 if mins or layout.codes else layout.zero >> layout.shift
+    code, read_fine, mask = codebook_reader(layout.codes), fine_reader(layout), (1 << low) - 1
 
     @njit(forceinline=True)
     def decode(group, lane, i, first, last, out):
         y = f32p(out)
         c, f, h_at, q_at = sections(group, i)
-        f, h, q = f + lane, u8p(h_at + lane * 4), u8p(q_at + lane * 4)
-        if exponents:
+        h, q = u8p(h_at + lane * 4), u8p(q_at + lane * 4)
+        d, m = np.float32(1), np.float32(0)
+        if coarse == 16:
             d = from_bits(np.int32(u8p(c)[lane]) << 23) * np.float32(0.5)
-        else:
-            c += lane * 2
-            d = f16_to_f32(u16p(c)[0])
-        m = np.float32(0)
+        elif coarse:
+            d = f16_to_f32(u16p(c)[lane])
         if mins:
-            m = f16_to_f32(u16p(c)[16])
-            if fine:
-                d *= np.float32(u8p(f)[0])
-                m *= -np.float32(u8p(f)[16])
+            m = f16_to_f32(u16p(c)[16 + lane])
         for step in range(first, last):
-            scale = d * np.float32(i8p(f)[step // 4 * 16]) if high == 128 else d
+            factor, least = read_fine(f, lane, i % bundle, step * parts // 8)
+            scale, low_end = d * factor, m * least
             for e in range(4):
-                if quants == 512:
-                    v = np.int32(q[step * 64 + e])
-                else:
-                    v = np.int32(q[step % 4 * 64 + e]) >> (step // 4 * 4) & 15
-                    if high == 64:
-                        v |= (np.int32(h[e]) >> step & 1) << 4
-                    elif high == 128:
-                        v |= (np.int32(h[step // 4 * 64 + e]) >> (step % 4 * 2) & 3) << 4
-                y[(step - first) * 4 + e] = scale * np.float32(code(v) - offset) + m
+                v = np.int32(q[step % low * 64 + e]) >> (step // low * low) & mask
+                if high == 64:
+                    v |= (np.int32(h[e]) >> step & 1) << low
+                elif high == 128:
+                    v |= (np.int32(h[step // 4 * 64 + e]) >> (step % 4 * 2) & 3) << 4
+                y[(step - first) * 4 + e] = scale * np.float32(code(v) * step_of - offset) + low_end
 
     return decode
 

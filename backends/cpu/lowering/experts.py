@@ -23,7 +23,7 @@ def _(t: Tensor) -> Tensor:
     gather = x.op == "expert_rows" and x.src[1] is order
     source = x.src[0] if gather else x
     if DTYPES[w.dtype].quantised:
-        act = quantize_experts(source, order, gather=gather, group=DTYPES[w.dtype].block)
+        act = quantize_experts(source, order, gather=gather, group=DTYPES[w.dtype].act_group)
     else:
         act = (round_experts if takes_bf16(w) else pack_experts)(source, order, gather=gather)
     return expert_linear_act(act, w, order, n=t.attrs["n"], name=t.name)

@@ -48,7 +48,7 @@ PLAIN_TILE_ROWS = 8  # rows of a tile of unpacked weights
 def _(t: Tensor) -> Tensor:
     x, w = t.src
     if packed(w) and DTYPES[w.dtype].quantised:
-        return linear_q8(quantize_act(x, group=DTYPES[w.dtype].block), w, name=t.name)
+        return linear_q8(quantize_act(x, group=DTYPES[w.dtype].act_group), w, name=t.name)
     rows, _, _ = gemm_tile(isa())
     in_tiles = x.shape[0] >= (MANY_ROWS if packed(w) else rows)
     if takes_bf16(w):
@@ -63,7 +63,7 @@ def _(t: Tensor) -> Tensor:
     x, *ws = t.src
     if x.dtype != "f32" or not all(map(packed, ws)):
         return t
-    groups = {DTYPES[w.dtype].block for w in ws if DTYPES[w.dtype].quantised}
+    groups = {DTYPES[w.dtype].act_group for w in ws if DTYPES[w.dtype].quantised}
     if len(groups) > 1 or (groups and not all(DTYPES[w.dtype].quantised for w in ws)):
         return t
     if groups:

@@ -111,6 +111,12 @@ def load_f16(b, pointer):
     return b.fpext(load(b, pointer, V16H, 2), V16F)
 
 
+def half_bits(b, octets, left):
+    """16 bytes, shifted left, as the bits of f16: f32."""
+    words = b.zext(octets, ir.VectorType(I16, 16))
+    return b.fpext(b.bitcast(b.shl(words, ir.Constant(words.type, [left] * 16)), V16H), V16F)
+
+
 def load_floats(b, line, dtype, n):
     """First n k of a line of a packed group of floats (layout.py), as f32 vectors of 16."""
     if dtype == "bf16":

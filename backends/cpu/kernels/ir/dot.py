@@ -43,15 +43,17 @@ def dots_take_signed():
 def late_shift(layout, step, *, lone=False):
     """Bits by which the dots of a step are shifted instead of its quants.
 
-    On AVX2 two products have to fit into 16 bits, on NEON quants into 7. For a `lone` row, low
-    nibbles stay in place everywhere, and its chain of dots becomes two short ones."""
-    return layout.shift if dots_take_signed() or (lone and layout.nibbles and step < 4) else 0
+    On AVX2 two products have to fit into 16 bits, on NEON quants into 7. For a `lone` row, quants
+    stay at their place in a byte everywhere, and its chain of dots becomes several short ones."""
+    in_place = layout.shift_left(step) if lone and not (layout.codes or layout.grid) else 0
+    return layout.shift if dots_take_signed() else max(0, in_place)
 
 
 class DotAccumulator:
     """Accumulator of integer dots: 16 lanes of weight bytes times bytes of one activation row.
 
-    `offset` (i32) is the start value for quants that are biased by 128: DOT_ZERO − 128·sum(x).
+    `offset` (i32) is the start value for quants that are biased by 128: DOT_ZERO − 128·sum(x);
+    half of that sum is for those biased by 64.
 
     AVX2 adds `pairs` of products in 16 bits as long as there is `room`, then widens them to 32
     bits; 4-bit quants fit a whole block. 8-bit quants do not even fit once (2·255·127), so |q| is
@@ -60,6 +62,9 @@ class DotAccumulator:
     def __init__(self, b, layout, offset):
         self.b, self.biased = b, not layout.codes
         self.signed = dots_take_signed() and layout.bits == 8
+        if layout.zero == 64:
+            zero = ir.Constant(I32, DOT_ZERO)
+            offset = b.add(b.ashr(b.sub(offset, zero), ir.Constant(I32, 1)), zero)
         start = splat(b, offset) if not (layout.mins or self.signed) else constant(DOT_ZERO)
         self.sums = {0: start}  # by left shift
         self.room = (1 << 15) // (2 * 127 * ((1 << layout.bits) - 1)) or 1
@@ -154,6 +159,11 @@ def scaled_dot(b, dot, scale):
     if isa() == "plain":  # without FMA the large zero would swallow the dot
         return b.fmul(b.fsub(b.bitcast(dot, V16F), constant(DOT_FLOAT)), scale)
     return fma(b, b.bitcast(dot, V16F), scale, b.fmul(scale, constant(-DOT_FLOAT)))
+
+
+def dot_value(b, start):
+    """A dot's start value (i32 bits) as the float that it adds, in 16 lanes."""
+    return b.fsub(b.bitcast(splat(b, start), V16F), constant(DOT_FLOAT))
 
 
 def accumulate_scaled(b, acc, dot, scale):

@@ -6,10 +6,9 @@ for 1 activation row and for 512. N is padded to whole groups with zeros. A grou
 `group_nbytes` long. Floats are [K][16] f32 or f16. bf16 are k-interleaved, [K/2][16][2]: two
 neighbours become f32 without being moved apart, and an odd last one is paired with zero.
 
-A group of a quantised dtype is a sequence of bundles, of 256 k (GGUF types with blocks of 256), 128
-k (mxfp4) or 64 k. So it is read from one end to the other. Four sections far apart would be four
-streams, which a hardware prefetcher does not follow reliably. A bundle has these sections, each at
-a multiple of 64:
+A group of a quantised dtype is a sequence of bundles of 64 to 512 k. So it is read from one end to
+the other. Four sections far apart would be four streams, which a hardware prefetcher does not
+follow reliably. A bundle has these sections, each at a multiple of 64:
 
            coarse, per GGUF block      fine, per 32 k          high, per 32 k     quants, per 32 k
     q8_0   [16] f16 d                                                             [8][16][4] u8: q+128
@@ -22,6 +21,16 @@ a multiple of 64:
     q4_k   [16] f16 d, [16] f16 dmin   [16] u8 sc, [16] u8 m                      [4][16][4] nibbles
     q5_k   [16] f16 d, [16] f16 dmin   [16] u8 sc, [16] u8 m   [16][4] 1 bit      [4][16][4] nibbles
     q6_k   [16] f16 d                  [2][16] i8 sc, 16 k     [2][16][4] 2 bits  [4][16][4] nibbles
+    q2_k   [16] f16 d, [16] f16 dmin   [2][16] u8 sc, m, 16 k                     [2][16][4] 2 bits
+    q3_k   [16] f16 d                  6 bits, 16 k            [16][4] 1 bit      [2][16][4] 2 bits
+    iq4_xs [16] f16 d                  [16] i8 sc                                 [4][16][4] indices
+    tq2_0  [16] f16 d                                                             [2][16][4] 2 bits
+    q2_0   [16] f16 d                                                             [2][16][4] 2 bits
+    q1_0   [16] f16 d                                                             [16][4] 1 bit
+    nvfp4                              [2][16] u8 E4M3, 16 k                      [4][16][4] indices
+
+A scale and a minimum of q2_k are the halves of a byte. The scales of q3_k are [2][16] u32 of eight
+times 4 bits and [16] u32 of sixteen times 2 bits above them, for 256 k.
 
 Types with a grid (IQ1, IQ2, IQ3) have bundles of 512 k (iq1_m: 256), so that no section is padded:
 
@@ -45,16 +54,17 @@ A last bundle of fewer blocks of 32 k ends after the quants that it has.
 A block of 32 k is 8 steps of 4. Element k = 4·step + t of row r is byte [step][r][t], so a 32-bit
 lane holds four consecutive k, as an integer dot product takes them. Nibbles: byte [v][r][t] holds
 step v in its low half and step v+4 in its high half; so do indices into a dtype's codebook
-(graph/dtype.py). One high bit: bit `step` of byte [r][t]. Two high bits: bits 2(step mod 4) of byte
-[step div 4][r][t].
+(graph/dtype.py). 2 bits: byte [v][r][t] holds steps v, v+2, v+4 and v+6, the lowest first. One high
+bit: bit `step` of byte [r][t]. Two high bits: bits 2(step mod 4) of byte [step div 4][r][t].
 
 Kernels read every signed type as unsigned with offset 128. A quant of b bits is shifted to the top
 of its byte (q4_0 · 16, q5_0 and the codes of mxfp4 · 8, q6_k · 4), and the scale is divided by the
-same power of two. −128 · sum(x) starts the integer dot, as the bits of the float 1.5 · 2^23 − 128 ·
-sum(x). Near 1.5 · 2^23 the bits of floats count in ones, so the finished dot is read as a float
-without a conversion (ir/dot.py). Types of 256 k, whose activations share a scale, add up eight
-such floats and subtract all eight 1.5 · 2^23 at once. That rounds to ones of a dot, so their quants
-are at the top of a byte, too (q4_k · 16, q5_k · 8), where ones are least.
+same power of two (the offset of types of fewer than 3 bits is 64). −128 · sum(x) starts the integer
+dot, as the bits of the float 1.5 · 2^23 − 128 · sum(x). Near 1.5 · 2^23 the bits of floats count in
+ones, so the finished dot is read as a float without a conversion (ir/dot.py). Types of 256 k, whose
+activations share a scale, add up eight such floats and subtract all eight 1.5 · 2^23 at once. That
+rounds to ones of a dot, so their quants are at the top of a byte, too (q4_k · 16, q5_k · 8), where
+ones are least.
 
 Activations (M rows) are packed, too:
 
@@ -71,7 +81,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 from logitless.backends.host import target_host
 from logitless.graph.dtype import DTYPES
@@ -82,6 +92,10 @@ ACT_BLOCK, ACT_SCALE, ACT_SUM, ACT_OFFSET, ACT_HALF = 52, 32, 36, 40, 44
 ATTENTION_SPAN = 256  # KV cells with a softmax of their own; several are joined
 ENCODER_ROWS = 384  # query rows of a unit of an encoder's attention
 ENCODER_KEYS = 240  # keys and values of it that are packed at a time, a multiple of each tile's rows
+
+
+def _whole_lines(nbytes: int) -> int:
+    return -(-nbytes // 64) * 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,33 +127,36 @@ class Layout:
     high: int = 0  # per 32 k
     fine: int = 0  # per 32 k
     coarse: int = 0  # per GGUF block
-    shift: int = 0  # quants are read as q << shift; signed types with offset 128
+    shift: int = 0  # quants are read as q << shift; signed types with an offset
+    zero: int = 128  # the offset
+    step: int = 1  # from a quant to the next
     mins: bool = False  # value = scale · q + min instead of scale · (q − offset)
     codes: tuple[int, ...] = ()  # codebook: value = scale · codes[quant]
     grid: Grid | None = None
+    parts: int = 1  # scales of a block of 32 k
+    bundle: int = 2  # blocks of 32 k in a bundle: a power of two
     k_interleave: int = 1  # neighbouring k of a row, of floats
+
+    @property
+    def low_bits(self) -> int:
+        """Bits of a quant that are in the quants section."""
+        return self.quants // 64
 
     @property
     def bits(self) -> int:
         """Bits of a quant, or of its codebook value."""
         if self.codes or self.grid:
             return 8 - self.shift
-        return 8 if self.quants == 512 else 4 + self.high // 64
+        return self.low_bits + self.high // 64 + self.step - 1
 
-    @property
-    def nibbles(self) -> bool:
-        """True when (the low bits of) quants are nibbles that are numbers, not codebook indices."""
-        return self.quants == 256 and not self.codes
-
-    @property
-    def parts(self) -> int:
-        """Scales of a block of 32 k."""
-        return 2 if self.high == 128 or (self.grid and self.grid.scales in ("halves", "coarse")) else 1
+    def shift_left(self, step: int, late: int = 0) -> int:
+        """Left shift of a vector of quants after which those of a step are at their place."""
+        return self.shift + self.step - 1 - late - self.low_bits * (step // self.low_bits)
 
     @property
     def scale_blocks(self) -> int:
         """Blocks of 32 k whose activations share a scale."""
-        return max(1, self.block // 32)
+        return 8 if self.block == 256 else 1
 
     @property
     def k_multiple(self) -> int:
@@ -147,20 +164,18 @@ class Layout:
         return max(self.scale_blocks, self.k_interleave)
 
     @property
-    def bundle(self) -> int:
-        """Blocks of 32 k in a bundle: a power of two, with 64 bytes of 8-bit scales, or of f16."""
-        if self.grid and self.coarse == 32:
-            return 16
-        return 8 if self.block == 256 else 4 if self.coarse == 16 else 2
+    def gguf_blocks(self) -> int:
+        """Blocks of 32 k in a GGUF block."""
+        return self.block // 32
 
     @property
     def fine_at(self) -> int:
         """Offset of a bundle's fine numbers."""
-        return -(-self.coarse * self.bundle // self.scale_blocks // 64) * 64
+        return _whole_lines(self.coarse * self.bundle // self.gguf_blocks)
 
     @property
     def high_at(self) -> int:
-        return self.fine_at + self.bundle * self.fine
+        return _whole_lines(self.fine_at + self.bundle * self.fine)
 
     @property
     def quants_at(self) -> int:
@@ -182,6 +197,20 @@ class Layout:
         return bundles * self.bundle_nbytes + bool(rest) * (self.quants_at + rest * self.quants)
 
 
+def _grid(
+    nbytes: int,
+    quants: int,
+    *grid: Any,
+    high: int = 0,
+    fine: int = 0,
+    coarse: int = 32,
+    shift: int,
+    parts: int = 1,
+    bundle: int = 16,
+) -> Layout:
+    return Layout(256, nbytes, quants, high, fine, coarse, shift, grid=Grid(*grid), parts=parts, bundle=bundle)
+
+
 LAYOUTS: dict[str, Layout] = {
     "f32": Layout(1, 4, 64),
     "f16": Layout(1, 2, 32),
@@ -191,18 +220,25 @@ LAYOUTS: dict[str, Layout] = {
     "q4_1": Layout(32, 20, 256, coarse=64, mins=True),
     "q5_0": Layout(32, 22, 256, high=64, coarse=32, shift=3),
     "q5_1": Layout(32, 24, 256, high=64, coarse=64, mins=True),
+    "q1_0": Layout(128, 18, 64, coarse=32, shift=6, zero=64, step=2, bundle=8),
+    "q2_0": Layout(64, 18, 128, coarse=32, shift=6, zero=64, bundle=4),
     "iq4_nl": Layout(32, 18, 256, coarse=32, codes=DTYPES["iq4_nl"].codes),
-    "mxfp4": Layout(32, 17, 256, coarse=16, shift=3, codes=DTYPES["mxfp4"].codes),
-    "q4_k": Layout(256, 144, 256, fine=32, coarse=64, shift=4, mins=True),
-    "q5_k": Layout(256, 176, 256, high=64, fine=32, coarse=64, shift=3, mins=True),
-    "q6_k": Layout(256, 210, 256, high=128, fine=32, coarse=32, shift=2),
-    "iq2_xxs": Layout(256, 66, 128, coarse=32, shift=1, grid=Grid("iq2_xxs", 8, 8, 1 / 8, 7)),
-    "iq2_xs": Layout(256, 74, 128, fine=16, coarse=32, shift=1, grid=Grid("iq2_xs", 8, 9, 1 / 8, 7, "halves")),
-    "iq2_s": Layout(256, 82, 128, 16, 16, 32, 1, grid=Grid("iq2_s", 8, 10, 1 / 8, 8, "halves")),
-    "iq3_xxs": Layout(256, 98, 192, coarse=32, shift=1, grid=Grid("iq3_xxs", 4, 8, 1 / 4, 7)),
-    "iq3_s": Layout(256, 110, 192, 16, 8, 32, 3, grid=Grid("iq3_s", 4, 9, 1, 8, "pairs")),
-    "iq1_s": Layout(256, 50, 64, high=32, coarse=32, shift=3, grid=Grid("iq1_s", 8, 11, 1 / 8, scales="high")),
-    "iq1_m": Layout(256, 56, 64, high=32, coarse=128, shift=3, grid=Grid("iq1_m", 8, 11, 1 / 8, scales="coarse")),
+    "mxfp4": Layout(32, 17, 256, coarse=16, shift=3, codes=DTYPES["mxfp4"].codes, bundle=4),
+    "nvfp4": Layout(64, 36, 256, fine=32, shift=3, codes=DTYPES["nvfp4"].codes, parts=2),
+    "q2_k": Layout(256, 84, 128, fine=32, coarse=64, shift=6, mins=True, parts=2, bundle=8),
+    "q3_k": Layout(256, 110, 128, high=64, fine=24, coarse=32, shift=5, parts=2, bundle=8),
+    "q4_k": Layout(256, 144, 256, fine=32, coarse=64, shift=4, mins=True, bundle=8),
+    "q5_k": Layout(256, 176, 256, high=64, fine=32, coarse=64, shift=3, mins=True, bundle=8),
+    "q6_k": Layout(256, 210, 256, high=128, fine=32, coarse=32, shift=2, parts=2, bundle=8),
+    "iq4_xs": Layout(256, 136, 256, fine=16, coarse=32, codes=DTYPES["iq4_xs"].codes, bundle=8),
+    "tq2_0": Layout(256, 66, 128, coarse=32, shift=6, zero=64, bundle=16),
+    "iq2_xxs": _grid(66, 128, "iq2_xxs", 8, 8, 1 / 8, 7, shift=1),
+    "iq2_xs": _grid(74, 128, "iq2_xs", 8, 9, 1 / 8, 7, "halves", fine=16, shift=1, parts=2),
+    "iq2_s": _grid(82, 128, "iq2_s", 8, 10, 1 / 8, 8, "halves", high=16, fine=16, shift=1, parts=2),
+    "iq3_xxs": _grid(98, 192, "iq3_xxs", 4, 8, 1 / 4, 7, shift=1),
+    "iq3_s": _grid(110, 192, "iq3_s", 4, 9, 1, 8, "pairs", high=16, fine=8, shift=3),
+    "iq1_s": _grid(50, 64, "iq1_s", 8, 11, 1 / 8, 0, "high", high=32, shift=3),
+    "iq1_m": _grid(56, 64, "iq1_m", 8, 11, 1 / 8, 0, "coarse", high=32, coarse=128, shift=3, parts=2, bundle=8),
 }
 
 # Tiles (activation rows, groups). The last one is for many rows; its quantised weights are expanded
@@ -226,7 +262,7 @@ STRIPS = 4  # strips of B (K, N) that gemm.py copies at once: its rows are pages
 
 def expanded_nbytes(layout: Layout) -> int:
     """Bytes of 32 k of an expanded group (unpack_blocks.py)."""
-    return 512 + 64 * (layout.parts + layout.mins)
+    return 512 + 64 * layout.parts * (1 + layout.mins)
 
 
 def rows_per_pass(m: int, row_nbytes: int) -> tuple[int, int]:

@@ -142,12 +142,149 @@ def q45_k_packer(layout):
             for v in range(4):
                 target[16 * v] = nibbles_of(q[sub // 2 * 8 + v], q[sub // 2 * 8 + v + 4], shift)
             if high:
-                bits = u8p(high_at + r * 4)
-                for t in range(4):
-                    byte = 0
-                    for step in range(8):
-                        byte |= ((h[4 * step + t] >> sub) & 1) << step
-                    bits[t] = byte
+                put_one_bit(h, u8p(high_at + r * 4), sub)
+
+    return pack_block
+
+
+@njit(forceinline=True)
+def two_bits_of(words, shift, v):
+    """Four bytes of our layout: 2 bits, at `shift` of eight words of bytes, of steps v, v+2, v+4, v+6."""
+    word = np.uint32(0)
+    for field in range(4):
+        word |= (words[2 * field + v] >> np.uint32(shift) & np.uint32(0x03030303)) << np.uint32(2 * field)
+    return word
+
+
+def q23_k_packer(layout):
+    """q2_k, q3_k, tq2_0.
+
+    Block: two halves of 128 elements, each of 32 bytes of four times 2 bits: element 32·s + l has
+    bits 2s of byte l. q2_k: 16 bytes of scales and mins before, then f16 d, dmin. q3_k: 32 bytes
+    before, of which bit s is sub-block s; then 12 bytes of 6-bit scales, f16 d. tq2_0: f16 d.
+    """
+    sections, parts, high = section_finder(layout), layout.parts, layout.high
+    quants_in, d_in = (32, 108) if high else (16, 80) if parts == 2 else (0, 64)
+
+    @njit(forceinline=True)
+    def pack_block(block, out, i, r):
+        coarse, fine_at, _, _ = sections(out, i * 8)
+        u16p(coarse)[r] = u16p(block + d_in)[0]
+        if high:
+            put_six_bits(u8p(block + 96), u32p(fine_at), r)
+        elif parts == 2:
+            u16p(coarse)[16 + r] = u16p(block + d_in)[1]
+        for sub in range(8):
+            _, fine_at, high_at, quants_at = sections(out, i * 8 + sub)
+            words = u32p(block + quants_in + sub // 4 * 32)
+            for v in range(2):
+                u32p(quants_at + r * 4)[16 * v] = two_bits_of(words, sub % 4 * 2, v)
+            if high:
+                put_one_bit(u8p(block), u8p(high_at + r * 4), sub)
+            elif parts == 2:
+                for part in range(2):
+                    u8p(fine_at)[16 * part + r] = u8p(block)[2 * sub + part]
+
+    return pack_block
+
+
+@njit(forceinline=True)
+def put_six_bits(packed, words, r):
+    """12 bytes of sixteen scales of q3_k → words of eight times 4 bits, and of sixteen times 2 bits."""
+    low, high = np.uint64(0), np.uint32(0)
+    for i in range(16):
+        low |= np.uint64(packed[i % 8] >> (i // 8 * 4) & 15) << np.uint64(4 * i)
+        high |= np.uint32(packed[8 + i % 4] >> (i // 4 * 2) & 3) << np.uint32(2 * i)
+    words[r], words[16 + r], words[32 + r] = (
+        np.uint32(low & np.uint64(0xFFFFFFFF)),
+        np.uint32(low >> np.uint64(32)),
+        high,
+    )
+
+
+@njit(forceinline=True)
+def put_one_bit(octets, target, sub):
+    """Bit `sub` of 32 bytes → four bytes, whose bit is the step."""
+    for t in range(4):
+        byte = 0
+        for step in range(8):
+            byte |= ((octets[4 * step + t] >> sub) & 1) << step
+        target[t] = byte
+
+
+def q2_0_packer(layout):
+    """Block: f16 d, 16 bytes of four elements side by side."""
+    sections = section_finder(layout)
+
+    @njit(forceinline=True)
+    def pack_block(block, out, i, r):
+        u16p(sections(out, i * 2)[0])[r] = u16p(block)[0]
+        for sub in range(2):
+            octets, target = u8p(block + 2 + 8 * sub), u32p(sections(out, i * 2 + sub)[3] + r * 4)
+            for v in range(2):
+                word = np.uint32(0)
+                for field in range(4):
+                    for t in range(4):
+                        quant = np.uint32(octets[2 * field + v] >> (2 * t) & 3)
+                        word |= quant << np.uint32(8 * t + 2 * field)
+                target[16 * v] = word
+
+    return pack_block
+
+
+def q1_0_packer(layout):
+    """Block: f16 d, 16 bytes of eight elements side by side."""
+    sections = section_finder(layout)
+
+    @njit(forceinline=True)
+    def pack_block(block, out, i, r):
+        u16p(sections(out, i * 4)[0])[r] = u16p(block)[0]
+        for sub in range(4):
+            octets, target = u8p(block + 2 + 4 * sub), u8p(sections(out, i * 4 + sub)[3] + r * 4)
+            for t in range(4):
+                byte = 0
+                for step in range(8):
+                    byte |= (octets[step // 2] >> (step % 2 * 4 + t) & 1) << step
+                target[t] = byte
+
+    return pack_block
+
+
+def iq4_xs_packer(layout):
+    """Block: f16 d, u16 of eight times 2 high bits of scales, 4 bytes of low nibbles, 128 of indices."""
+    sections = section_finder(layout)
+
+    @njit(forceinline=True)
+    def pack_block(block, out, i, r):
+        u16p(sections(out, i * 8)[0])[r] = u16p(block)[0]
+        for sub in range(8):
+            _, fine_at, _, quants_at = sections(out, i * 8 + sub)
+            low = u8p(block + 4)[sub // 2] >> (sub % 2 * 4) & 15
+            u8p(fine_at)[r] = (low | (u16p(block)[1] >> (2 * sub) & 3) << 4) - 32
+            for v in range(4):
+                u32p(quants_at + r * 4)[16 * v] = u32p(block + 8 + 16 * sub)[v]
+
+    return pack_block
+
+
+def nvfp4_packer(layout):
+    """Block: 4 bytes of E4M3 scales, four times 8 bytes whose nibbles are elements j and j + 8.
+
+    The scale that is not a number counts as 0, its sign as none.
+    """
+    sections = section_finder(layout)
+
+    @njit(forceinline=True)
+    def pack_block(block, out, i, r):
+        for sub in range(2):
+            _, fine_at, _, quants_at = sections(out, i * 2 + sub)
+            q, target = u32p(block + 4 + 16 * sub), u32p(quants_at + r * 4)
+            for part in range(2):
+                scale = u8p(block)[2 * sub + part]
+                u8p(fine_at)[16 * part + r] = 0 if scale == 127 else scale & 127
+                # steps v of the first 16 elements are below those of the last
+                target[16 * part] = nibbles_of(q[part], q[2 + part], 0)
+                target[16 * (2 + part)] = nibbles_of(q[part], q[2 + part], 4)
 
     return pack_block
 
@@ -314,6 +451,13 @@ BLOCK_PACKERS = {
     "q5_1": block32_packer,
     "iq4_nl": block32_packer,
     "mxfp4": block32_packer,
+    "q1_0": q1_0_packer,
+    "q2_0": q2_0_packer,
+    "nvfp4": nvfp4_packer,
+    "q2_k": q23_k_packer,
+    "q3_k": q23_k_packer,
+    "tq2_0": q23_k_packer,
+    "iq4_xs": iq4_xs_packer,
     "q4_k": q45_k_packer,
     "q5_k": q45_k_packer,
     "q6_k": q6_k_packer,

@@ -105,7 +105,7 @@ def packed_strips(dtype, mt, nt, variant=""):
         tile = bf16_tile(mt, nt) if variant == "bf16" else float_tile(dtype, mt, nt)
     x_nbytes, block_nbytes = ACT_BLOCK if quantised else 4, LAYOUTS[dtype].block_nbytes if quantised else 0
     # types of 256 k lose 2 to 3 % where the prefetch distance varies
-    uses_next = LAYOUTS[dtype].block == 32
+    uses_next = LAYOUTS[dtype].scale_blocks == 1
 
     @njit(forceinline=True)
     def run_strips(weight, xs, ys, m, n, count, k_block, group_nbytes, n_buffered, begin, end, scratch, next_weights):

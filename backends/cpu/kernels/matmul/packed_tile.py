@@ -20,6 +20,7 @@ from logitless.backends.cpu.kernels.ir.dot import (
     accumulate_exact,
     accumulate_scaled,
     bf16_dot,
+    dot_value,
     late_shift,
     scaled_dot,
     subtract_zeros,
@@ -121,8 +122,11 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
             else:
                 terms = [scaled_dot(b, dot, scales[k % nt]) for k, dot in enumerate(totals)]
             if layout.mins:
-                mins = [block.min() for block in blocks]
-                sums_x = [e.splat(b, e.load(b, e.at(b, row, ACT_SUM), e.F32, 4)) for row in xs]
+                mins = [block.min(part) for block in blocks]
+                if layout.parts == 1:
+                    sums_x = [e.splat(b, e.load(b, e.at(b, row, ACT_SUM), e.F32, 4)) for row in xs]
+                else:  # of halves: −128 times what starts hold
+                    sums_x = [dot_value(b, start) for start in starts]
                 terms = [e.fma(b, mins[k % nt], sums_x[k // nt], term) for k, term in enumerate(terms)]
             if scale_blocks == 1:
                 scales_x = [scale_of(b, row) for row in xs]

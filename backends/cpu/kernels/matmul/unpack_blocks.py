@@ -1,7 +1,7 @@
 """Unpacking of weights in registers: 32 k of a group of 16 rows, packed or expanded.
 
 With many rows a block is expanded once. Expanded: per 32 k [8][16][4] u8 quants, then [16] f32
-scales (two for q6_k, each of 16 k), then [16] f32 minima for types that have them. All forms give
+scales (two for types with scales of 16 k), then as many [16] f32 minima for types that have them. All forms give
 the same numbers.
 """
 
@@ -24,14 +24,14 @@ def section_finder(layout):
     """f(group, i): addresses of the coarse, fine, high and quants sections of block i of a packed
     group.
     """
-    bundle, nbytes, coarse, scale_blocks = layout.bundle, layout.bundle_nbytes, layout.coarse, layout.scale_blocks
+    bundle, nbytes, coarse, of_gguf = layout.bundle, layout.bundle_nbytes, layout.coarse, layout.gguf_blocks
     fine_at, high_at, quants_at = layout.fine_at, layout.high_at, layout.quants_at
     fine, high, quants = layout.fine, layout.high, layout.quants
 
     @njit(forceinline=True)
     def sections(group, i):
         at, j = group + i // bundle * nbytes, i % bundle
-        coarse_at = at + j // scale_blocks * coarse
+        coarse_at = at + j // of_gguf * coarse
         return coarse_at, at + fine_at + j * fine, at + high_at + j * high, at + quants_at + j * quants
 
     return sections
@@ -62,7 +62,7 @@ class Bundle:
     def coarse_at(self, j):
         """Address of the coarse numbers of the bundle's block j of 32 k."""
         b, layout = self.b, self.layout
-        number = b.lshr(j, e.i64(layout.scale_blocks.bit_length() - 1))
+        number = b.lshr(j, e.i64(layout.gguf_blocks.bit_length() - 1))
         return e.at(b, self.start, b.mul(number, e.i64(layout.coarse)))
 
     def scale_at(self, coarse):
@@ -78,12 +78,12 @@ class PackedBlock:
 
     def __init__(self, b, layout, bundle, i):
         self.b, self.layout, self.bundle, self.i = b, layout, bundle, i
-        start, j = bundle.start, b.sub(i, bundle.first)
+        start, self.j = bundle.start, b.sub(i, bundle.first)
 
         def address(offset, width):
-            return e.at(b, e.at(b, start, offset), b.mul(j, e.i64(width)))
+            return e.at(b, e.at(b, start, offset), b.mul(self.j, e.i64(width)))
 
-        self.coarse, self.fine = bundle.coarse_at(j), address(layout.fine_at, layout.fine)
+        self.coarse, self.fine = bundle.coarse_at(self.j), address(layout.fine_at, layout.fine)
         self.at = address(layout.quants_at, layout.quants), address(layout.high_at, layout.high)
         self._loaded = {}
         if layout.grid:
@@ -128,16 +128,17 @@ class PackedBlock:
             zero = 0 if dots_take_signed() and layout.bits == 8 else 128 >> late
             indices = e.shift_mask(b, self.vector(0, step % 4), -4 * (step // 4), 15)
             return look_up(b, indices, [(code << shift) + zero & 255 for code in layout.codes])
-        mask = 15 << shift
-        u = e.shift_mask(b, self.vector(0, step % 4), shift - 4 * (step // 4), mask)
+        low = layout.low_bits
+        mask = (1 << low) - 1 << shift + layout.step - 1
+        u = e.shift_mask(b, self.vector(0, step % low), layout.shift_left(step, late), mask)
         if layout.high == 64:
-            u = b.or_(u, e.shift_mask(b, self.vector(1, 0), 4 + shift - step, 16 << shift))
+            u = b.or_(u, e.shift_mask(b, self.vector(1, 0), low + shift - step, 1 << low + shift))
         elif layout.high == 128:
             u = b.or_(u, e.shift_mask(b, self.vector(1, step // 4), 4 + shift - 2 * (step % 4), 48 << shift))
         return u
 
     def scale(self, part):
-        """f32 scale of the block, or (q6_k) of one of its halves."""
+        """f32 scale of the block, or of one of its halves."""
         b, layout = self.b, self.layout
         if layout.coarse == 16:
             exponent = b.zext(e.load(b, self.coarse, e.V16I8), e.V16I)
@@ -145,8 +146,14 @@ class PackedBlock:
         if layout.grid:
             return b.fmul(self.bundle.scale, self._odd_scale(part))
         if not layout.fine:
-            return self.bundle.scale_at(self.coarse)
-        fine = e.load(b, e.at(b, self.fine, 16 * part), e.V16I8)
+            return self.bundle.scale if layout.block == 256 else self.bundle.scale_at(self.coarse)
+        if not layout.coarse:  # E4M3 in units of a half: the bits of an f16 at the same places
+            return b.fmul(e.half_bits(b, self._fine(part), 7), e.constant(2.0 ** (7 - layout.shift)))
+        if layout.fine == 24:
+            return b.fmul(self.bundle.scale, b.sitofp(self._six_bits(part), e.V16F))
+        fine = self._fine(part)
+        if layout.mins and layout.parts == 2:
+            fine = b.and_(fine, ir.Constant(e.V16I8, [15] * 16))
         return b.fmul(self.bundle.scale, b.sitofp((b.zext if layout.mins else b.sext)(fine, e.V16I), e.V16F))
 
     def _odd_scale(self, part):
@@ -168,12 +175,31 @@ class PackedBlock:
             s = b.and_(b.lshr(b.zext(e.load(b, at, e.V16I8), e.V16I), e.splat(b, shift)), e.constant(15))
         return b.sitofp(b.or_(b.shl(s, e.constant(1)), e.constant(1)), e.V16F)
 
-    def min(self):
-        b = self.b
-        if not self.layout.fine:
+    def min(self, part):
+        """f32 minimum; of one of the halves of a block divided by 128, for dots' start values."""
+        b, layout = self.b, self.layout
+        if not layout.fine:
             return e.load_f16(b, e.at(b, self.coarse, 32))
-        fine = b.zext(e.load(b, e.at(b, self.fine, 16), e.V16I8), e.V16I)
-        return b.fmul(self.bundle.min, b.sitofp(fine, e.V16F))
+        if layout.parts == 1:
+            return b.fmul(self.bundle.min, b.sitofp(b.zext(self._fine(1), e.V16I), e.V16F))
+        fine = b.lshr(self._fine(part), ir.Constant(e.V16I8, [4] * 16))
+        return b.fmul(b.fmul(self.bundle.min, e.constant(-1 / 128)), b.sitofp(b.zext(fine, e.V16I), e.V16F))
+
+    def _fine(self, index):
+        return e.load(self.b, e.at(self.b, self.fine, 16 * index), e.V16I8)
+
+    def _six_bits(self, part):
+        """Scale of q3_k: 4 bits of a word, and 2 of another above them; 32 stands for 0."""
+        b, j = self.b, self.j
+        words = e.at(b, self.bundle.start, self.layout.fine_at)
+        low = e.load(b, e.at(b, words, b.mul(b.lshr(j, e.i64(2)), e.i64(64))), e.V16I)
+        high = e.load(b, e.at(b, words, 128), e.V16I)
+        place = b.trunc(j, e.I32)
+        shift = lambda n: e.splat(b, b.add(b.mul(place, ir.Constant(e.I32, n)), ir.Constant(e.I32, n // 2 * part)))
+        low = b.lshr(low, b.and_(shift(8), e.constant(31)))
+        high = b.lshr(high, shift(4))
+        scale = b.or_(b.and_(low, e.constant(15)), b.and_(b.shl(high, e.constant(4)), e.constant(48)))
+        return b.sub(scale, e.constant(32))
 
 
 class ExpandedBlock:
@@ -192,8 +218,8 @@ class ExpandedBlock:
     def scale(self, part):
         return e.load(self.b, e.at(self.b, self.at, 512 + 64 * part), e.V16F)
 
-    def min(self):
-        return e.load(self.b, e.at(self.b, self.at, 512 + 64 * self.layout.parts), e.V16F)
+    def min(self, part):
+        return e.load(self.b, e.at(self.b, self.at, 512 + 64 * (self.layout.parts + part)), e.V16F)
 
 
 class ExpandingBlock(PackedBlock):
@@ -216,8 +242,8 @@ class ExpandingBlock(PackedBlock):
     def scale(self, part):
         return self._store(super().scale(part), 512 + 64 * part)
 
-    def min(self):
-        return self._store(super().min(), 512 + 64 * self.layout.parts)
+    def min(self, part):
+        return self._store(super().min(part), 512 + 64 * (self.layout.parts + part))
 
 
 def look_up(b, indices, codes):

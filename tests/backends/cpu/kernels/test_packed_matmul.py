@@ -33,7 +33,7 @@ from logitless.backends.cpu.threads import peaks
 from logitless.backends.cpu.threads.pool import Task, TaskList, WorkerPool
 from logitless.backends.host import ISAS, available_isas, isa
 from logitless.backends.host_memory import aligned
-from logitless.graph.dtype import DTYPES
+from logitless.graph.dtype import DTYPES, dequantize
 from logitless.graph.ops.fused import linear_glu_act
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear, linear_q8, pack_act, quantize_act
@@ -66,11 +66,11 @@ def intact(memory: np.ndarray) -> bool:
 
 def gguf_bytes(rng: np.random.Generator, dtype: str, n: int, k: int) -> np.ndarray:
     """A weight as a GGUF file holds it. gguf quantises the simple types; others are random blocks."""
-    kind = gguf.GGMLQuantizationType[dtype.upper()]
-    if LAYOUTS[dtype].block < 256 and dtype != "iq4_nl":
+    if dtype in FLOATS or (DTYPES[dtype].block == 32 and dtype != "iq4_nl"):
         values = rng.normal(size=(n, k)).astype(np.float32)
+        kind = gguf.GGMLQuantizationType[dtype.upper()]
         return np.ascontiguousarray(gguf.quants.quantize(values, kind)).view(np.uint8).reshape(-1)
-    blocks = rng.integers(0, 256, (n * k // LAYOUTS[dtype].block, LAYOUTS[dtype].gguf_nbytes), dtype=np.uint8)
+    blocks = rng.integers(0, 256, (n * k // DTYPES[dtype].block, DTYPES[dtype].nbytes), dtype=np.uint8)
     put_scale(blocks, dtype, rng.uniform(0.001, 0.01, (len(blocks), 1)))
     return blocks.reshape(-1)
 
@@ -78,8 +78,7 @@ def gguf_bytes(rng: np.random.Generator, dtype: str, n: int, k: int) -> np.ndarr
 def values_of(raw: np.ndarray, dtype: str, n: int, k: int) -> np.ndarray:
     if dtype in ("f32", "f16"):
         return raw.view(np.float32 if dtype == "f32" else np.float16).reshape(n, k).astype(np.float64)
-    kind = gguf.GGMLQuantizationType[dtype.upper()]
-    return gguf.quants.dequantize(raw.reshape(n, -1), kind).astype(np.float64).reshape(n, k)
+    return dequantize(raw.reshape(n, -1), dtype).astype(np.float64).reshape(n, k)
 
 
 def pack(pool: WorkerPool, raw: np.ndarray, dtype: str, n: int, k: int) -> np.ndarray:
@@ -174,13 +173,13 @@ def test_quantised_weights(pool: WorkerPool, dtype: str) -> None:
         for m in (1, 2, 3, 5, 8, 9, 17, 33):
             x = rng.normal(size=(m, k)).astype(np.float32)
             y = multiply(pool, x, packed, dtype, n)
-            inexact = rounded(pool, x, LAYOUTS[dtype].block) @ w.T
+            inexact = rounded(pool, x, DTYPES[dtype].act_group) @ w.T
             exact = LAYOUTS[dtype].scale_blocks == 1 or LAYOUTS[dtype].grid
-            assert worst(y, inexact) < (1e-6 if exact else 2e-4)
+            assert worst(y, inexact) < (1e-6 if exact else 4e-4)
             assert worst(y, x.astype(np.float64) @ w.T) < linear.tolerance_quantised
             if LAYOUTS[dtype].scale_blocks > 1:  # dots are rounded to ones
                 ours, theirs = np.abs(y - inexact).mean(), np.abs(inexact - x.astype(np.float64) @ w.T).mean()
-                assert ours < 0.03 * theirs
+                assert ours < 0.05 * theirs
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -205,7 +204,7 @@ def test_trainable_weights(pool: WorkerPool) -> None:
         np.testing.assert_array_equal(y, multiply(pool, x, packed, "f32", n))
 
 
-@pytest.mark.parametrize("dtype", ["q8_0", "q4_k", "q6_k", "f16", "bf16"])
+@pytest.mark.parametrize("dtype", ["q8_0", "q2_k", "q3_k", "q4_k", "q6_k", "f16", "bf16"])
 def test_row_bits_do_not_depend_on_other_rows(pool: WorkerPool, dtype: str) -> None:
     rng = np.random.default_rng(4)
     n, k = 53, 1024
@@ -276,7 +275,7 @@ def fingerprint() -> str:
     """Digest of results that every instruction set must agree on, with a type for each way to unpack a block."""
     rng = np.random.default_rng(6)
     pool, digest = WorkerPool(1), hashlib.sha256()
-    for dtype in ("q8_0", "q4_1", "q5_0", "q4_k", "q6_k", "mxfp4", "f16"):
+    for dtype in ("q8_0", "q4_1", "q5_0", "q4_k", "q6_k", "mxfp4", "f16", "q2_k", "q3_k", "q1_0"):
         packed = pack(pool, gguf_bytes(rng, dtype, 20, 512), dtype, 20, 512)
         x = rng.normal(size=(39, 512)).astype(np.float32)
         x[0], x[1, :32] = 1e3, 0  # the largest quants everywhere: 16-bit sums would saturate
@@ -395,7 +394,7 @@ def test_dtypes_that_share_activations_agree_on_panels(kind: str) -> None:
     """No tile's rows are in two panels, for any dtype."""
     for m in (*range(1, 300), 511, 512, 513):
         for dtype in QUANTISED:
-            panel_rows, n_panels = act_panels(m, kind, DTYPES[dtype].block)
+            panel_rows, n_panels = act_panels(m, kind, DTYPES[dtype].act_group)
             rows, groups = tile_for(dtype, kind, m)
             assert rows <= m
             assert n_panels == 1 or rows == panel_rows
