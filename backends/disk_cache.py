@@ -38,8 +38,7 @@ def cache_folder() -> Path:
 
 
 def writable_folder() -> Path:
-    """The cache folder if it can be written, else the fallback: for drivers that keep files
-    themselves."""
+    """The cache folder if it can be written, else the fallback: for drivers that keep files themselves."""
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)

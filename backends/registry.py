@@ -83,8 +83,7 @@ def cpu_weight_types() -> frozenset[str]:
 
 
 def prefetch_kernels() -> None:
-    """Start to compile the CPU kernels that every model needs and that are not cached; returns at
-    once."""
+    """Start to compile the CPU kernels that every model needs and that are not cached; returns at once."""
     from logitless.backends.cpu.compiler import warmup
 
     warmup.begin()
@@ -98,16 +97,14 @@ def finish_compiling() -> None:
 
 
 def on_compile(report: Callable[[str, int], None] | None) -> None:
-    """Call `report` before each CPU kernel is compiled, with its name and how many kernels wait
-    behind it."""
+    """Call `report` before each CPU kernel is compiled, with its name and how many kernels wait behind it."""
     from logitless.backends.cpu.compiler import jit
 
     jit.on_compile = report
 
 
 def has_cpu_kernel(t: Tensor) -> bool:
-    """True when the CPU runs this node by a kernel, not by its numpy reference. Nothing is
-    compiled."""
+    """True when the CPU runs this node by a kernel, not by its numpy reference. Nothing is compiled."""
     from logitless.backends.cpu.lowering.registry import LOWERINGS
 
     rule = LOWERINGS.get(t.op)

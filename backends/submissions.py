@@ -126,8 +126,7 @@ class Stopwatch:
 def prepared(
     dispatches: Sequence[Dispatch], contents: Sequence[Any], rates: Rates, *, divides: bool = False
 ) -> list[Launch]:
-    """Launches with their expected durations. `contents`: of each, see `Launch`; `divides`: they have
-    parts."""
+    """Launches with their expected durations. `contents`: of each, see `Launch`; `divides`: they have parts."""
     separable = _separable(dispatches)
     works = _works(dispatches)
     return [

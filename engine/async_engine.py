@@ -254,8 +254,7 @@ class AsyncEngine:
         delivery: Delivery,
         admitted: Callable[[BaseException | None], None] | None = None,
     ) -> Stream:
-        """A stream for these requests. `admitted` gets the error of a refusal, or None; without it the
-        stream does."""
+        """A stream for these requests. `admitted` gets the error of a refusal, or None; without it the stream does."""
         most = delivery.most_logprobs
         weight = sum([r.prompt_weight for r in requests]) if most is not None else 0
         stream = Stream(self, len(requests), delivery, weight)

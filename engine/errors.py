@@ -116,8 +116,7 @@ class BadGateway(RequestError):
 
 
 class NotSupported(RequestError):
-    """501: the operator has not switched this on. A feature that does not exist is a 400: clients repeat
-    a 5xx."""
+    """501: the operator has not switched this on. A feature that does not exist is a 400: clients repeat a 5xx."""
 
     code, type = 501, "not_supported_error"
 

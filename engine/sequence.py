@@ -222,8 +222,7 @@ class Sequence:
 
 
 class Slot:
-    """The place of one running sequence. It keeps the last one: its cached tokens, and its state
-    for /slots."""
+    """The place of one running sequence. It keeps the last one: its cached tokens, and its state for /slots."""
 
     __slots__ = ("cached", "choice", "id", "last_used", "n_computable", "n_ctx", "salt", "sequence")
 

@@ -59,8 +59,7 @@ class FrontendConfig:
 
     @property
     def model(self) -> str:
-        """The name that responses carry: the first alias of the alphabet, as llama-server's, or the
-        file's."""
+        """The name that responses carry: the first alias of the alphabet, as llama-server's, or the file's."""
         return min(self.aliases, default=self.alias) or model_name(self.model_path)
 
     @property

@@ -151,8 +151,7 @@ def _whole(value: object) -> object:
 
 
 def _named(mistake: str, names: Mapping[str, str], within: str) -> InvalidRequest:
-    """400 for msgspec's message about a body: `field 'messages[2].role': expected a string, got
-    null`."""
+    """400 for msgspec's message about a body: `field 'messages[2].role': expected a string, got null`."""
     match = _MISTAKE.fullmatch(mistake)
     assert match is not None
     message, path = match[1], match[2] or ""

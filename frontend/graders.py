@@ -22,8 +22,7 @@ LATER = 1 << 20  # priority of a grader's request: behind those of users
 
 
 def surroundings(service: AsyncEngine, config: FrontendConfig) -> Surroundings:
-    """The means of graders: this server's models, those at --grader-url, and what --allow-graders
-    names."""
+    """The means of graders: this server's models, those at --grader-url, and what --allow-graders names."""
     remote = server_at(config.grader_url, config.grader_key) if config.grader_url else None
 
     def complete(model: str, messages: Sequence[Mapping[str, Any]], sampling: Mapping[str, Any]) -> tuple[str, int]:

@@ -92,8 +92,7 @@ class Prompt(NamedTuple):
 
 
 class RequestParser:
-    """Knows the model's vocabulary and the server's defaults. Keeps no state: any thread may call
-    it."""
+    """Knows the model's vocabulary and the server's defaults. Keeps no state: any thread may call it."""
 
     def __init__(
         self,
@@ -120,8 +119,7 @@ class RequestParser:
         return other
 
     def read(self, kind: type[G], body: Mapping[str, Any]) -> G:
-        """The body of a request that generates text, over the server's settings. InvalidRequest
-        names the field."""
+        """The body of a request that generates text, over the server's settings. InvalidRequest names the field."""
         n = self.config.n_parallel
         refuse_unsupported(body)
         return read(kind, _nested(body), defaults=self._defaults, n_cmpl=n, id_slot=n - 1)

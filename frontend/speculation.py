@@ -61,8 +61,7 @@ DOTTED = "speculative."
 
 
 def parse_kinds(name: str, text: str, models: Container[str]) -> tuple[str, ...]:
-    """The kinds of a comma-separated list; "none" and "" are no kinds. `models`: kinds of those
-    that draft here."""
+    """The kinds of a comma-separated list; "none" and "" are no kinds. `models`: kinds of those that draft here."""
     kinds: list[str] = []
     for kind in filter(None, (part.strip() for part in text.split(","))):
         if kind in MODEL_ONLY:
@@ -77,8 +76,7 @@ def parse_kinds(name: str, text: str, models: Container[str]) -> tuple[str, ...]
 
 
 def draft_tokens(ids: Sequence[int], tokenizer: Tokenizer, n_ctx: int) -> tuple[int, ...]:
-    """`draft_tokens`: ids that may follow the prompt. More than the context can hold are of no use
-    and left out."""
+    """`draft_tokens`: ids that may follow the prompt. More than the context can hold are of no use and left out."""
     for id in ids:
         if not 0 <= id < tokenizer.n_vocab:
             bad_request("draft_tokens", f"token {str(id)[:20]} is outside the vocabulary of {tokenizer.n_vocab}")

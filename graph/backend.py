@@ -91,8 +91,7 @@ class Backend(Protocol):
         """Replace a node whose sources are rewritten already; most nodes stay."""
 
     def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
-        """Merge nodes of this backend (`mine`) into fewer that give the same values; the new
-        fetches."""
+        """Merge nodes of this backend (`mine`) into fewer that give the same values; the new fetches."""
 
     def prepare(self, nodes: Iterable[Tensor]) -> None:
         """Load the kernels that `compile` of these nodes needs; any thread may call.

@@ -4,8 +4,7 @@ Block types keep the names and layouts of GGUF; plain types are numpy's. A row h
 known to graphs, to the reference (`dequantize`) and to the conformance cases. A backend multiplies
 the types that its table of packed layouts has (`Backend.weight_types`: backends/cpu/kernels/matmul/
 layout.py, backends/gpu/matmul/layout.py); a session's weights keep their file's type where all its
-backends do (`Session.weight_types`), and are requantized otherwise (models/quantization/).
-"""
+backends do (`Session.weight_types`), and are requantized otherwise (models/quantization/)."""
 
 from __future__ import annotations
 
@@ -107,8 +106,7 @@ def grid_of(dtype: str) -> npt.NDArray[np.int8]:
 
 
 def dequantize(raw: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[np.float32]:
-    """Numbers of rows (…, bytes of a row) of a block type, or of bf16; NaN and infinity stay what
-    they are."""
+    """Numbers of rows (…, bytes of a row) of a block type, or of bf16; NaN and infinity stay what they are."""
     import numpy as np
 
     with np.errstate(invalid="ignore", over="ignore"):
@@ -134,8 +132,7 @@ class KVType:
         quants   8 bits: keys [D][16] · values [16][D]. Else two in a byte: keys [D/2][16], elements
                  2i and 2i + 1 · values [16][D/2], of each block elements i and i + 16
         fifth bits of the quants of 5 bits, u32: keys [D/32][16] · values [16][D/32]
-        scales f16, then minima f16 with `mins`: keys [D/32][16] · values [16][D/32]
-    """
+        scales f16, then minima f16 with `mins`: keys [D/32][16] · values [16][D/32]"""
 
     bits: int = 0
     mins: bool = False
@@ -159,8 +156,7 @@ class KVType:
     @property
     def rotated(self) -> bool:
         """True if keys and values are rotated so that outliers spread over their block
-        (graph/ops/attention/hadamard.py).
-        """
+        (graph/ops/attention/hadamard.py)."""
         return 0 < self.bits < 8
 
 

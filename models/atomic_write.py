@@ -70,8 +70,7 @@ def sweep(parts: Iterable[Path]) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Bring a file or a folder's entries to the disk, so that what is renamed is there after a
-    power failure."""
+    """Bring a file or a folder's entries to the disk, so that what is renamed is there after a power failure."""
     if path.is_dir() and os.name == "nt":
         return
     handle = os.open(path, os.O_RDONLY)

@@ -131,8 +131,7 @@ def rope_positions(rows: Rows, *, of_out: bool = False) -> Tensor:
 
 
 class AttentionParams(NamedTuple):
-    """Scale, window, soft-cap and sinks of attention scores
-    (graph/ops/attention/paged_attention.py)."""
+    """Scale, window, soft-cap and sinks of attention scores (graph/ops/attention/paged_attention.py)."""
 
     scale: float
     window: int = 0

@@ -30,7 +30,6 @@ def unsupported(kind: str, name: object, known: Sized) -> str:
 
 
 def shown(name: str | bytes) -> str:
-    """A name from a file as an error message quotes it: escaped, and cut when it is absurdly
-    long."""
+    """A name from a file as an error message quotes it: escaped, and cut when it is absurdly long."""
     text = repr(name)
     return text if len(text) <= 100 else text[:96] + "...'"

@@ -32,8 +32,7 @@ class Pool:
         return sum(t.nbytes // t.shape[0] for t in self.caches)
 
     def _parts(self, session: Session) -> list[tuple[str, int]]:
-        """Variable and bytes per entry of each cache, or of its heads on a device, in the order of an
-        entry's bytes."""
+        """Variable and bytes per entry of each cache, or of its heads on a device, in the order of an entry's bytes."""
         return [(t.name, t.nbytes // t.shape[0]) for cache in self.caches for t in session.pieces_of(cache)]
 
     def read(self, session: Session, i: int) -> Bytes:

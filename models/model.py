@@ -99,8 +99,7 @@ class Model:
         return "cls" in self.weights or "cls.output" in self.weights
 
     def scores(self, x: Tensor, out: Tensor) -> Tensor:
-        """Reranking scores (R, n) f32 of pooled hidden states (R, n_embd) of these rows; column
-        0 is the relevance."""
+        """Reranking scores (R, n) f32 of pooled hidden states (R, n_embd) of these rows; column 0 is the relevance."""
         w = self.weights.of_rows(out)
         architecture = self.hparams.architecture
         if "cls" in w:

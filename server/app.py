@@ -50,8 +50,7 @@ def add_heads(app: web.Application) -> None:
 
 
 async def serve(service: AsyncEngine, config: ServerConfig) -> None:
-    """Answer requests until SIGTERM or SIGINT, then end within five seconds. Raises what ended the
-    engine."""
+    """Answer requests until SIGTERM or SIGINT, then end within five seconds. Raises what ended the engine."""
     await listen(make_app(service, config), config, partial(_running, service, config), partial(service.stop, 2.5))
 
 
@@ -64,7 +63,6 @@ async def listening(service: AsyncEngine, config: ServerConfig) -> AsyncIterator
 
 
 async def _running(service: AsyncEngine, config: ServerConfig, address: str) -> None:
-    """Until the engine ends; by itself it does so with an error only, and a server without one had
-    better end too."""
+    """Until the engine ends; by itself it does so with an error only, and a server without one had better end too."""
     log_start(await service.loaded(), config, address)
     await service.ended()

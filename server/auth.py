@@ -68,8 +68,7 @@ class ApiKeys:
 
 
 def read_keys(path: str) -> list[str]:
-    """One key a line; blank lines and lines that begin with # are ignored. ValueError: there
-    is none."""
+    """One key a line; blank lines and lines that begin with # are ignored. ValueError: there is none."""
     with open(path, "rb") as f:
         raw = f.read(MAX_BYTES + 1)
     if len(raw) > MAX_BYTES:

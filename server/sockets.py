@@ -57,8 +57,7 @@ def address(sock: socket.socket, *, tls: bool = False) -> str:
 
 
 def _bind_host(host: str, port: int, *, reuse_port: bool) -> list[socket.socket]:
-    """One socket for each address of a host; addresses that this machine lacks are left out, unless
-    all are."""
+    """One socket for each address of a host; addresses that this machine lacks are left out, unless all are."""
     infos = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     sockets: list[socket.socket] = []
     problem: OSError | None = None

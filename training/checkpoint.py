@@ -138,8 +138,7 @@ class Checkpoint:
     reference: F64 | None = None
 
     def restore(self, trainer: Trainer, *, force_reshuffle: bool = False) -> bool:
-        """Resume a run at the checkpoint. False: the data differ, and begin anew. TrainingError
-        names the mismatch."""
+        """Resume a run at the checkpoint. False: the data differ, and begin anew. TrainingError names the mismatch."""
         trainable = trainer.trainable
         if self.kind != trainable.kind:
             raise TrainingError(f"{self.path}: is a checkpoint of {self.kind}, not of {trainable.kind}")
@@ -179,8 +178,7 @@ class Checkpoint:
 
 
 def steps_behind(path: str | Path) -> int:
-    """Optimizer steps of a checkpoint, without reading tensors. ModelFileError as
-    `read_checkpoint`."""
+    """Optimizer steps of a checkpoint, without reading tensors. ModelFileError as `read_checkpoint`."""
     with GGUFFile.open(path) as gguf:
         steps = gguf.metadata.get("training.iteration_count")
     if not isinstance(steps, int) or isinstance(steps, bool):

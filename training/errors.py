@@ -4,8 +4,7 @@ from __future__ import annotations
 
 
 class TrainingError(ValueError):
-    """The data, the settings or a checkpoint cannot be used; one line that names the file, field or
-    flag."""
+    """The data, the settings or a checkpoint cannot be used; one line that names the file, field or flag."""
 
 
 class TrainingDiverged(TrainingError):

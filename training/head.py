@@ -21,8 +21,7 @@ LOGITS_NBYTES = 24 << 20  # at most, at a time
 
 
 def logit_chunks(model: Model, n_rows: int) -> list[tuple[int, int]]:
-    """Row ranges of equal size for chunked cross-entropy; one range, where rows have their own
-    LoRA scales."""
+    """Row ranges of equal size for chunked cross-entropy; one range, where rows have their own LoRA scales."""
     low_rank = model.weights.low_rank
     whole = low_rank is not None and low_rank.row_scales is not None
     n = 1 if whole else -(-n_rows * model.hparams.n_vocab * 4 // LOGITS_NBYTES)

@@ -400,8 +400,7 @@ class FineTuning:
         self.trainer.steps.workers = self._workers
 
     def fit(self, on_event: Callable[[Event], None] | None = None) -> Finished:
-        """Train to the end; `on_event` gets each event (Step, Validated, Save, …). The result has
-        the reason."""
+        """Train to the end; `on_event` gets each event (Step, Validated, Save, …). The result has the reason."""
         return self.trainer.fit(on_event)
 
     def save(self, path: str | Path, dtype: str = "f32") -> None:
@@ -422,8 +421,7 @@ class FineTuning:
     _workers: DataParallel | None = None
 
     def close(self) -> None:
-        """Close the model's file, and end the processes that share the work. Nothing can be run or
-        saved afterwards."""
+        """Close the model's file, and end the processes that share the work. Nothing can be run or saved afterwards."""
         if self._workers is not None:
             self._workers.close()
         self.gguf.close()

@@ -46,8 +46,7 @@ class Schedule:
             raise TrainingError(f"cos-decay-restart must be at least 1, not {self.cos_decay_restart}")
 
     def factor(self, step: int, epoch: int = 0, n_epochs: float = 1) -> float:
-        """Factor of the peak rate, in [0, 1], at optimizer step `step` (from 0) of epoch `epoch`
-        (from 0)."""
+        """Factor of the peak rate, in [0, 1], at optimizer step `step` (from 0) of epoch `epoch` (from 0)."""
         if self.kind == "halving":
             return self._halved(epoch, n_epochs)
         s = 1.0
@@ -84,8 +83,7 @@ class Schedule:
 
 @dataclass(slots=True)
 class Stopping:
-    """Rules that end a run early; a value of 0 or less disables a rule. `update` after every
-    optimizer step."""
+    """Rules that end a run early; a value of 0 or less disables a rule. `update` after every optimizer step."""
 
     past: int = 0  # compare with the loss this many steps ago
     delta: float = 1e-5  # the relative change that still counts as progress

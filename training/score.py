@@ -27,8 +27,7 @@ _UNIT = 16  # windows are multiples of this long, so that few plans serve all te
 
 @dataclass(frozen=True)
 class Score:
-    """Score of one text. `log_probs[i]` is of token i + 1; `loss` is the mean over `n_counted`
-    labels."""
+    """Score of one text. `log_probs[i]` is of token i + 1; `loss` is the mean over `n_counted` labels."""
 
     log_probs: npt.NDArray[np.float32]
     loss: float

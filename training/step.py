@@ -78,8 +78,7 @@ def outcome(parts: Slices[T]) -> T:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """Result of one device run. `losses` (rows,): one per label, 0 where the label does not
-    count."""
+    """Result of one device run. `losses` (rows,): one per label, 0 where the label does not count."""
 
     losses: npt.NDArray[np.float32]
     n_data: int
@@ -396,8 +395,7 @@ class Steps:
     def _run(
         self, key: str, build: Build, feeds: Feeds, n_outputs: int, *, norm: bool = False
     ) -> Slices[list[npt.NDArray[Any]]]:
-        """Run a plan; returns the losses and the norm. Parameters and moments stay on the
-        device."""
+        """Run a plan; returns the losses and the norm. Parameters and moments stay on the device."""
         plan = self.trainable.session.cached_plan((self.prefix, key), build, self._apart, self._ahead.pop(key, None))
         fetched: list[int | None] = [None] * n_outputs
         if norm:

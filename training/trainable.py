@@ -124,8 +124,7 @@ def _check_finite(name: str, values: npt.NDArray[Any]) -> None:
 def full(
     session: Session, model: Model, gguf: GGUFFile, h: Hparams, patterns: Sequence[str] = ("*",), prefix: str = "train"
 ) -> Trainable:
-    """Full finetuning: weights whose name matches a pattern, in f32; the others stay as in the
-    file."""
+    """Full finetuning: weights whose name matches a pattern, in f32; the others stay as in the file."""
     tensors = dict(model.weights.tensors)
     params, names = [], []
     for name, part in check_weights(gguf, h).items():

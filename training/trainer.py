@@ -107,8 +107,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Step:
-    """Event: an optimizer step is done. `result` sums up this epoch's steps, measured before
-    each update."""
+    """Event: an optimizer step is done. `result` sums up this epoch's steps, measured before each update."""
 
     iteration: int
     n_steps: int  # of the whole run; 0: not known
@@ -294,8 +293,7 @@ class Trainer:
         return n_steps_of(self.order, self.settings)
 
     def work(self) -> Generator[Event, None, None]:
-        """Run to the end, one event at a time; closing the generator ends the run between two
-        slices."""
+        """Run to the end, one event at a time; closing the generator ends the run between two slices."""
         yield from self._encode()
         yield from self.steps.settle()
         if self.objective is not None and self.objective.HAS_REFERENCE and self.reference is None:

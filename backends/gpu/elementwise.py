@@ -140,8 +140,7 @@ for _name in MAPPED:
 
 
 def period(a: Tensor, b: Tensor) -> int | None:
-    """Number of elements of a after which those of b repeat; None where full broadcasting is
-    needed."""
+    """Number of elements of a after which those of b repeat; None where full broadcasting is needed."""
     n = n_elements(b)
     return n if n == 1 or b.shape == a.shape[len(a.shape) - len(b.shape) :] else None
 
@@ -167,8 +166,7 @@ for _name in BROADCAST:
 
 
 def strides(t: Tensor, full: tuple[int, ...]) -> tuple[int, ...]:
-    """Elements from one index to the next in each axis of the full shape; 0 where t is
-    broadcast."""
+    """Elements from one index to the next in each axis of the full shape; 0 where t is broadcast."""
     own = (1,) * (len(full) - len(t.shape)) + t.shape
     steps, step = [], 1
     for size in reversed(own):

@@ -120,8 +120,7 @@ Kernel(
 
 
 def _launch(t: Tensor, shape: Shape, *words: int, n: int = 0) -> list[Dispatch]:
-    """The launch of the kernel with the op's name over n numbers, by default those of the
-    result."""
+    """The launch of the kernel with the op's name over n numbers, by default those of the result."""
     n = n or n_elements(t)
     buffers: Buffers = (*t.src, t)
     return [dispatch(t.op, shape, buffers, (n, *words), groups_for(n, shape, WG))]

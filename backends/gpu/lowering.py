@@ -27,8 +27,7 @@ CHUNK = 4096  # elements that are worth a group
 
 @dataclass(frozen=True)
 class Dispatch:
-    """A launch. `words` are the kernel's parameters as raw 32 bits, `scratch` the bytes of it
-    that are used."""
+    """A launch. `words` are the kernel's parameters as raw 32 bits, `scratch` the bytes of it that are used."""
 
     kernel: str
     defines: Defines
@@ -52,8 +51,7 @@ def dispatch(
     scratch: int = 0,
     **variant: int,
 ) -> Dispatch:
-    """A launch of the variant of a kernel that has these constants. ValueError where it does
-    not fit."""
+    """A launch of the variant of a kernel that has these constants. ValueError where it does not fit."""
     gx, gy = groups if isinstance(groups, tuple) else (groups, 1)
     if gx > MAX_GROUPS or gy > MAX_GROUPS:
         raise ValueError(f"kernel {kernel}: {gx} x {gy} groups are more than {MAX_GROUPS}")
@@ -72,8 +70,7 @@ def dispatch(
 
 
 def groups_for(n: int, shape: Shape, per_group: int) -> int:
-    """Number of groups of a kernel that walks n elements with FOR_EACH, `per_group` of them
-    at a time."""
+    """Number of groups of a kernel that walks n elements with FOR_EACH, `per_group` of them at a time."""
     if shape.name == "cpu":
         return max(1, min(shape.units, n // CHUNK))
     return max(1, min(-(-n // per_group), 16384))

@@ -58,8 +58,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class ClientBuffer:
-    """A client's buffer. `kind`: type and shape of the weight in it, which is neither written nor
-    read."""
+    """A client's buffer. `kind`: type and shape of the weight in it, which is neither written nor read."""
 
     buffer: Buffer
     nbytes: int

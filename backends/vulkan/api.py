@@ -114,8 +114,7 @@ def binding() -> tuple[Any, Any]:
 
 
 def check(result: int, what: str) -> None:
-    """Raise MemoryError or DeviceLost for those results of a call, OSError for any other
-    failure."""
+    """Raise MemoryError or DeviceLost for those results of a call, OSError for any other failure."""
     if result == 0:
         return
     if result in NOT_ENOUGH:

@@ -46,8 +46,7 @@ MOST_ROWS = 129  # where they begin if they win in none
 
 @dataclass(frozen=True)
 class TunedKernel:
-    """True if cooperative matrices are used, the reason, and the number of rows from which
-    they are."""
+    """True if cooperative matrices are used, the reason, and the number of rows from which they are."""
 
     used: bool
     why: str
@@ -75,8 +74,7 @@ def class_of(info: DeviceInfo) -> Shape:
 
 
 def known(info: DeviceInfo) -> TunedKernel | None:
-    """A choice that needs no measurement, or was measured before; None when the device must
-    be measured."""
+    """A choice that needs no measurement, or was measured before; None when the device must be measured."""
     if info.matrices is None:
         return TunedKernel(False, "the device has none that fit")
     if not class_of(info).dot:

@@ -28,8 +28,7 @@ RESULT_NBYTES = 1 << 16  # bytes of a result that is copied by a submission behi
 
 
 class VulkanBackend(Backend):
-    """A Vulkan device; `vulkan` is the first. `validation` and `mapped` are for tests: see
-    Instance and Device."""
+    """A Vulkan device; `vulkan` is the first. `validation` and `mapped` are for tests: see Instance and Device."""
 
     alignment = ALIGNMENT
     weight_types = shared.WEIGHT_TYPES

@@ -47,8 +47,7 @@ class CoopMatrixEntry:
 
 
 def find(instance: Any, device: Any, features: set[str], core: Any, subgroup: int, v13: Any) -> Matrices | None:
-    """The matrices that kernels use, from a device's features and properties; None where they
-    cannot run."""
+    """The matrices that kernels use, from a device's features and properties; None where they cannot run."""
     limits, fixed = core.limits, v13.minSubgroupSize == v13.maxSubgroupSize == subgroup
     if (
         not features >= NEEDS

@@ -24,14 +24,12 @@ ANY = 0xFFFFFFFF  # every memory type
 
 
 class VulkanMemory:
-    """A buffer with a device address. `array`: its bytes in this process, None if not
-    host-visible."""
+    """A buffer with a device address. `array`: its bytes in this process, None if not host-visible."""
 
     __slots__ = ("__weakref__", "_finalizer", "address", "array", "handle", "nbytes")
 
     def __init__(self, device: Device, nbytes: int, kinds: tuple[int, ...]) -> None:
-        """`kinds`: property flags, the best first. MemoryError when no memory of these kinds
-        is left."""
+        """`kinds`: property flags, the best first. MemoryError when no memory of these kinds is left."""
         ffi, lib = binding()
         self.nbytes, keep = nbytes, Keep()
         info = keep.struct("BufferCreateInfo", size=nbytes, usage=api.USAGE)
@@ -70,8 +68,7 @@ class VulkanMemory:
 
 
 class Device:
-    """A logical device. `mapped` False: act as if its memory were not host-visible, as on
-    most discrete GPUs."""
+    """A logical device. `mapped` False: act as if its memory were not host-visible, as on most discrete GPUs."""
 
     def __init__(self, info: DeviceInfo, *, mapped: bool = True) -> None:
         ffi, lib = binding()
@@ -132,8 +129,7 @@ class Device:
         self._wait = keep.struct("SemaphoreWaitInfo", semaphoreCount=1, pSemaphores=out, pValues=self._value)
 
     def memory_types(self, allowed: int, kinds: tuple[int, ...]) -> list[int]:
-        """Indices of the memory types that have all of the flags, for each choice of flags in
-        turn."""
+        """Indices of the memory types that have all of the flags, for each choice of flags in turn."""
         return [
             i
             for flags in kinds

@@ -237,8 +237,7 @@ def feature_chain(keep: Keep, api: int, extensions: frozenset[str]) -> tuple[Any
 
 @functools.cache
 def instance(validation: bool = False) -> Instance:
-    """The process' instance (a second one with validation for tests). DeviceError names what
-    is not installed."""
+    """The process' instance (a second one with validation for tests). DeviceError names what is not installed."""
     return Instance(validation)
 
 

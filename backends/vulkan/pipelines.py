@@ -94,8 +94,7 @@ class Pipelines:
         return Pipeline(out[0], info.layout, push_bytes)
 
     def _fit_matrices(self, stage: Any, kernel: Kernel, keep: Keep) -> None:
-        """Set the constants of this device's cooperative matrices, and the subgroup size that
-        they need."""
+        """Set the constants of this device's cooperative matrices, and the subgroup size that they need."""
         sizes = self.device.info.matrices
         if sizes is None:
             raise KernelRefused(f"{kernel.name}: {self.device.info.name} has no cooperative matrices that fit")

@@ -16,15 +16,13 @@ Range = tuple[int, int]  # device addresses: start, end
 
 
 class Hazards:
-    """Memory that commands wrote or read since the last barrier: decides where a barrier is
-    needed."""
+    """Memory that commands wrote or read since the last barrier: decides where a barrier is needed."""
 
     def __init__(self) -> None:
         self._written, self._read = _Ranges(), _Ranges()
 
     def meets(self, reads: Sequence[Range], writes: Sequence[Range]) -> bool:
-        """True if a command with these reads and writes needs a barrier first. The command is
-        noted."""
+        """True if a command with these reads and writes needs a barrier first. The command is noted."""
         conflict = (
             any(self._written.overlap(r) for r in reads)
             or any(self._written.overlap(w) for w in writes)

@@ -72,8 +72,7 @@ def outdated() -> Iterator[str]:
 
 
 def build() -> list[str]:
-    """Compile outdated files; returns the names of changed ones. ShaderError names a kernel
-    that does not compile."""
+    """Compile outdated files; returns the names of changed ones. ShaderError names a kernel that does not compile."""
     check_compiler()
     SOFT_SHADERS.mkdir(parents=True, exist_ok=True)
     expected, changed = sources(), list(dict.fromkeys(outdated()))
@@ -95,8 +94,7 @@ def build() -> list[str]:
 
 
 def check_compiler() -> None:
-    """ShaderError when glslc drops `precise`, which keeps a row's bits the same in unrolled
-    kernels."""
+    """ShaderError when glslc drops `precise`, which keeps a row's bits the same in unrolled kernels."""
     with tempfile.TemporaryDirectory() as folder:
         spirv = Path(folder) / "probe.spv"
         compile_shader(PROBE, spirv)

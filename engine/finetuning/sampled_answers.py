@@ -38,8 +38,7 @@ T = TypeVar("T", bound=_Timed)
 
 
 class AnswerReader:
-    """Reads answers' tokens: the text, and the calls of their row's tools as the `template` writes
-    calls."""
+    """Reads answers' tokens: the text, and the calls of their row's tools as the `template` writes calls."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
         self.tokenizer, self.template = tokenizer, template

@@ -387,8 +387,7 @@ class FineTuningWorker:
         return self.engine.model.weights.tensors.keys()
 
     def _begin(self, job: Row, plan: RunPlan) -> Trainer:
-        """Create the trainer of a job, restored from its checkpoint, and compile its plans
-        (off-thread)."""
+        """Create the trainer of a job, restored from its checkpoint, and compile its plans (off-thread)."""
         from logitless.models.adapters.lora import read_adapter
         from logitless.models.gguf.file import GGUFFile
         from logitless.training.adapters.lora import lora, start_from

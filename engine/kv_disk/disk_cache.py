@@ -7,8 +7,7 @@ and those bytes. The space is a hash of all that the bits depend on beside the k
 
 A thread writes, behind the steps: to a file of another name, which then takes its own name in one
 step. Several processes share a folder. Each deletes the files that were used longest ago when the
-folder outgrows the limit.
-"""
+folder outgrows the limit."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ SPACE = 16  # bytes of a space's hash
 class DiskCache:
     """Files of blocks by key. Only `_run` and what it calls belong to the thread.
 
-    Nothing is found before the space is known, which a first start may have to compute.
-    """
+    Nothing is found before the space is known, which a first start may have to compute."""
 
     def __init__(
         self,

@@ -24,8 +24,7 @@ RootName = Callable[[Hashable, str, bool], object]
 def space_of(engine: ModelRunner) -> Callable[[DiskCache], bytes]:
     """A function that computes the space of the engine's blocks: a hash of model, devices and program.
 
-    ValueError: a device does not say what it is. OSError, of the function: a file has changed.
-    """
+    ValueError: a device does not say what it is. OSError, of the function: a file has changed."""
     devices = [(backend.name, backend.identity) for backend in engine.session.backends]
     for name, identity in devices:
         if not identity:
@@ -72,8 +71,7 @@ def root_names(adapters: Adapters | None) -> RootName:
     """Names of roots of prefixes (PrefixCache.root_name) that mean the same weights in every process.
 
     Full finetunes, of which digests sample some bytes only, and weights that change have names that
-    no other process has.
-    """
+    no other process has."""
     process = secrets.token_hex(16)
 
     def name(choice: Hashable, salt: str, transient: bool) -> object:

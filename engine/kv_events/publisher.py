@@ -30,8 +30,7 @@ END = (-1).to_bytes(8, "big", signed=True)  # sequence number after the last rep
 
 
 def default_topic(model: str, port: int = 0) -> str:
-    """kv@<ip>:<port>@<model>, of a server, or kv@<ip>@<model>. The address is that of $POD_IP, or of
-    this machine."""
+    """kv@<ip>:<port>@<model>, of a server, or kv@<ip>@<model>. The address is that of $POD_IP, or of this machine."""
     address = os.environ.get("POD_IP") or _own_address()
     return f"kv@{address}:{port}@{model}" if port else f"kv@{address}@{model}"
 

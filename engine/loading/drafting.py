@@ -45,8 +45,7 @@ def spec_kinds(options: ModelOptions) -> tuple[str, ...]:
 
 
 def mtp_file(options: ModelOptions) -> str:
-    """The file of the MTP head: `model_draft`, where draft-mtp and no draft model is wanted; "":
-    none."""
+    """The file of the MTP head: `model_draft`, where draft-mtp and no draft model is wanted; "": none."""
     kinds = spec_kinds(options)
     return options.model_draft or "" if MTP in kinds and MODEL not in kinds else ""
 

@@ -141,8 +141,7 @@ def cache_disk_bytes(mib: int | None) -> int:
 
 
 def total_memory() -> int:
-    """Bytes that this process may use: the machine's memory, or less where a control group limits
-    it."""
+    """Bytes that this process may use: the machine's memory, or less where a control group limits it."""
     if not hasattr(os, "sysconf"):
         return _windows_memory()
     pages: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -119,8 +119,7 @@ class OpenModel:
     adapters: ScaledAdapters
 
     def engine(self) -> ModelRunner:
-        """The engine, without weights. OptionConflict, ModelFileError, DeviceError: it cannot run
-        here."""
+        """The engine, without weights. OptionConflict, ModelFileError, DeviceError: it cannot run here."""
         return _engine(self.path, self.engine_options)
 
     def draft_engine(self, engine: ModelRunner) -> ModelRunner | None:
@@ -285,8 +284,7 @@ def media_input(engine: ModelRunner, words: Tokenizer) -> MediaInput | None:
 
 
 def demo_model() -> Path:
-    """The demo model that is shipped: 0.9 million parameters, trained on Shakespeare
-    (scripts/demo-model)."""
+    """The demo model that is shipped: 0.9 million parameters, trained on Shakespeare (scripts/demo-model)."""
     return Path(str(files("logitless.models"))) / "demo" / "shakespeare.gguf"
 
 

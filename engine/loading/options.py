@@ -38,8 +38,7 @@ DRAFT_KINDS = "draft-simple, draft-mtp, ngram-simple, ngram-map-k, ngram-map-k4v
 
 
 class OptionError(ValueError):
-    """An option has a value that nobody can use. The line names it as the command line does:
-    `--ctx-size`."""
+    """An option has a value that nobody can use. The line names it as the command line does: `--ctx-size`."""
 
 
 class OptionConflict(OptionError):
@@ -67,8 +66,7 @@ class Option:
         return next((name for name in names if name.startswith("--")), names[0])
 
     def check(self, value: Any) -> Any:
-        """The value in its own type, from that type or from the flag's text. OptionError: it has
-        neither."""
+        """The value in its own type, from that type or from the flag's text. OptionError: it has neither."""
         if value is None or value is self.default:
             return self.default
         try:

@@ -63,8 +63,7 @@ class MediaEncoder:
         return place[0]
 
     def place(self, tile: Tile, pinned: Collection[bytes] = ()) -> bool:
-        """Reserve rows of the pool for a tile; False: there are none. `pinned`: keys of tiles that must
-        stay."""
+        """Reserve rows of the pool for a tile; False: there are none. `pinned`: keys of tiles that must stay."""
         first = self._make_room(tile.n_rows, pinned)
         if first is not None:
             self._reserved[tile.key] = first, tile.n_rows
@@ -136,8 +135,7 @@ class MediaEncoder:
         return pools
 
     def _make_room(self, n: int, pinned: Collection[bytes]) -> int | None:
-        """First of n neighbouring free rows, evicting the least recently used tiles; None: all others are
-        pinned."""
+        """First of n neighbouring free rows, evicting the least recently used tiles; None: all others are pinned."""
         while True:
             start = 1
             for first, n_rows in sorted([*self._places.values(), *self._reserved.values(), (1 + self.n_rows, 0)]):

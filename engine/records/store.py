@@ -355,8 +355,7 @@ class Store:
 
     @contextmanager
     def incoming(self) -> Iterator[Path]:
-        """Temporary path for an incoming file, removed at the end of the block unless `keep_file`
-        moved it."""
+        """Temporary path for an incoming file, removed at the end of the block unless `keep_file` moved it."""
         part = self.file_path(f"{new_id('file')}.part")
         try:
             yield part

@@ -66,8 +66,7 @@ class KVMover:
         return move_cells(self._model.hparams, self._model.rotary, self._memory, MOVES)
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
-        """Move token slots: (source, target, change of position), ordered so that reads precede
-        writes."""
+        """Move token slots: (source, target, change of position), ordered so that reads precede writes."""
         spare = (self._memory.full.n - 1) * BLOCK_SIZE
         for start in range(0, len(moves), MOVES):
             part = list(moves[start : start + MOVES])

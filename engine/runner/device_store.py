@@ -59,8 +59,7 @@ class DeviceBlocks(DeviceStore):
         self._prefault.used(int(np.where(table < self.n, table, 0).max(initial=0)))
 
     def prefault(self, request_waits: Callable[[], bool]) -> None:
-        """Prefault memory of the blocks that are used next, until `request_waits()`: a request
-        waits."""
+        """Prefault memory of the blocks that are used next, until `request_waits()`: a request waits."""
         self._prefault.run(request_waits)
 
 

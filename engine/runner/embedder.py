@@ -55,8 +55,7 @@ class Embedder:
 
     @property
     def for_texts(self) -> str:
-        """Pooling to one vector a text: the model's, else the last token of causal models, the mean
-        of others."""
+        """Pooling to one vector a text: the model's, else the last token of causal models, the mean of others."""
         if self.default != "none":
             return self.default
         return "last" if self.causal else "mean"

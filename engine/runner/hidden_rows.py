@@ -29,8 +29,7 @@ class HiddenRows:
         return self.n - 1
 
     def place(self, seq: Sequence, n: int) -> tuple[list[int], list[int]]:
-        """Assign rows to a sequence's next n tokens; returns (rows of the tokens before each, their
-        own rows)."""
+        """Assign rows to a sequence's next n tokens; returns (rows of the tokens before each, their own rows)."""
         before, start = self.of(seq, seq.n_computed - 1), seq.n_computed
         rows = [1 + i % self._n_turns for i in range(self._next, self._next + n)]
         assert seq.slot is not None

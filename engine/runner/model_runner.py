@@ -117,8 +117,7 @@ class ModelRunner:
     def __init__(
         self, path: str | Path, options: RunnerOptions | None = None, *, target: ModelRunner | None = None
     ) -> None:
-        """`target`: another model runner whose devices and threads this one shares; close that one
-        later."""
+        """`target`: another model runner whose devices and threads this one shares; close that one later."""
         self.options = options = options or RunnerOptions()
         self.gguf = GGUFFile.open(path, options.overrides, block=options.block)
         self.hparams = h = hparams_of(self.gguf)

@@ -180,8 +180,7 @@ class TokenBitmasks:
         return self._state.awaiting or self._job.done()
 
     def rows(self, draft: Sequence[int] = ()) -> list[TokenBitmask | None]:
-        """Start the masks of the next token and after each draft token; None: every token is
-        allowed."""
+        """Start the masks of the next token and after each draft token; None: every token is allowed."""
         if self._state.awaiting:
             state = self._state.copy()
             with suppress(GrammarError):  # the worker raises it, too

@@ -19,8 +19,7 @@ LEAST = 0.2  # probability below which a token is dropped
 
 
 def candidates(ids: Iterable[int], p: npt.NDArray[np.float32]) -> Candidates:
-    """Candidates of a row from the device: ids, likeliest first (-1: no more), and probabilities
-    `p` > 0."""
+    """Candidates of a row from the device: ids, likeliest first (-1: no more), and probabilities `p` > 0."""
     candidate_ids = np.fromiter(ids, np.int64)
     candidate_ids = candidate_ids[candidate_ids >= 0]
     return Candidates(candidate_ids, np.log(p[: len(candidate_ids)]), True, p[: len(candidate_ids)])
@@ -51,8 +50,7 @@ def infill(c: Candidates, n_left: int, texts: Tokenizer) -> None:
 
 
 def _merge(p: list[float], pieces: list[bytes]) -> None:
-    """Merge tokens whose text is a prefix of another's: the likelier one gets the sum of
-    probabilities."""
+    """Merge tokens whose text is a prefix of another's: the likelier one gets the sum of probabilities."""
     gone: set[int] = set()
     for i, piece in enumerate(pieces):
         for j, other in enumerate(pieces):

@@ -114,8 +114,7 @@ class SamplerParams(Struct, frozen=True, kw_only=True):
 
 
 class SamplingParams(SamplerParams, frozen=True, kw_only=True):
-    """Sampling parameters of one sequence: the samplers' numbers, their chain, biases and
-    constraint."""
+    """Sampling parameters of one sequence: the samplers' numbers, their chain, biases and constraint."""
 
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
     logit_bias: tuple[tuple[int, float], ...] = ()

@@ -67,8 +67,7 @@ def _texts(vocab: Tokenizer) -> list[bytes]:
 
 @functools.lru_cache(maxsize=16)
 def find_breakers(vocab: Tokenizer, texts: tuple[str, ...]) -> Breakers:
-    """Find the tokens that contain a breaker, or end with the start of one (tail: the tokens of the
-    rest)."""
+    """Find the tokens that contain a breaker, or end with the start of one (tail: the tokens of the rest)."""
     tails: dict[int, list[tuple[int, ...]]] = {}
     for text in texts:
         breaker = text.encode()[:MAX_BREAKER_BYTES]

@@ -72,8 +72,7 @@ class StopFilter:
         return text_out, stop_string
 
     def _indented(self, text: str) -> str:
-        """Text up to the first line, after the first one, that begins with fewer than n_indent
-        blanks."""
+        """Text up to the first line, after the first one, that begins with fewer than n_indent blanks."""
         if self._n_indent <= 0:
             return text
         for i, char in enumerate(text):

@@ -110,8 +110,7 @@ class Admission:
         return {slot.id: slot for slot in slots if not slot.is_processing and not self.claims.hold(slot)}
 
     def _choose_slot(self, seq: Sequence, free: dict[int, Slot]) -> Slot:
-        """The slot that the request names, else the one of the most similar prompt, else the least
-        recently used."""
+        """The slot that the request names, else the one of the most similar prompt, else the least recently used."""
         if seq.request.id_slot >= 0:
             return free[seq.request.id_slot]
         similarity = ((_n_common(seq, slot), -slot.last_used, id) for id, slot in free.items())
@@ -159,8 +158,7 @@ class Admission:
         return others and self.kv.loads(seq, seq.slot, _known_limit(seq, seq.slot))
 
     def _start(self, seq: Sequence, is_first: bool, events: Events) -> bool:
-        """Give a sequence its first blocks if all of its tokens have room beside the earlier ones'
-        blocks."""
+        """Give a sequence its first blocks if all of its tokens have room beside the earlier ones' blocks."""
         slot, kv = seq.slot, self.kv
         assert slot is not None
         if not is_first and seq.refused_at == self.running.n_released:
@@ -193,8 +191,7 @@ class Admission:
         return True
 
     def _swap_in(self, seq: Sequence, slot: Slot, started: list[Sequence]) -> bool:
-        """Start a preempted sequence whose cells cannot be recomputed, from the host copy of its
-        blocks."""
+        """Start a preempted sequence whose cells cannot be recomputed, from the host copy of its blocks."""
         if started and self.kv.n_available < len(seq.kv.swapped) + sum(map(_n_missing, started)):
             seq.refused_at = self.running.n_released
             return False

@@ -38,8 +38,7 @@ def split(plan: Plan, limit: int) -> tuple[Plan, Plan]:
 
 
 def build_batch(group: Plan, hidden: HiddenRows | None = None, encoder: MediaEncoder | None = None) -> UBatch:
-    """The batch of the next n tokens of each sequence, drafts included. Their KV blocks are
-    allocated already."""
+    """The batch of the next n tokens of each sequence, drafts included. Their KV blocks are allocated already."""
     batch = UBatch(weights=group[0][0].choice.weights)
     tokens, pos, slots, slot_mapping = batch.tokens, batch.pos, batch.slot, batch.slot_mapping
     for seq, n in group:

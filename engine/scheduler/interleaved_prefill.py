@@ -32,8 +32,7 @@ Events = list[tuple[Sequence, Event]]
 
 
 class InterleavedPrefill:
-    """Runs at most one preemptible prefill chunk; its tokens count as computed only when it
-    finishes."""
+    """Runs at most one preemptible prefill chunk; its tokens count as computed only when it finishes."""
 
     def __init__(
         self,
@@ -67,16 +66,14 @@ class InterleavedPrefill:
         return seq is self.seq or (self._active and self._may_take(seq))
 
     def starts(self, seq: Sequence) -> None:
-        """Note that a prompt begins: its context is short as yet, so a mixed step may be fast, and
-        is better then."""
+        """Note that a prompt begins: its context is short as yet, so a mixed step may be fast, and is better then."""
         step = self._running.step
         seq.served = step - 1  # behind prompts that wait since earlier steps
         if step - self._tried >= RETRY:
             self._budget.crowded, self._tried = False, step
 
     def turn(self, events: Events) -> bool:
-        """Compute parts while the streams may wait; False if there was nothing to do. Raises
-        DeviceFailed."""
+        """Compute parts while the streams may wait; False if there was nothing to do. Raises DeviceFailed."""
         budget, seqs = self._budget, self._running.of_step(background=False)
         if self.seq is None and not budget.crowded:
             self._active = False

@@ -89,8 +89,7 @@ class MediaEncoding:
         return streams if any(seq.is_decoding for seq in streams) else []
 
     def _work(self, encoder: MediaEncoder, tile_work: Callable[[], list[TileWork]], share: float = 1.0) -> bool:
-        """Run parts for a share of the time that streams may wait, one at least; False if there were
-        none."""
+        """Run parts for a share of the time that streams may wait, one at least; False if there were none."""
         ran, until = False, math.inf
         if streams := self._streams:
             until = self._clock() + share * self._budget.room(len(streams))

@@ -57,8 +57,7 @@ class OutputProcessor:
     def process(
         self, group: list[tuple[Sequence, int]], result: StepResult, now: float, events: list[tuple[Sequence, Event]]
     ) -> list[tuple[Sequence, Stop | Failed]]:
-        """Count the group's tokens as computed and add its events; returns the sequences that are
-        done."""
+        """Count the group's tokens as computed and add its events; returns the sequences that are done."""
         stats = self._stats
         stats.n_decode += 1
         stats.busy_slots += len(group)

@@ -100,8 +100,7 @@ class RunningSet:
         return returning
 
     def reserve(self, plan: Plan) -> Plan:
-        """Allocate KV blocks for (sequence, tokens), in order of rank; a sequence that finds none
-        waits."""
+        """Allocate KV blocks for (sequence, tokens), in order of rank; a sequence that finds none waits."""
         granted: dict[Sequence, int] = {}
         for seq, n in sorted(plan, key=lambda part: part[0].rank):
             if not seq.started:  # preempted by an earlier one just now
@@ -113,8 +112,7 @@ class RunningSet:
         return [(seq, granted[seq]) for seq, _ in plan if granted.get(seq)]
 
     def preempt(self, seq: Sequence) -> None:
-        """Take a sequence's blocks. It keeps its slot and its sampler's state, and starts again
-        later."""
+        """Take a sequence's blocks. It keeps its slot and its sampler's state, and starts again later."""
         assert seq.slot is not None
         if not seq.kv.recomputable:
             try:

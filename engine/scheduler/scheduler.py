@@ -208,8 +208,7 @@ class Scheduler:
         self._running.touch(slot)
 
     def step(self) -> Events:
-        """Admit, plan, run one batch and process its output: (sequence, event) in order; [] when
-        idle."""
+        """Admit, plan, run one batch and process its output: (sequence, event) in order; [] when idle."""
         return self._without_background(self._step())
 
     def step_background(self) -> Events:
@@ -255,8 +254,7 @@ class Scheduler:
         return events
 
     def encode(self, tiles: list[Tile]) -> bool:
-        """Encode images of an embedding (see MediaEncoding.encode). StepFailed, DeviceFailed: the device
-        cannot."""
+        """Encode images of an embedding (see MediaEncoding.encode). StepFailed, DeviceFailed: the device cannot."""
         try:
             return self._media.encode(tiles)
         except DeviceFailed as error:
@@ -280,8 +278,7 @@ class Scheduler:
             seq.sampler.move(self.engine.sampler_state(seq.slot.id))
 
     def _run(self, plan: Plan, events: Events, *, interleaved: bool) -> Plan:
-        """Run as much of a plan as fits one batch; returns the rest, or the same work in smaller
-        batches."""
+        """Run as much of a plan as fits one batch; returns the rest, or the same work in smaller batches."""
         group, rest = split(plan, self._limit)
         began = self.clock()
         try:
@@ -311,8 +308,7 @@ class Scheduler:
             self._running.leave(seq)
 
     def _step_failed(self, group: Plan, rest: Plan, error: Exception, events: Events) -> Plan:
-        """Halve the batch, in order of rank. A sequence that fails alone, with a single token, has
-        failed."""
+        """Halve the batch, in order of rank. A sequence that fails alone, with a single token, has failed."""
         self.stats.n_failed_steps += 1
         if self.cache.auxiliary is not None:
             self.cache.auxiliary.undo(group)
@@ -329,8 +325,7 @@ class Scheduler:
         return sorted(group + rest, key=lambda part: part[0].rank)
 
     def _device_failed(self, error: DeviceFailed, events: Events) -> None:
-        """End all sequences that have begun; the cache is lost. The others are served by another
-        device."""
+        """End all sequences that have begun; the cache is lost. The others are served by another device."""
         self.stats.n_failed_steps += 1
         self.stats.devices_lost += 1
         for seq in (seq for seq in list(self.queue) if seq.resumed):
@@ -348,8 +343,7 @@ class Scheduler:
             slot.cached = []
 
     def _shift_contexts(self) -> None:
-        """Make room in full contexts, in order of rank; a sequence that finds none waits for an
-        earlier one's end."""
+        """Make room in full contexts, in order of rank; a sequence that finds none waits for an earlier one's end."""
         cache = self.cache
         for seq in list(self.running):
             if not (seq.started and is_full(seq)):

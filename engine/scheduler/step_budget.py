@@ -132,8 +132,7 @@ class PrefillBudget:
         self._growth[size] = _Growth(last, known.last if known is not None else _expected(size))
 
     def _usual(self, n_streams: int) -> float:
-        """Median seconds of a step without prompts, of so many streams or the next fewer that are
-        known."""
+        """Median seconds of a step without prompts, of so many streams or the next fewer that are known."""
         size = power_of_two(n_streams)
         known = max((s for s in self._plain if s <= size), default=min(self._plain))
         if known not in self._medians:

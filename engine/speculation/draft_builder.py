@@ -52,8 +52,7 @@ class DraftBuilder:
         batch.n_probs = max(batch.n_probs, int(self.p_min > 0))
 
     def row(self, n_vocab: int) -> Row:
-        """Sampling row of the target after the draft so far, with entries for ids below n_vocab
-        only."""
+        """Sampling row of the target after the draft so far, with entries for ids below n_vocab only."""
         row = self.seq.sampler.feeds_after(self.draft, self.n_dist, self.n_xtc)
         if all(id < n_vocab for id in row.ids):
             return row
@@ -62,8 +61,7 @@ class DraftBuilder:
         return replace(row, kinds=kinds, ids=ids, values=values)
 
     def take(self, result: StepResult, i: int, n_vocab: int, ends: Container[int]) -> bool:
-        """Append the token of row `i` to the draft; returns True if the draft may continue (not
-        after `ends`)."""
+        """Append the token of row `i` to the draft; returns True if the draft may continue (not after `ends`)."""
         word = int(result.ids[i])
         sure = result.probs is None or float(result.probs[1][i]) >= self.p_min
         id = word & s.ID

@@ -142,8 +142,7 @@ class ModelDrafter:
         return drafts
 
     def _catch_up(self, requests: list[tuple[Sequence, int]]) -> list[_ModelDraft]:
-        """Start the drafts: choose each sequence's uncomputed tokens, within the prefill budget of
-        the step."""
+        """Start the drafts: choose each sequence's uncomputed tokens, within the prefill budget of the step."""
         self._active = {seq.slot.id for seq, _ in requests if seq.slot is not None}
         for id in self._active:
             self._caches[id] = self._caches.pop(id) if id in self._caches else self._new_cache(id)
@@ -177,8 +176,7 @@ class ModelDrafter:
         return _DraftCache(state_rows=StateRows(rows) if self._has_states else None)
 
     def _forget(self, cache: _DraftCache, n: int) -> int:
-        """Roll back to the first n tokens at most, and free their blocks; returns the number of
-        tokens kept."""
+        """Roll back to the first n tokens at most, and free their blocks; returns the number of tokens kept."""
         if cache.state_rows is not None:
             n = cache.state_rows.go_back(n)
         del cache.tokens[n:]

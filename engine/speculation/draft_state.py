@@ -19,8 +19,7 @@ class Drafter(Protocol):
         """Draft at most n_most tokens after `tokens`, which only ever grow."""
 
     def record_outcome(self, n_drafted: int, n_accepted: int, /) -> None:
-        """Record that n_drafted tokens of the last draft were verified and the first n_accepted
-        accepted."""
+        """Record that n_drafted tokens of the last draft were verified and the first n_accepted accepted."""
 
 
 class Pace:
@@ -105,8 +104,7 @@ class Drafts:
         self._source: tuple[Drafter | None, Pace] | None = None  # source of the current draft
 
     def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
-        """Return the draft of the first drafter that has one; empty: the model drafts, if there is
-        one."""
+        """Return the draft of the first drafter that has one; empty: the model drafts, if there is one."""
         self._source, self._by_model = None, False
         if self.params.n_max is not None:
             n_most = min(n_most, self.params.n_max)

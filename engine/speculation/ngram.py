@@ -39,8 +39,7 @@ def copy_forward(tokens: Sequence[int], start: int, n: int) -> list[int]:
 
 
 class _Keys:
-    """Table of the n-grams of a growing history, without the last one: count and end of the latest
-    occurrence."""
+    """Table of the n-grams of a growing history, without the last one: count and end of the latest occurrence."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -144,8 +143,7 @@ class Map4Drafter:
 
 
 class CacheDrafter:
-    """Drafts token by token: the commonest continuation of the longest key that passes the
-    thresholds."""
+    """Drafts token by token: the commonest continuation of the longest key that passes the thresholds."""
 
     def __init__(self, n_max: int) -> None:
         self._n_max = n_max

@@ -135,8 +135,7 @@ def _drafts_of(seq: Sequence) -> Drafts:
 
 
 def _share_room(drafting: list[Sequence], room: int, allocate: AllocateSlots) -> None:
-    """Cut drafts to equal shares of `room` and to free KV blocks; short drafts leave the rest of
-    their share."""
+    """Cut drafts to equal shares of `room` and to free KV blocks; short drafts leave the rest of their share."""
     drafting.sort(key=lambda seq: len(_drafts_of(seq).tokens))
     for i, seq in enumerate(drafting):
         drafts = _drafts_of(seq)

@@ -158,8 +158,7 @@ def parse_messages(
 
 
 def _call(where: str, call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call as one of a function, whose arguments are there, which some clients leave out where
-    there are none."""
+    """A call as one of a function, whose arguments are there, which some clients leave out where there are none."""
     function, custom = call.get("function"), call.get("custom")
     if custom is not None and function is None:
         arguments = json.dumps({INPUT: custom["input"]}, ensure_ascii=False)

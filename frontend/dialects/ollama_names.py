@@ -27,8 +27,7 @@ def candidates(name: str) -> tuple[str, ...]:
 
 
 def seconds(name: str, value: object) -> float:
-    """The duration in the field `name`: a number of seconds, or a text such as "1h30m". Negative:
-    without end."""
+    """The duration in the field `name`: a number of seconds, or a text such as "1h30m". Negative: without end."""
     problem = 'must be a number of seconds or a duration such as "5m"'
     if isinstance(value, str):
         sign, text = (-1.0, value[1:]) if value.startswith("-") else (1.0, value)

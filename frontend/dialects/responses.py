@@ -60,8 +60,7 @@ class ResponsesBody(Struct, frozen=True, kw_only=True):
 def chat_body(
     response: ResponsesBody, body: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()
 ) -> Translated:
-    """The chat request that asks for the same. `earlier`: the items of the conversation that it
-    goes on with."""
+    """The chat request that asks for the same. `earlier`: the items of the conversation that it goes on with."""
     if body.get(_NOT_THERE):
         bad_request(_NOT_THERE, "is not there; previous_response_id is")
     for name in ("n", "n_cmpl"):
@@ -248,8 +247,7 @@ def full_name(namespace: object, name: str) -> str:
 
 
 def expanded(tools: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """The tools with their places in the request, those of namespaces one by one and by their full
-    names."""
+    """The tools with their places in the request, those of namespaces one by one and by their full names."""
     for i, tool in enumerate(tools):
         place = f"tools[{i}]"
         if not isinstance(tool, dict) or tool.get("type") != "namespace":

@@ -132,8 +132,7 @@ class Media:
     def prompt(
         self, name: str, text: str, media: list[Medium], *, add_special: bool = True
     ) -> tuple[tuple[int, ...], PromptMedia]:
-        """(token ids, media) of a text with a marker for each of its media. `add_special`: see
-        MediaInput.prompt."""
+        """(token ids, media) of a text with a marker for each of its media. `add_special`: see MediaInput.prompt."""
         assert self.input is not None
         self.complete()
         texts = text.split(self.marker)

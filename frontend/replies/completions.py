@@ -159,8 +159,7 @@ class OpenAIReply(Reply):
         return self.opening(result)
 
     def _begun(self, result: Result) -> list[Token]:
-        """The pending tokens that begin inside the text that has come since; those after it are pending
-        on."""
+        """The pending tokens that begin inside the text that has come since; those after it are pending on."""
         if not result.pending:
             return []
         tokens = self._matchers[result.number].take(result.pending, result.untold)

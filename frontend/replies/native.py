@@ -52,8 +52,7 @@ class NativeReply(Reply):
         return NativeChunk(result.index, text, tokens, False, id_slot, result.n_tokens, n_prompt)
 
     def _selected(self, data: NativeCompletion) -> NativeCompletion | Selected:
-        """`response_fields`: only these; a path with slashes is looked up and shown under its whole
-        name."""
+        """`response_fields`: only these; a path with slashes is looked up and shown under its whole name."""
         if not self.params.response_fields:
             return data
         selected, fields = {}, dict(zip(data.__struct_encode_fields__, astuple(data), strict=True))

@@ -150,8 +150,7 @@ def _n_bytes(raw: bytes, n: int) -> int:
 
 
 class LegacyLogprobs:
-    """The shape of OpenAI's /v1/completions: four parallel arrays, the offsets counted in
-    characters."""
+    """The shape of OpenAI's /v1/completions: four parallel arrays, the offsets counted in characters."""
 
     def __init__(self, tokenizer: Tokenizer, top: int, request: CompletionRequest, *, as_ids: bool = False) -> None:
         self._tokenizer = tokenizer

@@ -132,8 +132,7 @@ class Reply:
         return [token for token in tokens if token.prob is not None]
 
     def without_end(self, tokens: list[Token], result: Result) -> list[Token]:
-        """The tokens less the one that ended the generation without a text: OpenAI's shapes tell of
-        text only."""
+        """The tokens less the one that ended the generation without a text: OpenAI's shapes tell of text only."""
         done = result.finished
         ended = done.stop_type == "eos" and tokens and tokens[-1].id in {*self.tokenizer.eog_ids, done.stop_token}
         return tokens[:-1] if ended and not result.request.shows_end else tokens

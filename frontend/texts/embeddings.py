@@ -117,8 +117,7 @@ def parse_embeddings(body: Mapping[str, Any], parser: RequestParser, embedder: E
 
 
 def _prompt(prompt: object, name: str, parser: RequestParser) -> Prompt:
-    """One input: a text, token ids, {prompt_string, multimodal_data}, or {content: [parts]}, whose
-    texts are joined."""
+    """One input: a text, token ids, {prompt_string, multimodal_data}, or {content: [parts]}, whose texts are joined."""
     result: list[Medium] = []
     if isinstance(prompt, dict) and "content" in prompt:
         content = prompt["content"]
@@ -154,16 +153,14 @@ def parse_rerank(body: Mapping[str, Any], parser: RequestParser, embedder: Embed
 
 
 def _filled(parser: RequestParser, template: str, query: str, document: str) -> tuple[int, ...]:
-    """llama-server's other form, of files that have one: {query} and {document} stand for the
-    texts."""
+    """llama-server's other form, of files that have one: {query} and {document} stand for the texts."""
     texts = {"{query}": query, "{document}": document}
     text = re.sub(r"\{query\}|\{document\}", lambda match: texts[match[0]], template)
     return tuple(parser.encode(text, parse_special=True))
 
 
 def _pair(parser: RequestParser, query: list[int], document: list[int]) -> tuple[int, ...]:
-    """llama-server's form: [BOS] query [EOS] [SEP] document [EOS], each where the vocabulary wants
-    it."""
+    """llama-server's form: [BOS] query [EOS] [SEP] document [EOS], each where the vocabulary wants it."""
     vocab, tokenizer = parser.tokenizer.vocab, parser.tokenizer
     bos, sep = tokenizer.bos_id, tokenizer.sep_id
     eos = tokenizer.eos_id if tokenizer.eos_id is not None else sep
@@ -182,8 +179,7 @@ def rank_or_refuse(embedder: Embedder, reranking: bool) -> None:
 
 
 def normalized(x: F32, kind: int) -> F32:
-    """llama.cpp's `embd_normalize`: -1 as it is, 0 so that the largest is 32760, p so that the
-    p-norm is 1."""
+    """llama.cpp's `embd_normalize`: -1 as it is, 0 so that the largest is 32760, p so that the p-norm is 1."""
     if kind < 0:
         return x
     wide = np.abs(x.astype(np.float64))

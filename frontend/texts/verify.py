@@ -41,8 +41,7 @@ def slot_to_continue(body: Mapping[str, Any], config: FrontendConfig) -> int | N
 
 
 def parse_verify(body: Mapping[str, Any], parser: RequestParser, known: tuple[int, ...] | None) -> GenerationJob:
-    """`prompt` (or `known`, a slot's tokens), `draft_tokens`, sampling settings, `n_probs`, and
-    `rng_used`."""
+    """`prompt` (or `known`, a slot's tokens), `draft_tokens`, sampling settings, `n_probs`, and `rng_used`."""
     params = parser.read(Verify, body)
     if known == ():
         bad_request("id_slot", "this slot holds nothing to go on from")

@@ -47,8 +47,7 @@ class Cost:
 
 
 def macs_of(n: float, dtype: str, *, rounded: bool = False) -> Cost:
-    """Cost of n multiply-adds with a weight of this type; `rounded`: of rows rounded to bf16, as it
-    is."""
+    """Cost of n multiply-adds with a weight of this type; `rounded`: of rows rounded to bf16, as it is."""
     if rounded:
         return Cost(bf16_macs=n)
     return Cost(int8_macs=n) if DTYPES[dtype].quantised else Cost(f32_macs=n)

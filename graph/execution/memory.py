@@ -41,8 +41,7 @@ class Allocator:
         return -(-max(nbytes, 1) // self.alignment) * self.alignment
 
     def allocate(self, nbytes: int) -> int:
-        """The offset of a free block of `nbytes`, taken. OutOfArena names them and the largest free
-        block."""
+        """The offset of a free block of `nbytes`, taken. OutOfArena names them and the largest free block."""
         need = self.padded(nbytes)
         best = bisect(self._by_size, (need, -self.size - 1))
         if best < len(self._by_size):
@@ -100,8 +99,7 @@ def owners_of(order: Sequence[Tensor]) -> Owners:
 
 @dataclass(frozen=True)
 class ArenaLayout:
-    """Memory of a graph's results: arena offset of every owner, owners of all bytes, size of each
-    arena."""
+    """Memory of a graph's results: arena offset of every owner, owners of all bytes, size of each arena."""
 
     offsets: Mapping[Tensor, int]
     owners: Owners

@@ -132,8 +132,7 @@ class _Hints:
 
 
 class _Assignment:
-    """Assigns the user's nodes in order: each gets a backend, and sources and a form that this one
-    runs."""
+    """Assigns the user's nodes in order: each gets a backend, and sources and a form that this one runs."""
 
     def __init__(
         self,
@@ -180,8 +179,7 @@ class _Assignment:
         return _first_supporting(t, self._backends, hint) if pinned is None else pinned
 
     def _on(self, t: Tensor, b: int) -> Tensor:
-        """A node as backend b reads it: a leaf as it is, the result of another backend by a
-        transfer."""
+        """A node as backend b reads it: a leaf as it is, the result of another backend by a transfer."""
         if t in self._everywhere:
             return t
         source = self._variants[t, self._assigned[t]]
@@ -203,8 +201,7 @@ class _Assignment:
 def _fuse(
     fetches: tuple[Tensor, ...], backends: Sequence[Backend], where: dict[Tensor, int]
 ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-    """Let every backend fuse its nodes: the new fetches, and the graph in order. `where` gets the
-    new nodes."""
+    """Let every backend fuse its nodes: the new fetches, and the graph in order. `where` gets the new nodes."""
     order: list[Tensor] = []
     for b, backend in enumerate(backends):
         fetches = tuple(backend.fuse(fetches, lambda t, b=b: where.get(t) == b))  # type: ignore[misc]
@@ -225,8 +222,7 @@ def _is_mutable(t: Tensor) -> bool:
 
 
 def _check_constants(order: Sequence[Tensor], fetches: Sequence[Tensor], owners: Owners) -> None:
-    """Feeds, scalars and constants are never written; constants have a layout that only their
-    backend knows."""
+    """Feeds, scalars and constants are never written; constants have a layout that only their backend knows."""
     for t in order:
         for i in writes_of(t):
             owner = owners[t.src[i]][0]
@@ -299,8 +295,7 @@ def _backend_of_group(
     variable_backend: Mapping[str, int],
     hints: Sequence[int],
 ) -> int:
-    """The backend of variables that meet: the one they have, else the first that runs all their
-    nodes."""
+    """The backend of variables that meet: the one they have, else the first that runs all their nodes."""
     present = {variable_backend[name]: name for name in names if name in variable_backend}
     if len(present) > 1:
         meeting = ", ".join(map(repr, present.values()))

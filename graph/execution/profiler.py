@@ -17,8 +17,7 @@ Observer = Callable[[Sequence[Tensor], Sequence[float], Mapping[str, Array]], No
 
 
 class ProfiledPlan(Plan):
-    """A plan that times its nodes, one after the other: the same bits, a little later. It keeps its
-    graph."""
+    """A plan that times its nodes, one after the other: the same bits, a little later. It keeps its graph."""
 
     def __init__(self, storage: Storage, placement: Placement, layout: ArenaLayout, observer: Observer) -> None:
         super().__init__(storage, placement, layout)

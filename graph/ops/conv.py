@@ -37,8 +37,7 @@ def _places(shape: Shape, size: tuple[int, int], stride: int) -> list[tuple[int,
 
 @op
 def patches(x: Array, *, size: tuple[int, int], stride: int = 1, padding: int = 0) -> Array:
-    """Every patch of an image as a row: (N, H, W, C) → (N · H' · W', height · width · C), zeros
-    outside."""
+    """Every patch of an image as a row: (N, H, W, C) → (N · H' · W', height · width · C), zeros outside."""
     x = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
     height, width = _out(x.shape, size, stride, 0)
     out = np.empty((x.shape[0], height, width, *size, x.shape[3]), x.dtype)
@@ -71,8 +70,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, **attrs: Any) -> tuple[Tensor | None, ...
 
 @op
 def patches_back(g: Array, *, shape: Shape, size: tuple[int, int], stride: int = 1, padding: int = 0) -> Array:
-    """Each patch added to where it came from: (N · H' · W', height · width · C) → (N, H, W, C) =
-    shape."""
+    """Each patch added to where it came from: (N · H' · W', height · width · C) → (N, H, W, C) = shape."""
     n, h, w, c = shape
     out = np.zeros((n, h + 2 * padding, w + 2 * padding, c), g.dtype)
     height, width = _out(shape, size, stride, padding)

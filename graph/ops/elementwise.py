@@ -206,8 +206,7 @@ softcap.case(lambda r: ([r.normal(size=(4, 37)) * 5], {"cap": 3.0}))
 
 @elementwise
 def glu(gate: Array, up: Array, *, activation: Literal["silu", "gelu"]) -> Array:
-    """activation(gate) · up: the gated part of a feed-forward block as one op (`activation`: silu
-    or gelu)."""
+    """activation(gate) · up: the gated part of a feed-forward block as one op (`activation`: silu or gelu)."""
     return {"silu": s.silu, "gelu": s.gelu}[activation](gate) * up
 
 
@@ -223,8 +222,7 @@ glu.case(lambda r: ([r.normal(size=(3, 37)), r.normal(size=(3, 37))], {"activati
 
 @elementwise
 def glu_clamped(gate: Array, up: Array, *, alpha: float, limit: float) -> Array:
-    """a · sigmoid(alpha · a) · (1 + b), a: the gate of at most `limit`, b: up between −limit and
-    limit (gpt-oss)."""
+    """a · sigmoid(alpha · a) · (1 + b), a: the gate of at most `limit`, b: up between −limit and limit (gpt-oss)."""
     a, b = where(gate > limit, limit, gate), where(up > limit, limit, where(up < -limit, -limit, up))
     return times_sigmoid(a, alpha * a) * (1 + b)
 

@@ -21,8 +21,7 @@ from logitless.graph.tensor import Shape, Tensor
 
 @op
 def linear_parts(x: Array, *weights: Array) -> Array:
-    """`linear` of x (T, K) with several weights (N_i, K): their results, whole and one after the
-    other, (T · ΣN_i,)."""
+    """`linear` of x (T, K) with several weights (N_i, K): their results, whole and one after the other, (T · ΣN_i,)."""
     return np.concatenate([linear.reference(x, w).reshape(-1) for w in weights])
 
 
@@ -37,8 +36,7 @@ def _(x: Tensor, *weights: Tensor) -> tuple[Shape, str]:
 
 @op
 def expert_parts(x: Array, order: Array, *weights: Array, n: int) -> Array:
-    """`expert_linear` of `expert_rows` of x (T, K) with several weights (n · N_i, K): results as
-    `linear_parts` has."""
+    """`expert_linear` of `expert_rows` of x (T, K) with several weights (n · N_i, K): results as `linear_parts` has."""
     rows = expert_rows.reference(x, order)
     return np.concatenate([expert_linear.reference(rows, w, order, n=n).reshape(-1) for w in weights])
 
@@ -183,8 +181,7 @@ linear_q8_add.inplace = (2,)
 
 @op
 def attention_act(q: Array, *src: Array, **attrs: Any) -> Array:
-    """`quantize_act` of `attention`'s tokens, (T, H · D), in groups of 32; `src`: the other sources
-    of `attention`."""
+    """`quantize_act` of `attention`'s tokens, (T, H · D), in groups of 32; `src`: the other sources of `attention`."""
     return quantize_act.reference(attention.reference(q, *src, **attrs).reshape(q.shape[0], -1))
 
 
@@ -241,8 +238,7 @@ def _(
 
 @op
 def attention_rope(q: Array, *src: Array, interleaved: bool, sign: float = 1.0, **attrs: Any) -> Array:
-    """`attention` of the queries after `rope`; `src`: the other sources of `attention`, then the
-    angles."""
+    """`attention` of the queries after `rope`; `src`: the other sources of `attention`, then the angles."""
     *others, angles = src
     return attention.reference(rope.reference(q, angles, interleaved=interleaved, sign=sign), *others, **attrs)
 

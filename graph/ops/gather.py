@@ -56,8 +56,7 @@ def _(g: Tensor, y: Tensor, rows: Tensor, ids: Tensor, n: int) -> tuple[Tensor |
 
 @op
 def add_rows_to(x: Array, rows: Array, ids: Array) -> Array:
-    """x (n, K) with each of `rows` (T, K) added at its id: `add_rows` and `add` without the zeros
-    between them."""
+    """x (n, K) with each of `rows` (T, K) added at its id: `add_rows` and `add` without the zeros between them."""
     out = x.copy()
     np.add.at(out, ids, rows)
     return out

@@ -221,8 +221,7 @@ def _(x: Tensor, rows: int, transposed: bool = False) -> tuple[Shape, str]:
 
 @op
 def product_parts(a: Array, b: Array, *, steps: int) -> Array:
-    """`matmul_tn` of every `steps` rows of a (K, M) and b (K, N) by themselves: (⌈K / steps⌉, M,
-    N)."""
+    """`matmul_tn` of every `steps` rows of a (K, M) and b (K, N) by themselves: (⌈K / steps⌉, M, N)."""
     return np.stack([a[i : i + steps].T @ b[i : i + steps] for i in range(0, len(a), steps)])
 
 
@@ -257,8 +256,7 @@ def _(tiles: Tensor, b: Tensor, m: int, transposed: bool) -> tuple[Shape, str]:
 
 @op
 def add_product(x: Array, a: Array, b: Array) -> Array:
-    """x (M, N) + `matmul_tn` of a (K, M), or what `pack_tiles` made of it, and b (K, N), in one
-    pass."""
+    """x (M, N) + `matmul_tn` of a (K, M), or what `pack_tiles` made of it, and b (K, N), in one pass."""
     return x + (matmul_tn.reference(a, b) if a.ndim == 2 else tiled_product.reference(a, b, m=len(x), transposed=False))
 
 

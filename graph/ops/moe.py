@@ -25,8 +25,7 @@ from logitless.graph.tensor import Shape, Tensor, const
 
 @op
 def top_experts(logits: Array, *, n: int) -> Array:
-    """The n greatest of each row of logits (T, E), the greatest first: (T, n) i32. Of equal ones
-    the first."""
+    """The n greatest of each row of logits (T, E), the greatest first: (T, n) i32. Of equal ones the first."""
     return np.argsort(-logits, axis=1, kind="stable")[:, :n]
 
 
@@ -219,8 +218,7 @@ def _(a: Tensor, b: Tensor, order: Tensor, n: int) -> tuple[Shape, str]:
 
 @op
 def expert_sum(y: Array, weights: Array, order: Array) -> Array:
-    """(T, N): each row's sum over its experts of weights (T, k) times what they made of it, y (R,
-    N)."""
+    """(T, N): each row's sum over its experts of weights (T, k) times what they made of it, y (R, N)."""
     return (y[order[1]].reshape(*weights.shape, -1) * weights[..., None]).sum(1)
 
 
@@ -246,8 +244,7 @@ def _(g: Tensor, out: Tensor, y: Tensor, weights: Tensor, order: Tensor) -> tupl
 
 @op
 def quantize_experts(x: Array, order: Array, *, gather: bool, group: int = 32) -> Array:
-    """`quantize_act` of x (R, K) or, with `gather`, of `expert_rows` of x (T, K), for
-    `expert_linear_act`."""
+    """`quantize_act` of x (R, K) or, with `gather`, of `expert_rows` of x (T, K), for `expert_linear_act`."""
     return quantize_act.reference(expert_rows.reference(x, order) if gather else x, group=group)
 
 
@@ -263,8 +260,7 @@ def _(x: Tensor, order: Tensor, gather: bool, group: int = 32) -> tuple[Shape, s
 
 @op
 def pack_experts(x: Array, order: Array, *, gather: bool) -> Array:
-    """x (R, K) or, with `gather`, `expert_rows` of x (T, K), in the order that `expert_linear_act`
-    likes."""
+    """x (R, K) or, with `gather`, `expert_rows` of x (T, K), in the order that `expert_linear_act` likes."""
     return expert_rows.reference(x, order) if gather else x
 
 

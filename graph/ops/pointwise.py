@@ -168,8 +168,7 @@ sin.tolerance = cos.tolerance = 2e-5
 
 @op
 def argmax(x: Array) -> Array:
-    """The index of the largest of each row, the first of equals: (R, K) → (R,) i32. No gradient
-    passes."""
+    """The index of the largest of each row, the first of equals: (R, K) → (R,) i32. No gradient passes."""
     return x.argmax(-1).astype(np.int32)
 
 
@@ -196,8 +195,7 @@ def _(r: np.random.Generator) -> Case:
 
 @op
 def cast(x: Array, *, dtype: str) -> Array:
-    """x as f32 or f16; x may be a weight of any type. Exact but for the rounding of what is
-    written."""
+    """x as f32 or f16; x may be a weight of any type. Exact but for the rounding of what is written."""
     return x
 
 

@@ -70,8 +70,7 @@ def take_columns(x: Tensor, start: int, n: int) -> Tensor:
 
 @op
 def set_block(x: Array, part: Array, *, start: tuple[int, ...]) -> Array:
-    """x with a block replaced (ggml's SET); of which gradients pass to what is left of x, and to
-    the block."""
+    """x with a block replaced (ggml's SET); of which gradients pass to what is left of x, and to the block."""
     out = x.copy()
     out[_where(start, part.shape)] = part
     return out
@@ -159,8 +158,7 @@ concat.case(lambda r: ([r.normal(size=(3, n, 8)) for n in (2, 5)], {}))
 
 @op
 def causal_mask(x: Array, *, fill: float, past: int = 0) -> Array:
-    """x (…, T, S) with everything after column t + past of row t replaced by `fill` (−inf before a
-    softmax, or 0)."""
+    """x (…, T, S) with everything after column t + past of row t replaced by `fill` (−inf before a softmax, or 0)."""
     rows, columns = np.arange(x.shape[-2])[:, None], np.arange(x.shape[-1])
     return np.where(columns > rows + past, fill, x)
 

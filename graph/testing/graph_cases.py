@@ -70,8 +70,7 @@ def _kind(t: Tensor) -> str:
 
 
 def _integers(t: Tensor, rng: np.random.Generator) -> Array:
-    """Plausible integers of a node: ids are 0 or 1, experts of a row differ, orders are
-    permutations."""
+    """Plausible integers of a node: ids are 0 or 1, experts of a row differ, orders are permutations."""
     if t.op == "top_experts":
         return np.stack([rng.permutation(t.src[0].shape[1])[: t.shape[1]] for _ in range(t.shape[0])])
     if t.op == "expert_order":

@@ -23,8 +23,7 @@ class FullFinetunes:
     the same bytes as the model's are shared with it."""
 
     def __init__(self, session: Session, base: Model, gguf: GGUFFile, block: str = "") -> None:
-        """`block`: the model's MTP file (models/gguf/mtp_file.py), for finetunes without the
-        block."""
+        """`block`: the model's MTP file (models/gguf/mtp_file.py), for finetunes without the block."""
         self._session, self._base, self._gguf, self._block = session, base, gguf, block
         # the names are of its own states
         self._sets: dict[int, tuple[GGUFFile, Model, list[str]]] = {}
@@ -43,8 +42,7 @@ class FullFinetunes:
         self._lent.pop(handle, None)
 
     def put(self, path: str | Path) -> int:
-        """Add a file's weights; they are read at first use. ModelFileError for one of another
-        model."""
+        """Add a file's weights; they are read at first use. ModelFileError for one of another model."""
         gguf = GGUFFile.open(path)
         try:
             digest = _digest(gguf)

@@ -271,8 +271,7 @@ def _with_one_alpha(adapter: Adapter) -> Adapter:
 
 
 def fused(adapter: Adapter, base: GGUFFile, h: Hparams) -> dict[str, Pair]:
-    """Pairs by the file's tensor names; those of a fused matrix become one, with A stacked and B
-    block-diagonal."""
+    """Pairs by the file's tensor names; those of a fused matrix become one, with A stacked and B block-diagonal."""
     declared = check_weights(base, h)
     groups: dict[str, list[tuple[TensorSlice, Pair]]] = {}
     for name, pair in adapter.pairs.items():

@@ -62,8 +62,7 @@ class StackedLora:
         return {name: stack[2] for name, stack in self._stacks.items() if len(stack) > 2}
 
     def put(self, adapter: Adapter, mix: Mix = ()) -> int:
-        """Load an adapter into columns after those of `mix`. ValueError for one with numbers
-        that are not finite."""
+        """Load an adapter into columns after those of `mix`. ValueError for one with numbers that are not finite."""
         for name, pair in adapter.pairs.items():
             with np.errstate(over="ignore"):
                 scaled = pair.b * np.float32(adapter.factor(name))
@@ -96,8 +95,7 @@ class StackedLora:
         return handle
 
     def keep(self, handles: Iterable[int], remembered: Iterable[int] = ()) -> None:
-        """Free the columns of all adapters but these; `remembered`: others whose digests are
-        still needed."""
+        """Free the columns of all adapters but these; `remembered`: others whose digests are still needed."""
         in_use = set(handles)
         self._columns = {handle: columns for handle, columns in self._columns.items() if handle in in_use}
         known = self._columns.keys() | set(remembered)
@@ -112,8 +110,7 @@ class StackedLora:
         return handle in self._columns and self._behind(mix) <= self._columns[handle].start
 
     def is_fragmented(self, rank: int, mix: Mix) -> bool:
-        """True if enough columns are free for an adapter, but none of them contiguous after
-        `mix`."""
+        """True if enough columns are free for an adapter, but none of them contiguous after `mix`."""
         used = sum(len(columns) for columns in self._columns.values())
         return self._room(rank, self._behind(mix)) is None and used + rank <= self.n_columns // 2
 
@@ -207,8 +204,7 @@ class StackedLora:
     def _states(
         self, host: Mapping[str, tuple[F32, ...]], generation: int, before: Mapping[str, tuple[Tensor, ...]]
     ) -> dict[str, tuple[Tensor, ...]]:
-        """Variables with these arrays, in memory beside those that they replace; on an error
-        none is left."""
+        """Variables with these arrays, in memory beside those that they replace; on an error none is left."""
         tensors: list[Tensor] = []
         stacks: dict[str, tuple[Tensor, ...]] = {}
         try:

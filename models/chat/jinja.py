@@ -55,8 +55,7 @@ class Renderer:
 
 
 class _Generation(Extension):
-    """{% generation %}…{% endgeneration %}, which marks the assistant's part for training: its body
-    as it is."""
+    """{% generation %}…{% endgeneration %}, which marks the assistant's part for training: its body as it is."""
 
     tags = {"generation"}  # noqa: RUF012 — jinja2's own declaration
 

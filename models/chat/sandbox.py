@@ -28,16 +28,14 @@ _LENGTH = struct.Struct("<Q")
 
 
 class SandboxedRenderer:
-    """A template that is rendered in another process. Raises ChatTemplateError if it is not valid
-    Jinja."""
+    """A template that is rendered in another process. Raises ChatTemplateError if it is not valid Jinja."""
 
     def __init__(self, source: str) -> None:
         self._source = source
         _POOL.run(source, None)
 
     def __call__(self, variables: Mapping[str, Any]) -> str:
-        """The text for these variables. Raises ChatTemplateError, also if the template exceeds a
-        bound."""
+        """The text for these variables. Raises ChatTemplateError, also if the template exceeds a bound."""
         return _POOL.run(self._source, variables)
 
 

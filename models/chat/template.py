@@ -58,8 +58,7 @@ def from_metadata(metadata: Mapping[str, Any], tokenizer: Tokenizer, source: str
 
 
 def of_file(metadata: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate:
-    """The template of a GGUF file. ChatML stands in for one that cannot be used, with a line in the
-    log."""
+    """The template of a GGUF file. ChatML stands in for one that cannot be used, with a line in the log."""
     try:
         return from_metadata(metadata, tokenizer)
     except ChatTemplateError as error:
@@ -145,8 +144,7 @@ class ChatTemplate:
         return self._render(self._adapt(messages), variables)
 
     def _probe_formats(self) -> None:
-        """Set the formats of calls and reasoning that the source does not show to those of its
-        renderings."""
+        """Set the formats of calls and reasoning that the source does not show to those of its renderings."""
         if self.calls.name in REASONING_OF or not self.caps["supports_tools"]:
             return
 

@@ -123,16 +123,14 @@ class GGUFFile:
                 part.buffer.madvise(advice)
 
     def check_unchanged(self) -> None:
-        """ModelFileError: a file was written to since it was opened. One that was replaced stays
-        mapped as it was."""
+        """ModelFileError: a file was written to since it was opened. One that was replaced stays mapped as it was."""
         for path, before in self.files:
             now = file_version(path)
             if now[:2] == before[:2] and now != before:
                 raise ModelFileError(path, "has changed since it was loaded; start again")
 
     def close(self) -> None:
-        """Unmap the files now, or, where views are still held, when the last of them goes. May be
-        called twice."""
+        """Unmap the files now, or, where views are still held, when the last of them goes. May be called twice."""
         for part in self._parts:
             close_buffer(part.buffer)
 
@@ -164,8 +162,7 @@ def file_version(path: Path) -> tuple[int, ...]:
 
 
 def _other_parts(first: Part) -> list[Path]:
-    """The paths of parts 2, 3 ... of the split model whose first part this is; none for a model in
-    one file."""
+    """The paths of parts 2, 3 ... of the split model whose first part this is; none for a model in one file."""
     count, number = first.metadata.get("split.count", 1), first.metadata.get("split.no", 0)
     for key, value in (("split.count", count), ("split.no", number)):
         if type(value) is not int or not 0 <= value <= _MAX_PARTS:

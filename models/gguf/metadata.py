@@ -18,8 +18,7 @@ from logitless.models.hparams.overrides import Overrides, type_of
 
 @dataclass(frozen=True)
 class LazyArray:
-    """An array not yet decoded: numbers of `dtype`, or strings (`dtype` None) whose prefixes lie at
-    `starts`."""
+    """An array not yet decoded: numbers of `dtype`, or strings (`dtype` None) whose prefixes lie at `starts`."""
 
     begin: int
     count: int

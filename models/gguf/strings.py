@@ -74,8 +74,7 @@ def _chain(data: NDArray[np.uint8], pos: int, n_wanted: int) -> tuple[NDArray[np
 
 
 def _walk(buffer: mmap.mmap, pos: int, n: int) -> tuple[NDArray[np.int64], int]:
-    """The next `n` strings from `pos`, of any length, as far as they end inside the file; and where
-    the last ends."""
+    """The next `n` strings from `pos`, of any length, as far as they end inside the file; and where the last ends."""
     starts, size = [], len(buffer)
     for _ in range(n):
         after = pos + 8 + int.from_bytes(buffer[pos : pos + 8], "little")

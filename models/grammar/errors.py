@@ -14,8 +14,7 @@ _ONE_OF = "oneOf constraints are not supported"
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be used, or a state that cannot continue. The text is one line that
-    names the place."""
+    """A grammar that cannot be used, or a state that cannot continue. The text is one line that names the place."""
 
     def __init__(self, problem: str) -> None:
         text = " ".join(problem.split())

@@ -38,8 +38,7 @@ def lark_rules(grammar: Rules, name: str = "start", *, end: str = "") -> list[st
 
 
 def _references(node: Node) -> set[str] | None:
-    """Names of the rules that a node refers to; None if it has tokens, which regular expressions
-    cannot have."""
+    """Names of the rules that a node refers to; None if it has tokens, which regular expressions cannot have."""
     names: set[str] = set()
     work = [node]
     while work:

@@ -57,8 +57,7 @@ class Lexemes:
         return self._worthwhile and node not in self._split and node != Seq(()) and self._is_regular(node)
 
     def parsed_rules(self) -> list[str]:
-        """Names of the rules that the parser needs: reached from the root without entering a
-        lexeme."""
+        """Names of the rules that the parser needs: reached from the root without entering a lexeme."""
         visited, work = {self._root: None}, [self._root]
         while work:
             for node in self._leaves(self._rules[work.pop()]):

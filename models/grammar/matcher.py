@@ -27,8 +27,7 @@ _NO_FORCING = '%llguidance {"no_forcing": true}\n'
 
 
 class Grammar:
-    """A grammar, compiled. Immutable: any number of generations and threads may take matchers of
-    it."""
+    """A grammar, compiled. Immutable: any number of generations and threads may take matchers of it."""
 
     def __init__(
         self, kind: str, source: str, tokenizer: Tokenizer, start: LLMatcher, limits: Limits | None = None
@@ -115,8 +114,7 @@ class Matcher:
         return True
 
     def accept_bytes(self, text: bytes) -> bool:
-        """Advance by the bytes of a token, or of its last part; `rollback` counts them as one
-        token."""
+        """Advance by the bytes of a token, or of its last part; `rollback` counts them as one token."""
         if self._json is not None:
             if self.ended or not self._json.accept(text):
                 self._check()

@@ -158,16 +158,14 @@ class Hparams:
         return next(i + 1 for i in reversed(range(n)) if self.attends(i) or self.recurrent_of(i))
 
     def kv_source(self, layer: int) -> int:
-        """KV-sharing source: the layer whose keys and values this one reads; itself without
-        sharing."""
+        """KV-sharing source: the layer whose keys and values this one reads; itself without sharing."""
         if self.has_own_kv(layer):
             return layer
         return max(i for i in range(self.n_layer_kv) if self.is_local(i) == self.is_local(layer))
 
 
 def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparams:
-    """Hyper-parameters of a supported architecture; ModelFileError names the file and the key at
-    fault."""
+    """Hyper-parameters of a supported architecture; ModelFileError names the file and the key at fault."""
     arch = metadata.get("general.architecture")
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
         raise ModelFileError(file, unsupported("architecture", arch, ARCHITECTURES))
@@ -271,8 +269,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
 
 
 def _with_scales(h: Hparams, keys: Keys) -> Hparams:
-    """The file's constant factors. The first files of MiniCPM and those of MiniCPM 3 lack the
-    keys."""
+    """The file's constant factors. The first files of MiniCPM and those of MiniCPM 3 lack the keys."""
     if h.arch == "grok":  # the first files lack keys
         return replace(
             h,
@@ -398,8 +395,7 @@ def _attention_scale(architecture: Architecture, arch: str, n_layer: int, per_he
 
 
 def _n_shared(keys: Keys, local: Sequence[bool]) -> int:
-    """Number of last layers that use the KV cache of an earlier layer; `local`: sliding-window
-    layers."""
+    """Number of last layers that use the KV cache of an earlier layer; `local`: sliding-window layers."""
     key = "attention.shared_kv_layers"
     n = keys.count_or_none(key)
     if n and not set(local) == set(local[:-n]):

@@ -14,8 +14,7 @@ from logitless.models.errors import ModelFileError
 
 @dataclass(frozen=True)
 class Keys:
-    """Reads keys, given without the architecture's prefix. ModelFileError names the file and the
-    whole key."""
+    """Reads keys, given without the architecture's prefix. ModelFileError names the file and the whole key."""
 
     metadata: Mapping[str, Any]
     arch: str
@@ -65,8 +64,7 @@ class Keys:
         return int(value)
 
     def counts(self, key: str, n: int, default: int | None = None, *, or_none: bool = False) -> tuple[int, ...]:
-        """A count for each of n layers, from one number or an array of them. `or_none`: they may
-        be 0."""
+        """A count for each of n layers, from one number or an array of them. `or_none`: they may be 0."""
         value = self.get(key)
         if not isinstance(value, np.ndarray) or (value == value.flat[:1]).all():
             return ((self.count_or_none if or_none else self.count)(key, default),) * n

@@ -44,8 +44,7 @@ class RecurrentParams:
 
 
 def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_mtp: int = 0) -> RecurrentParams | None:
-    """Recurrent sizes; None for a model without such layers. ModelFileError names the key at
-    fault."""
+    """Recurrent sizes; None for a model without such layers. ModelFileError names the key at fault."""
     kind = ARCHITECTURES[keys.arch].states.kind
     sizes = _read(keys, n_layer, n_embd, kind) if kind else None
     if sizes is None:

@@ -21,8 +21,7 @@ _LOGIT_STD = 4.0
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The hyper-parameters of a Llama model, under their GGUF names. The output matrix is the
-    embedding's."""
+    """The hyper-parameters of a Llama model, under their GGUF names. The output matrix is the embedding's."""
 
     n_embd: int
     n_layer: int

@@ -46,8 +46,7 @@ def _pieces() -> Iterator[str]:
 
 
 def vocabulary(n_vocab: int) -> tuple[list[bytes], list[float], list[int]]:
-    """Pieces, scores and token types of a vocabulary of that size. Raises ValueError below SMALLEST
-    (354) pieces."""
+    """Pieces, scores and token types of a vocabulary of that size. Raises ValueError below SMALLEST (354) pieces."""
     if n_vocab < SMALLEST:
         raise ValueError(f"a vocabulary of {n_vocab} pieces is too small; the least is {SMALLEST}")
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]

@@ -106,8 +106,7 @@ class Tokenizer(ABC):
         return dict(groups)
 
     def _partition(self, text: str, parse_special: bool) -> list[str | int]:
-        """Cut special tokens out of a text: the longest wherever it occurs, then the next longest
-        in what is left."""
+        """Cut special tokens out of a text: the longest wherever it occurs, then the next longest in what is left."""
         tokens, attrs = self.vocab.tokens, self.vocab.attrs
         ignored = 0 if parse_special else _SILENT
         present = [
@@ -165,8 +164,7 @@ class Tokenizer(ABC):
         return text.replace("▁", " ").encode("utf-8", "surrogateescape")
 
     def pieces(self, ids: Iterable[int], *, special: bool = True) -> bytes:
-        """The pieces of some tokens, one after the other, as in llama-server's /detokenize and in
-        generated texts."""
+        """The pieces of some tokens, one after the other, as in llama-server's /detokenize and in generated texts."""
         cached = self._pieces if special else {}
         return b"".join([cached.get(id) or self.piece(id, special=special) for id in ids])
 
@@ -209,8 +207,7 @@ def _without_lone_surrogates(text: str) -> str:
 
 
 class KnownWords(dict[str, list[int]]):
-    """`words[word]` is `encode(word)`. A text repeats its words, and their merges do not depend on
-    what is around."""
+    """`words[word]` is `encode(word)`. A text repeats its words, and their merges do not depend on what is around."""
 
     def __init__(self, encode: Callable[[str], list[int]]) -> None:
         self._encode = encode
@@ -225,8 +222,7 @@ class KnownWords(dict[str, list[int]]):
 
 
 def gaps(tokens: Iterable[str]) -> re.Pattern[str]:
-    """Positions where a text may be split: before a ▁, except after characters that a token has
-    before an inner ▁."""
+    """Positions where a text may be split: before a ▁, except after characters that a token has before an inner ▁."""
     before_space = set(re.findall("([^▁\0])▁", "\0".join(tokens))) | {"▁"}
     return re.compile(f"(?<=[^{''.join(map(re.escape, sorted(before_space)))}])(?=▁)")
 

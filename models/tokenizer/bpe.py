@@ -11,8 +11,7 @@ from logitless.models.tokenizer.vocab import Vocab, is_unicode
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins: visible Latin-1 characters mean their own byte, the rest are
-    U+0100 and up."""
+    """GPT-2's printable stand-ins: visible Latin-1 characters mean their own byte, the rest are U+0100 and up."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in visible]
     return {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(hidden)}

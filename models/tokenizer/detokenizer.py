@@ -21,8 +21,7 @@ class StreamDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, id: int) -> str:
-        """The text that this token completes, perhaps none. Raises IndexError for an id outside the
-        vocabulary."""
+        """The text that this token completes, perhaps none. Raises IndexError for an id outside the vocabulary."""
         return self.push_bytes(self._tokenizer.piece(id, special=self._special or id in self._preserved))
 
     def push_bytes(self, piece: bytes) -> str:
@@ -35,8 +34,7 @@ class StreamDecoder:
         return self._decoder.getstate()[0]
 
     def flush(self) -> str:
-        """Buffered rest: U+FFFD for an incomplete character, else "". The decoder may be used
-        again."""
+        """Buffered rest: U+FFFD for an incomplete character, else "". The decoder may be used again."""
         rest = self._decoder.decode(b"", True)
         self._decoder.reset()
         return rest

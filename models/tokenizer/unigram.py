@@ -87,8 +87,7 @@ class UgmTokenizer(Tokenizer):
                 at += n or 1
 
     def _encode_word(self, word: str) -> list[int]:
-        """The pieces whose scores have the greatest sum (Viterbi, 1967); neighbours that no token
-        has are one <unk>."""
+        """The pieces whose scores have the greatest sum (Viterbi, 1967); neighbours that no token has are one <unk>."""
         best = [0.0] + [-np.inf] * len(word)  # of the text up to there
         begin = [0] * (len(word) + 1)  # of the piece that ends there
         is_token = [False] * (len(word) + 1)
@@ -136,8 +135,7 @@ class Charsmap:
         self._new: dict[int, str] = {}
 
     def longest(self, text: str, at: int) -> tuple[int, str]:
-        """The most characters from there on that are such a beginning, 0 if none are, and what they
-        become."""
+        """The most characters from there on that are such a beginning, 0 if none are, and what they become."""
         nodes, length, value = self._nodes, 0, 0
         if not nodes:
             return 0, ""

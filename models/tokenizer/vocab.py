@@ -93,8 +93,7 @@ _ATTR_OF_TYPE = np.array(
 
 @dataclass
 class Vocab:
-    """Tokens and their meaning. `tokens` are text whose bytes that are not UTF-8 are
-    surrogate-escaped."""
+    """Tokens and their meaning. `tokens` are text whose bytes that are not UTF-8 are surrogate-escaped."""
 
     model: str
     vocab_type: int
@@ -173,8 +172,7 @@ def load_vocab(metadata: Mapping[str, Any]) -> Vocab:
 
 
 def read_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The merges in order of rank, without repetitions. Raises VocabError where there are none
-    (kimi-k2 needs none)."""
+    """The merges in order of rank, without repetitions. Raises VocabError where there are none (kimi-k2 needs none)."""
     if f"{_KEY}merges" not in metadata and _get(metadata, "pre", str, "") == "kimi-k2":
         return []
     merges = dict.fromkeys(_texts(metadata, "merges"))
@@ -303,8 +301,7 @@ def _suppressed(metadata: Mapping[str, Any], n_vocab: int) -> tuple[int, ...]:
 
 
 def _set_strips(metadata: Mapping[str, Any], ids: Mapping[str, int], attrs: list[int]) -> None:
-    """White space that special tokens swallow; GGUF does not say, so it goes by model name as in
-    llama.cpp."""
+    """White space that special tokens swallow; GGUF does not say, so it goes by model name as in llama.cpp."""
     pre, arch = _get(metadata, "pre", str, ""), str(metadata.get("general.architecture", ""))
     name = str(metadata.get("general.name", "")).lower()
     jina = any(x in pre for x in ("jina-v2-de", "jina-v2-es", "jina-v2-code"))

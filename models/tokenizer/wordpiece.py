@@ -51,8 +51,7 @@ class WpmTokenizer(Tokenizer):
             yield [id for word in words if word for id in self._words[word]]
 
     def _normalise(self, char: str) -> str:
-        """A character as normalised: a space, the character with spaces around if it is its own
-        word, or ""."""
+        """A character as normalised: a space, the character with spaces around if it is its own word, or ""."""
         if self.vocab.strip_accents:
             # the base; llama.cpp's table has no more, even for Hangul
             char = unicodedata.normalize("NFD", char)[0]

@@ -267,8 +267,7 @@ class VisionEncoder:
         return get_rows(extra_rows(self.p, self.w), kinds)
 
     def row_places(self, height: int, width: int) -> tuple[Array, Array, Array]:
-        """Indices of a tile's rows in the prompt: those of `rows`, those of extra rows; and the kinds
-        of these."""
+        """Indices of a tile's rows in the prompt: those of `rows`, those of extra rows; and the kinds of these."""
         lines, columns = self.p.grid(height, width)
         rows = np.arange(lines * columns)
         ends = np.arange(1, lines + 1) * (columns + 1) - 1

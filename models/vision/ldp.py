@@ -22,8 +22,7 @@ TAPS = 9  # of a convolution of 3 × 3
 
 
 def ldp(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
-    """LDP: an MLP, then two blocks of depthwise separable convolutions, of which the second halves
-    both sides."""
+    """LDP: an MLP, then two blocks of depthwise separable convolutions, of which the second halves both sides."""
     x = w.linear("mm.model.mlp.3", gelu(w.linear("mm.model.mlp.1", x)))
     return _block(p, w, 2, add(x, _block(p, w, 1, x)))
 

@@ -73,8 +73,7 @@ def round_half_up(x: float) -> int:
 
 
 def _tiles(image: Image, p: VisionParams) -> Pieces:
-    """A grid of squares over the enlarged image, each behind its marker, then an overview (Idefics
-    3, SmolVLM)."""
+    """A grid of squares over the enlarged image, each behind its marker, then an overview (Idefics 3, SmolVLM)."""
     size, (width, height) = p.image_size, enlarged_size(*image.size, p.longest_edge)
     columns, rows = -(-width // size), -(-height // size)
     fake = "<fake_token_around_image>"
@@ -100,8 +99,7 @@ def enlarged_size(width: int, height: int, longest: int) -> tuple[int, int]:
 
 
 def _grid(image: Image, p: VisionParams) -> Pieces:
-    """A grid of squares over the padded image, where it is larger than one, then an overview
-    (InternVL, Llama 4)."""
+    """A grid of squares over the padded image, where it is larger than one, then an overview (InternVL, Llama 4)."""
     size = p.image_size
     if max(image.size) > size:
         columns, rows = best_grid(image.width, image.height, size, p.tiles, p.projector.grid_side)

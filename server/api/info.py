@@ -31,8 +31,7 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def models(request: web.Request) -> web.Response:
-    """GET /v1/models: the model, and its finetunes that have names; with ?checkpoints=true those of
-    epochs, too."""
+    """GET /v1/models: the model, and its finetunes that have names; with ?checkpoints=true those of epochs, too."""
     context = request.app[CONTEXT]
     entries = [_model(context), *_tuned(context, checkpoints=asks_checkpoints(request))]
     return models_response(request, entries, embeds=context.config.embeddings)

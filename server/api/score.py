@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
 
 async def score(request: web.Request) -> web.Response:
-    """`input`: a text, token ids, a training row (text, prompt and completion, messages), or an
-    array of these."""
+    """`input`: a text, token ids, a training row (text, prompt and completion, messages), or an array of these."""
     context = request.app[CONTEXT]
     served = context.writer
     if served.engine is None:

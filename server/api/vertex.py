@@ -29,8 +29,7 @@ class PredictBody(Struct, frozen=True, kw_only=True):
 
 
 async def predict(request: web.Request) -> web.StreamResponse:
-    """POST /predict: {"instances": [{"@requestFormat": "chatCompletions", …}]} → {"predictions":
-    [completions]}."""
+    """POST /predict: {"instances": [{"@requestFormat": "chatCompletions", …}]} → {"predictions": [completions]}."""
     context = request.app[CONTEXT]
     parser, template, _ = context.parser_for(request), context.served.template, context.writer
 

@@ -86,16 +86,14 @@ class Reader:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of each example (n,) and of the longest row, without the last of a row, which is a
-    label alone."""
+    """Tokens of each example (n,) and of the longest row, without the last of a row, which is a label alone."""
 
     sizes: I32
     longest: int
 
 
 def load_dataset(path: str | Path, reader: Reader, o: DataOptions) -> Dataset:
-    """Samples of a file for supervised learning: of rows, else of one text. TrainingError names
-    the fault."""
+    """Samples of a file for supervised learning: of rows, else of one text. TrainingError names the fault."""
     if is_rows(path):
         return packed_rows(rows_of(path, str(path)), str(path), reader, o)
     try:
@@ -106,8 +104,7 @@ def load_dataset(path: str | Path, reader: Reader, o: DataOptions) -> Dataset:
 
 
 def context_of(longest: int, n_ctx_train: int) -> int:
-    """Tokens of a window that has room for the longest row (`Lengths`): at least 128, at most the
-    model's."""
+    """Tokens of a window that has room for the longest row (`Lengths`): at least 128, at most the model's."""
     return min(max(LEAST_CONTEXT, -(-longest // 16) * 16), n_ctx_train)
 
 

@@ -52,8 +52,7 @@ class MediaReader:
             self._open_for(medium)
 
     def read(self, media: Sequence[RowMedium]) -> list[Pieces]:
-        """Token ids and tiles of a row's images. TrainingError names the part of one that cannot be
-        read."""
+        """Token ids and tiles of a row's images. TrainingError names the part of one that cannot be read."""
         if len(media) > MAX_MEDIA:
             raise TrainingError(f"{media[MAX_MEDIA].where}: a row has at most {MAX_MEDIA} images and sounds")
         recent, self._recent = self._recent, {}

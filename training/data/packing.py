@@ -43,8 +43,7 @@ class Sample:
 
 
 class Dataset(Protocol):
-    """Samples by index. `sample(i, rng)` may draw from rng (random offsets); equal draws give
-    equal samples."""
+    """Samples by index. `sample(i, rng)` may draw from rng (random offsets); equal draws give equal samples."""
 
     n_tokens: int  # T
 
@@ -158,8 +157,7 @@ class _Pieces(ABC, Generic[E]):
 
     @abstractmethod
     def _cut(self, example: E, beyond: Beyond) -> Iterator[Example]:
-        """Pieces of an example with tokens to learn; none: it is dropped. Counts tokens `beyond` the
-        context."""
+        """Pieces of an example with tokens to learn; none: it is dropped. Counts tokens `beyond` the context."""
 
     def _beginning(self, row: Example) -> Example:
         """The part of a row that a window has room for, with whole images alone."""
@@ -224,8 +222,7 @@ class _Pieces(ABC, Generic[E]):
         return -(-n // self.alignment) * self.alignment
 
     def _window(self, pieces: Iterable[int]) -> Sample:
-        """These pieces one after another. They do not see each other, so each has the loss that it
-        has alone."""
+        """These pieces one after another. They do not see each other, so each has the loss that it has alone."""
         tokens, labels = np.zeros(self.n_tokens, np.int32), np.zeros(self.n_tokens, np.int32)
         weights = np.zeros(self.n_tokens, np.float32)
         starts: list[int] = []
@@ -403,8 +400,7 @@ class SampleOptions:
 
 
 class TextSamples:
-    """Samples of a text, one of T tokens each: BOS, the sample, then EOS padding or the samples
-    after it."""
+    """Samples of a text, one of T tokens each: BOS, the sample, then EOS padding or the samples after it."""
 
     def __init__(
         self, tokens: I32, begins: Sequence[int], sizes: Sequence[int], n_tokens: int, bos: int, eos: int,

@@ -28,8 +28,7 @@ def identity(name: str, begins: I32, sizes: I32) -> int:
 
 
 def split(n: int, fraction: float, seed: int) -> tuple[I32, I32]:
-    """Training and validation indices of n samples: shuffled once, the last `fraction`
-    validates."""
+    """Training and validation indices of n samples: shuffled once, the last `fraction` validates."""
     if not 0 <= fraction < 1:
         raise TrainingError(f"the validation split must be at least 0 and below 1, not {fraction} (--val-split)")
     order = np.random.default_rng([seed, 1]).permutation(n)

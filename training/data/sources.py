@@ -47,8 +47,7 @@ def _parsed(rows: Numbered, name: str) -> Iterator[DatasetRow]:
 
 
 def read_rows(file: BinaryIO, name: str) -> Iterator[DatasetRow]:
-    """Rows of a JSONL file, read line by line. TrainingError names the file, the line and the
-    field at fault."""
+    """Rows of a JSONL file, read line by line. TrainingError names the file, the line and the field at fault."""
     number = n_rows = 0
     while line := file.readline(MAX_LINE + len(BOM_UTF8) + 2):  # more than the longest line has with what is around it
         number += 1

@@ -105,8 +105,7 @@ def endpoint_of(grader: Grader) -> Endpoint | None:
 
 
 def parse_grader(spec: Any, around: Surroundings | None = None, where: str = "grader") -> Grader:
-    """The grader of a JSON object. GraderError names the field that is wrong, or the flag that is
-    missing."""
+    """The grader of a JSON object. GraderError names the field that is wrong, or the flag that is missing."""
     around = around or Surroundings()
     if not isinstance(spec, Mapping):
         raise GraderError(f"{where}: must be an object")

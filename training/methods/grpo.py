@@ -16,8 +16,7 @@ LOSSES = ("grpo", "dr_grpo")
 
 @dataclass(frozen=True)
 class PolicyLoss:
-    """Loss of a batch of answers, its slope by each token's log-probability, and metrics as (sum,
-    number of values)."""
+    """Loss of a batch of answers, its slope by each token's log-probability, and metrics as (sum, number of values)."""
 
     loss: float
     slopes: F64  # (n,)
@@ -57,8 +56,7 @@ class GRPO:
         return np.where(n > 1, centred, 0.0)
 
     def measure(self, new: F64, old: F64, reference: F64 | None, row: I64, advantages: F64) -> PolicyLoss:
-        """Loss of R answers: log-probabilities (n,) of their tokens, the answer `row` (n,) of each,
-        advantages (R,)."""
+        """Loss of R answers: log-probabilities (n,) of their tokens, the answer `row` (n,) of each, advantages (R,)."""
         n_rows = len(advantages)
         counts = np.bincount(row, minlength=n_rows)
         lengths = np.maximum(counts, 1) if self.loss_type == "grpo" else np.full(n_rows, self.max_tokens)
@@ -83,8 +81,7 @@ class GRPO:
 
 
 def reward_metrics(rewards: F64) -> dict[str, tuple[float, int]]:
-    """Metrics of rewards (P, n): their mean, their mean deviation within a prompt, answers without
-    one."""
+    """Metrics of rewards (P, n): their mean, their mean deviation within a prompt, answers without one."""
     valid = np.isfinite(rewards)
     own = [row[ok] for row, ok in zip(rewards, valid, strict=True) if ok.any()]
     return {

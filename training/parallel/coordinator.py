@@ -43,8 +43,7 @@ class Transport(ABC):
 
     @abstractmethod
     def receive(self, rank: int) -> Any:
-        """Wait for the next answer. Raises WorkerLost, and TrainingError for an error of the
-        method."""
+        """Wait for the next answer. Raises WorkerLost, and TrainingError for an error of the method."""
 
     @abstractmethod
     def close(self) -> None:
@@ -58,8 +57,7 @@ class DataParallel:
     """`Steps.workers` of a run with n processes."""
 
     def __init__(self, transport: Transport, recipe: Recipe, n: int) -> None:
-        """Start the workers; they open the model while the trainer goes on. `n`: processes, this one
-        included."""
+        """Start the workers; they open the model while the trainer goes on. `n`: processes, this one included."""
         self._transport, self._recipe, self._n = transport, recipe, n
         self._n_shards = n if recipe.sharded else 1
         self._requests: list[deque[bool]] = [deque() for _ in range(n)]  # answers to come; True: somebody waits

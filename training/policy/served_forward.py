@@ -64,8 +64,7 @@ class ServedForward:
         return batch, Cached(self.memory, batch)
 
     def feeds(self, start: npt.NDArray[np.int32]) -> dict[str, npt.NDArray[Any]]:
-        """Inputs beside tokens and positions. `start` (n, length): first token of each one's sequence
-        in its window."""
+        """Inputs beside tokens and positions. `start` (n, length): first token of each one's sequence in its window."""
         first = start + np.arange(self.n, dtype=np.int32)[:, None] * self.length
         return {
             "slot": (first // PAGE).reshape(-1).astype(np.int32),

@@ -92,8 +92,7 @@ def status(
 
 
 class Reporter:
-    """Text lines of a run's events: `write(text, final)`; lines that are not final may be
-    overwritten."""
+    """Text lines of a run's events: `write(text, final)`; lines that are not final may be overwritten."""
 
     def __init__(
         self,

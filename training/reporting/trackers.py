@@ -211,8 +211,7 @@ def _line(error: Exception) -> str:
 
 
 class Trackers:
-    """The trackers of a run; called with its events. `warn`: gets a line about one that fails, on
-    that one's thread."""
+    """The trackers of a run; called with its events. `warn`: gets a line about one that fails, on that one's thread."""
 
     def __init__(self, integrations: Sequence[Integration], run: RunInfo, warn: Callable[[str], None]) -> None:
         self._warn = warn

@@ -85,8 +85,7 @@ class CompileWorkers:
             return self._waiting.popleft()
 
     def _postpone(self, name: str) -> bool:
-        """Put a kernel that another process compiles behind the waiting ones, once; False: wait for
-        it."""
+        """Put a kernel that another process compiles behind the waiting ones, once; False: wait for it."""
         with self._lock:
             if name in self._postponed or not self._waiting:
                 return False

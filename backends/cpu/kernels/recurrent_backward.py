@@ -52,8 +52,7 @@ def causal_conv_back():
 
 @njit(forceinline=True)
 def _forward(s, k, v, decay, beta, residual_at, size, width, delta):
-    """One token of a whole head: updates the state s (D, E); `missing` (E,) is v minus the
-    recalled."""
+    """One token of a whole head: updates the state s (D, E); `missing` (E,) is v minus the recalled."""
     state, key, value, residual = f32p(s), f32p(k), f32p(v), f32p(residual_at)
     for c in range(width):
         residual[c] = value[c]

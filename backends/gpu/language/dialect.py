@@ -149,8 +149,7 @@ class Kernel:
 
     @functools.cached_property
     def divisible(self) -> bool:
-        """True if a range of a launch's groups can be a launch: no group depends on another one or on
-        their number."""
+        """True if a range of a launch's groups can be a launch: no group depends on another one or on their number."""
         return not re.search(r"\b(NGX|FOR_EACH|DEVICE_BARRIER|ATOMIC_\w+)\b", self.functions + self.body)
 
     def threads(self, defines: Defines) -> int:

@@ -1,8 +1,7 @@
 """Rotation of queries, keys and values by a Hadamard matrix, for KV caches of few bits.
 
 An outlier spreads over its block, and products of queries and keys stay what they are (QuaRot, Ashkboos
-et al., 2024).
-"""
+et al., 2024)."""
 
 from __future__ import annotations
 

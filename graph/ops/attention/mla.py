@@ -21,8 +21,7 @@ TURNED = (0, 1, 3, 2)  # a cache of keys as one of values
 
 @op
 def latent_attention(q: Array, k: Array, tables: Array, slot: Array, pos: Array, *, scale: float) -> Array:
-    """`attention` whose values are the keys: q (T, H, D) and the cache k (pages, 1, D, 16) → (T, H,
-    D)."""
+    """`attention` whose values are the keys: q (T, H, D) and the cache k (pages, 1, D, 16) → (T, H, D)."""
     return attention.reference(q, k, k.transpose(TURNED), tables, slot, pos, scale=scale)
 
 

@@ -20,8 +20,7 @@ PAGE = 16
 
 @writing(0)
 def store_k(cache: Array, k: Array, cells: Array) -> Array:
-    """Write the keys (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv, D,
-    16)."""
+    """Write the keys (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv, D, 16)."""
     for row, cell in zip(k, cells, strict=True):
         cache[cell // PAGE, :, :, cell % PAGE] = row
     return cache
@@ -39,8 +38,7 @@ def _(cache: Tensor, k: Tensor, cells: Tensor) -> tuple[Shape, str]:
 
 @writing(0)
 def store_v(cache: Array, v: Array, cells: Array) -> Array:
-    """Write the values (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv,
-    16, D)."""
+    """Write the values (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv, 16, D)."""
     for row, cell in zip(v, cells, strict=True):
         cache[cell // PAGE, :, cell % PAGE] = row
     return cache
@@ -142,8 +140,7 @@ for _dtype in ("q5_0", "q4_1"):
 
 @writing(0)
 def copy_pages(cache: Array, pairs: Array) -> Array:
-    """Copy whole pages, (from, to) a row of pairs (n, 2), in order: copy on write of a shared last
-    page."""
+    """Copy whole pages, (from, to) a row of pairs (n, 2), in order: copy on write of a shared last page."""
     for source, destination in pairs:
         cache[destination] = cache[source]
     return cache
@@ -311,8 +308,7 @@ for _types, _heads, _kv_heads, _size, _attrs in (  # the CPU compiles a kernel o
 
 @attention.case
 def _(r: np.random.Generator) -> Case:
-    """Enough rows for tiles of tokens on a GPU: two prompts, and tokens of several sequences between
-    them."""
+    """Enough rows for tiles of tokens on a GPU: two prompts, and tokens of several sequences between them."""
     slot = np.repeat([0, 1, 2, 1], [61, 1, 1, 65])
     pos = np.concatenate([np.arange(61), [66, 3], np.arange(65)])
     tables, heads = r.permutation(15).reshape(3, 5), (32, 8)

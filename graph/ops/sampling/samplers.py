@@ -141,8 +141,7 @@ def typical(c: Candidates, q: Floats) -> None:
 
 
 def top_n_sigma(c: Candidates, q: Floats) -> None:
-    """Mask logits further than n standard deviations below the greatest; the order stays
-    (llama.cpp #22645)."""
+    """Mask logits further than n standard deviations below the greatest; the order stays (llama.cpp #22645)."""
     if not q[N_SIGMA] > 0 or len(c) <= 1:
         return
     f, alive = c.logits.dtype.type, c.logits[~np.isneginf(c.logits)]
@@ -201,8 +200,7 @@ def greedy(c: Candidates) -> int:
 
 
 def dist(c: Candidates, u: float) -> int:
-    """The first candidate whose running sum reaches u times the whole. Draws even when there is
-    only one."""
+    """The first candidate whose running sum reaches u times the whole. Draws even when there is only one."""
     e = c.weights()
     run = np.cumsum(e, dtype=np.float64)
     c.p = (e / run[-1]).astype(e.dtype) if run[-1] > 0 else e
@@ -219,8 +217,7 @@ def discrete(c: Candidates, u: float) -> int:
 
 
 def mirostat_1(c: Candidates, q: Floats, mu: Any, u: float, n_vocab: int) -> tuple[int, Any]:
-    """Choose among as many of the likeliest as give the surprise mu on average, by Zipf's law (Basu
-    et al., 2021)."""
+    """Choose among as many of the likeliest as give the surprise mu on average, by Zipf's law (Basu et al., 2021)."""
     f = c.logits.dtype.type
     c.sort()
     p = c.softmax()
@@ -257,8 +254,7 @@ def _surprised(c: Candidates, q: Floats, mu: Any, u: float) -> tuple[int, Any]:
 
 
 def adaptive(c: Candidates, q: Floats, state: Floats, u: float) -> int:
-    """Prefer probabilities near a target that makes up for those chosen before; keeps their
-    decaying mean in state."""
+    """Prefer probabilities near a target that makes up for those chosen before; keeps their decaying mean in state."""
     f = c.logits.dtype.type
     before = c.softmax()
     if q[TARGET] < 0:

@@ -150,8 +150,7 @@ square_sums.case(lambda r: ([r.normal(size=(70, 130))], {}))
 
 @op
 def norm_of_sums(*sums: Array) -> Array:
-    """√ of the sum of all elements of any number of vectors: with `square_sums`, the norm of a set
-    of tensors."""
+    """√ of the sum of all elements of any number of vectors: with `square_sums`, the norm of a set of tensors."""
     return np.sqrt(sum(s.sum() for s in sums))
 
 

@@ -12,8 +12,7 @@ _MAX_NESTED = 4
 
 
 def name_before(p: Parser, end: str, without: str) -> Step[str]:
-    """Read a name up to and including its end character; NotACall if it has a character of
-    `without`."""
+    """Read a name up to and including its end character; NotACall if it has a character of `without`."""
     name = ""
     while (c := (yield from p.next())) != end:
         if not c and not p.begins_name(name.strip()):

@@ -25,8 +25,7 @@ def parameters(description: str = "") -> dict[str, Any]:
 
 
 def grammar_of(syntax: str, definition: str) -> Rules:
-    """The grammar of a tool's text, in one of SYNTAXES. GrammarError, NotEnforceable: as
-    its syntax has them."""
+    """The grammar of a tool's text, in one of SYNTAXES. GrammarError, NotEnforceable: as its syntax has them."""
     if syntax == "lark":
         return parse_lark(definition)
     return Rules({"start": regex_node(definition)}, "start")

@@ -122,8 +122,7 @@ class _Writer:
         return target[1] if target else True
 
     def _merged(self, *schemas: Any) -> dict[str, Any]:
-        """One schema with the constraints of all; the last one wins where keywords contradict each
-        other."""
+        """One schema with the constraints of all; the last one wins where keywords contradict each other."""
         merged: dict[str, Any] = {}
         for schema in schemas:
             for _ in range(_MAX_DEPTH):

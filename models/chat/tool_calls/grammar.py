@@ -29,8 +29,7 @@ _BLANK = r"W: /( |\n[ \t]{0,8})/"
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """A Lark grammar. Lazy: it begins with the first of these words in the text, or with the group
-    of a pattern."""
+    """A Lark grammar. Lazy: it begins with the first of these words in the text, or with the group of a pattern."""
 
     lark: str
     lazy: bool = False

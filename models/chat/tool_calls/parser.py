@@ -96,8 +96,7 @@ class Style:
 
 
 class Parser:
-    """Parser of one answer. The deltas of `push` and `finish` add up to the message
-    (`deltas.Message`)."""
+    """Parser of one answer. The deltas of `push` and `finish` add up to the message (`deltas.Message`)."""
 
     def __init__(self, style: Style) -> None:
         self.style = style
@@ -433,8 +432,7 @@ class Parser:
         yield from self.thought_until(closing)
 
     def thought_until(self, closing: str) -> Step[None]:
-        """Reasoning, up to and with its closing tag and the blanks after it, or up to another
-        marker that ends it."""
+        """Reasoning, up to and with its closing tag and the blanks after it, or up to another marker that ends it."""
         ends = self.style.calls.ends_reasoning if self.style.calls is not None else ()
         ordinary, self.thinking = _run_without("".join(end[0] for end in (closing, *ends))), True
         while True:

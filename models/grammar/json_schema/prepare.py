@@ -106,8 +106,7 @@ def parameters_of(function: Mapping[str, Any]) -> tuple[Schema, dict[str, Any], 
 
 
 def compile_error(schema: Any, *, strict: bool = False) -> str:
-    """The engine's message about a schema, compiled for a vocabulary of bytes; empty if it
-    compiles."""
+    """The engine's message about a schema, compiled for a vocabulary of bytes; empty if it compiles."""
     from llguidance import LLMatcher, LLParserLimits
 
     if isinstance(schema, dict):

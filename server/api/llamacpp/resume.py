@@ -55,8 +55,7 @@ class LookupBody(Struct, frozen=True, kw_only=True):
 
 
 async def lookup(request: web.Request) -> web.Response:
-    """POST /v1/streams/lookup: how the streams of `conversation_ids` are; nobody can list what they
-    cannot name."""
+    """POST /v1/streams/lookup: how the streams of `conversation_ids` are; nobody can list what they cannot name."""
     context = request.app[CONTEXT]
 
     def parse(body: dict[str, object]) -> list[str]:

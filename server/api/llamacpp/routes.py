@@ -88,8 +88,7 @@ async def infill(request: web.Request) -> web.StreamResponse:
 
 
 async def verify(request: web.Request) -> web.StreamResponse:
-    """POST /v1/verify: how far the model agrees with a draft, and the token that it would choose
-    next."""
+    """POST /v1/verify: how far the model agrees with a draft, and the token that it would choose next."""
     context = request.app[CONTEXT]
     parser = context.parser_for(request)
     id, body = await context.parsed(request, lambda body: (slot_to_continue(body, context.config), body))

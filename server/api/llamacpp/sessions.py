@@ -105,8 +105,7 @@ class StreamSession:
             raise InvalidRequest(f"'from': only the bytes from {self.start} on are still kept")
 
     async def read(self, offset: int) -> AsyncGenerator[bytes, None]:
-        """Everything from this byte on, until the end. ConnectionError: the reader is too slow for
-        what is tail."""
+        """Everything from this byte on, until the end. ConnectionError: the reader is too slow for what is tail."""
         self._n_readers += 1
         try:
             while True:

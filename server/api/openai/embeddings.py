@@ -65,8 +65,7 @@ async def openai_embeddings(request: web.Request) -> web.StreamResponse:
 
 
 async def native_embeddings(request: web.Request) -> web.StreamResponse:
-    """POST /embedding and /embeddings: rows of vectors for each text; one a token, as they are,
-    without pooling."""
+    """POST /embedding and /embeddings: rows of vectors for each text; one a token, as they are, without pooling."""
     context = request.app[CONTEXT]
     embedder, pooling = _embedder(context)
     parser = context.parser_for(request)

@@ -65,8 +65,7 @@ async def upload(request: web.Request) -> web.Response:
 
 
 async def _receive(request: web.Request, path: Path) -> tuple[str, str | None]:
-    """(purpose, the file's name, None if there is no file); the last one of the form is under
-    `path` then."""
+    """(purpose, the file's name, None if there is no file); the last one of the form is under `path` then."""
     purpose, filename = "", None
     silence = request.app[SILENCE]
     parts = FormParts(request.headers["Content-Type"], unpacked(request, MAX_BYTES + PIECE))

@@ -113,8 +113,7 @@ async def checkpoints(request: web.Request) -> web.Response:
 
 
 async def events(request: web.Request) -> web.StreamResponse:
-    """GET /v1/fine_tuning/jobs/{id}/events; with ?stream=true or Accept: text/event-stream as they
-    come."""
+    """GET /v1/fine_tuning/jobs/{id}/events; with ?stream=true or Accept: text/event-stream as they come."""
     row, store = _job_row(request), desk_of(request).store
     as_stream = request.query.get("stream") == "true" or "text/event-stream" in request.headers.get("Accept", "")
     if not as_stream:

@@ -30,8 +30,7 @@ NOTHING = Earlier((), 0)
 
 @dataclass(frozen=True, slots=True)
 class StoredResponse:
-    """One response, what was said for it, and the whole conversation up to its end, which it keeps
-    alive."""
+    """One response, what was said for it, and the whole conversation up to its end, which it keeps alive."""
 
     response: Mapping[str, Any]
     input: Sequence[Item]
@@ -90,8 +89,7 @@ class StoredResponses(BoundedStore[StoredResponse]):
         super().__init__(max_bytes, MAX_RESPONSES, least=1)
 
     def keep(self, key: str, response: Mapping[str, Any], value: object, earlier: Earlier) -> None:
-        """Remember a response to the request's `input`, after what came earlier in the
-        conversation."""
+        """Remember a response to the request's `input`, after what came earlier in the conversation."""
         items = as_items(value)
         nbytes = earlier.nbytes + len(json.dumps(response)) + len(json.dumps(items))
         conversation = (*earlier.items, *items, *response["output"])
@@ -99,8 +97,7 @@ class StoredResponses(BoundedStore[StoredResponse]):
             self._put((key, response["id"]), StoredResponse(response, items, conversation, nbytes))
 
     def update(self, key: str, response: Mapping[str, Any]) -> None:
-        """Replace a response that goes on in the background by its next state, unless it is
-        forgotten."""
+        """Replace a response that goes on in the background by its next state, unless it is forgotten."""
         with self._lock:
             old = self._all.pop((key, response["id"]), None)
             if old is None:

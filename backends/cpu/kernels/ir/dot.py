@@ -167,8 +167,7 @@ def dot_value(b, start):
 
 
 def accumulate_scaled(b, acc, dot, scale):
-    """acc + (DOT_FLOAT + a dot) · scale, rounded once. `subtract_zeros` subtracts the DOT_FLOATs
-    later."""
+    """acc + (DOT_FLOAT + a dot) · scale, rounded once. `subtract_zeros` subtracts the DOT_FLOATs later."""
     return fma(b, b.bitcast(dot, V16F), scale, acc)
 
 

@@ -38,8 +38,7 @@ def magnitudes(dtype):
 
 @cache
 def codes_of(dtype):
-    """The levels of a grid, and (2, entries) bytes of their codes: the first and the second half of
-    an entry."""
+    """The levels of a grid, and (2, entries) bytes of their codes: the first and the second half of an entry."""
     levels, codes = np.unique(magnitudes(dtype), return_inverse=True)
     codes = codes.reshape(len(magnitudes(dtype)), 2, -1)
     shifts = np.arange(codes.shape[2]) * (8 // codes.shape[2])

@@ -15,8 +15,7 @@ CHAINS = peak_chains(isa())
 
 
 def busy_loop(step, n_vectors, kind):
-    """intrinsic(address, iterations): repeat `step(b, i, vectors, address)`, store the vectors'
-    sum."""
+    """intrinsic(address, iterations): repeat `step(b, i, vectors, address)`, store the vectors' sum."""
 
     @intrinsic
     def run(typingctx, address, iterations):

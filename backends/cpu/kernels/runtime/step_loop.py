@@ -352,8 +352,7 @@ def step(clock=""):
 
 @kernel("worker")
 def worker():
-    """f(ctl, thread, pipe, spins): worker loop until the stop flag; parks after `spins` empty
-    polls."""
+    """f(ctl, thread, pipe, spins): worker loop until the stop flag; parks after `spins` empty polls."""
     run_phases, _ = _phase_runner()
 
     def run(ctl, thread, pipe, spins):

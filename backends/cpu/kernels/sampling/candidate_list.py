@@ -131,8 +131,7 @@ def _kth_largest(blocks_at, n, k, heap_at):
 
 @helper
 def collect(x_at, n, blocks_at, threshold, list_at):
-    """Candidates with a key ≥ `threshold` (and above -inf), in the order of ids. Returns their
-    number."""
+    """Candidates with a key ≥ `threshold` (and above -inf), in the order of ids. Returns their number."""
     blocks, words = i32p(blocks_at), i64p(list_at)
     count = 0
     for b in range((n + BLOCK - 1) >> 6):

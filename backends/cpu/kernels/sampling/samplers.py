@@ -209,8 +209,7 @@ def softmax(s):
 
 @helper
 def _reach(s, n, top, total, p, min_keep):
-    """Candidates of the sorted list that reach p together, at least min_keep; 0 if the first n do
-    not."""
+    """Candidates of the sorted list that reach p together, at least min_keep; 0 if the first n do not."""
     words = i64p(i64p(s)[LIST])
     run = 0.0
     for i in range(n):

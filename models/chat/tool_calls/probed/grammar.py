@@ -78,8 +78,7 @@ def syntax_rule(text: str) -> str:
 
 
 def _python_arguments(function: Mapping[str, Any], i: int) -> list[str]:
-    """Rules of the arguments of function number i, in the order of its properties; the first rule
-    is given_i."""
+    """Rules of the arguments of function number i, in the order of its properties; the first rule is given_i."""
     schema, properties, required = parameters_of(function)
     named = list(properties.items())
     rules = [f"given_{i}: first_{i}_0", f'first_{i}_{len(named)}: ""', f'more_{i}_{len(named)}: ""']
