@@ -21,6 +21,7 @@ from logitless.backends.host import isa, target_host
 from logitless.graph.dtype import grid_of
 
 V64B, V32I = ir.VectorType(e.I8, 64), ir.VectorType(e.I32, 32)
+CHOOSE = 0xCA  # vpternlog: bits of the second where the first is set, of the third elsewhere
 NIBBLES = 0x0FFFFFFF  # mask of the seven nibbles of signs
 
 
@@ -128,12 +129,12 @@ class GridEntries:
             return self.last_nibble
         return self.b.and_(self.b.lshr(self.high, e.constant(12)), e.constant(7))
 
-    def sign_bit(self, step, t):
-        """Word and bit of the sign, or of the delta, of number t of a step."""
+    def _sign_nibbles(self, step):
+        """Word with the signs of a step, or with its deltas, their nibbles, and the bit in these."""
         group, half = step // 2, step % 2
         if self.grid.signs:
-            return self.signs, 4 * (4 * half + t) + group
-        return self.high, 15 if self.grid.scales == "high" else 12 + group
+            return self.signs, [4 * half + t for t in range(4)], group
+        return self.high, [3] * 4, 3 if self.grid.scales == "high" else group
 
     def high_bit(self, index, plane):
         """Bit of the high bits for an index's bit 8 + plane."""
@@ -151,25 +152,27 @@ class GridEntries:
         b, grid = self.b, self.grid
         if self._codes is None:
             self._codes = self._look_up_codes()
-        code_bits, sign_at = 8 // (grid.size // 2), 2 if grid.size == 8 else 3
         if grid.size == 8:
-            codes, start = self._codes[step % 2], 8 * (step // 2)
+            codes, start, n = self._codes[step % 2], 8 * (step // 2), 2
         else:
-            codes, start = self._codes[step // 2], 16 * (step % 2)
-        codes = self._windows(codes, [start + code_bits * t for t in range(4)])
-        bits = [self.sign_bit(step, t) for t in range(4)]
-        signs = self._windows(bits[0][0], [bit - sign_at for _, bit in bits])
-        sign_mask = _bytes([1 << sign_at] * 64)
-        both = b.or_(b.and_(signs, sign_mask), b.and_(codes, _bytes([~(1 << sign_at)] * 64)))
-        numbers = _bytes([(number << shift) + zero for number in self._numbers_of_codes(sign_at)] * (32 >> sign_at))
-        return b.bitcast(self._permute("permvar.qi", numbers, both), e.V16I)
+            codes, start, n = self._codes[step // 2], 16 * (step % 2), 3
+        codes = self._windows(codes, [start + 8 // (grid.size // 2) * t for t in range(4)])
+        # an index of six bits: a code of n, then as many signs of a nibble as fit, of which one counts
+        word, nibbles, bit = self._sign_nibbles(step)
+        first = bit // (6 - n) * (6 - n)
+        signs = self._windows(word, [4 * nibble + first - n for nibble in nibbles])
+        mask = e.constant((64 - (1 << n)) * 0x01010101)
+        words = [mask, *(b.bitcast(v, e.V16I) for v in (signs, codes)), ir.Constant(e.I32, CHOOSE)]
+        both = e.call(b, "llvm.x86.avx512.pternlog.d.512", e.V16I, words)
+        numbers = [(number << shift) + zero for number in self._numbers_of_codes(n, n + bit - first)]
+        return b.bitcast(self._permute("permvar.qi", _bytes(numbers), b.bitcast(both, V64B)), e.V16I)
 
-    def _numbers_of_codes(self, sign_at):
-        """Numbers of each code without, then with a sign; codes of no level are zero."""
+    def _numbers_of_codes(self, n, sign_at):
+        """Number of each index of six bits: a code of n bits, and a sign or a delta at its bit."""
         levels, _ = codes_of(self.grid.dtype)
-        padded = [*map(int, levels), *[0] * ((1 << sign_at) - len(levels))]
+        levels = [*map(int, levels), *[0] * ((1 << n) - len(levels))]
         plain, signed = ((lambda v: v), (lambda v: -v)) if self.grid.signs else ((lambda v: v + 1), (lambda v: v - 1))
-        return [f(v) for f in (plain, signed) for v in padded]
+        return [(signed if i >> sign_at & 1 else plain)(levels[i & (1 << n) - 1]) for i in range(64)]
 
     def _look_up_codes(self):
         """Codes of the two halves of entries of 8 numbers, one byte for each index; or of pairs of
