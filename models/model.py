@@ -131,8 +131,8 @@ def hparams_of(gguf: GGUFFile) -> Hparams:
             gguf.path, f"key 'tokenizer.ggml.tokens' has {n_tokens} tokens, tensor 'token_embd.weight' has {rows} rows"
         )
     if hparams.experts and hparams.architecture.moe.in_any_layer:
-        n = next((i for i in range(hparams.n_layer) if f"blk.{i}.ffn_gate_inp.weight" in gguf.tensors), hparams.n_layer)
-        hparams = replace(hparams, experts=replace(hparams.experts, n_dense=n))
+        with_router = tuple(f"blk.{i}.ffn_gate_inp.weight" in gguf.tensors for i in range(hparams.n_layer))
+        hparams = replace(hparams, experts=replace(hparams.experts, in_layers=with_router))
     check_weights(gguf, hparams)
     return hparams
 
@@ -155,7 +155,7 @@ def _kind(gguf: GGUFFile) -> str:
 def define_model(session: Session, gguf: GGUFFile, hparams: Hparams, n_ctx: int, *, mtp: bool = False) -> Model:
     """Define the weights on a session; bytes are read at first use. `mtp`: with the MTP block
     (models/architectures/mtp.py). ModelFileError names the tensor at fault."""
-    if hparams.architecture.learned_positions and n_ctx > hparams.n_ctx_train:
+    if hparams.context_ends and n_ctx > hparams.n_ctx_train:
         raise ModelFileError(gguf.path, f"has positions for {hparams.n_ctx_train} tokens, not for a context of {n_ctx}")
     weights, block = load_weights(session, gguf, hparams, mtp=mtp).apart(hparams.n_layer)
     return Model(hparams, weights, define_rotary(session, gguf, hparams, n_ctx), block if mtp else None)

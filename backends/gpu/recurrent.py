@@ -164,7 +164,7 @@ def _conv(t: Tensor, shape: Shape) -> list[Dispatch]:
 
 def _attention(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     (rows, heads, width), (_, k_heads, size) = t.shape, t.src[0].shape
-    if size > SIZE:
+    if size > SIZE or len(t.src[3].shape) > 2:
         return None
     n = rows * heads * -(-width // COLUMNS)
     forms = int(_updates(t)), int(t.attrs["delta"]), int(t.attrs["grouped"])

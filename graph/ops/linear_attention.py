@@ -144,7 +144,9 @@ def linear_attention(
     q and k (T, H_k, D), v (T, H, E), decay and beta (T, H), states (N, H, D, E) → (T, H, E). Of
     each head S ← decay · S, then S ← S + k (beta · v)ᵀ, or with `delta` S + k (beta · (v − Sᵀk))ᵀ;
     y = scale · Sᵀq. Head i has the queries and keys of head i mod H_k; `grouped`: of head i / (H /
-    H_k), those that share them side by side."""
+    H_k), those that share them side by side. Decays may also be of each row of S, (T, H, D) (Kimi
+    Delta Attention), or of each element, (T, H, D, E) (Mamba).
+    """
     src = q, k, v, decay, beta, states, begin
     return _attend(src, np.full(len(v), -1), scale=scale, delta=delta, grouped=grouped)
 
@@ -153,7 +155,7 @@ linear_attention.takes(
     "q f32 (T, G, D)",
     "k f32 (T, G, D)",
     "v f32 (T, H, E)",
-    "decay f32 (T, H)",
+    "decay f32 (T, H, …)",
     "beta f32 (T, H)",
     "states f32 (N, H, D, E)",
     "begin i32 (T)",
@@ -185,7 +187,7 @@ linear_attention_update.takes(
     "q f32 (T, G, D)",
     "k f32 (T, G, D)",
     "v f32 (T, H, E)",
-    "decay f32 (T, H)",
+    "decay f32 (T, H, …)",
     "beta f32 (T, H)",
     "states f32 (N, H, D, E)",
     "begin i32 (T)",
@@ -202,17 +204,23 @@ def _of_heads(x: Array, s: Array, grouped: bool) -> Array:
 
 def _advance(s: Array, k: Array, v: Array, decay: Array, beta: Array, delta: bool) -> Array:
     """Advance S by one token in place; returns the correction (H, E)."""
-    s *= decay[:, None, None]
+    s *= _fade(decay)
     correction = v - np.einsum("hde,hd->he", s, k) if delta else v
     s += np.einsum("hd,he->hde", k, beta[:, None] * correction)
     return correction
+
+
+def _fade(decay: Array) -> Array:
+    """Decays of one token as factors of S (H, D, E)."""
+    return decay.reshape(decay.shape + (1,) * (3 - decay.ndim))
 
 
 def _check(name: str, *src: Tensor) -> None:
     q, k, v, decay, beta, *rest = src
     n, heads, _ = v.shape
     ok = q.shape == k.shape and q.shape[0] == n and heads % q.shape[1] == 0
-    ok = ok and decay.shape == beta.shape == (n, heads) and all(r.shape == (n,) for r in rest)
+    ok = ok and decay.shape in tuple((n, heads, q.shape[2], v.shape[2])[:axes] for axes in (2, 3, 4))
+    ok = ok and beta.shape == (n, heads) and all(r.shape == (n,) for r in rest)
     require(ok, name, "shapes disagree", *src)
 
 
@@ -266,7 +274,7 @@ def linear_attention_back(
         for t in reversed(range(first, stop)):
             old, correction = before[t - first], corrections[t - first]
             kt, qt = (_of_heads(x[t], s, grouped) for x in (k, q))
-            decayed = decay[t][:, None, None] * old
+            decayed = _fade(decay[t]) * old
             new = decayed + np.einsum("hd,he->hde", kt, beta[t][:, None] * correction)
             _add_heads(dq[t], scale * np.einsum("hde,he->hd", new, g[t]), grouped)
             ds += scale * np.einsum("hd,he->hde", qt, g[t])
@@ -277,8 +285,8 @@ def linear_attention_back(
             if delta:
                 _add_heads(dk[t], -np.einsum("hde,he->hd", decayed, dv[t]), grouped)
                 ds -= np.einsum("hd,he->hde", kt, dv[t])
-            dd[t] = (ds * old).sum((1, 2))
-            ds *= decay[t][:, None, None]
+            dd[t] = (ds * old).sum(tuple(range(decay.ndim - 1, 3)))
+            ds *= _fade(decay[t])
     return np.concatenate([x.reshape(-1) for x in (dq, dk, dv, dd, db)])
 
 
@@ -287,7 +295,7 @@ linear_attention_back.takes(
     "q f32 (T, G, D)",
     "k f32 (T, G, D)",
     "v f32 (T, H, E)",
-    "decay f32 (T, H)",
+    "decay f32 (T, H, …)",
     "beta f32 (T, H)",
     "states f32 (N, H, D, E)",
     "begin i32 (T)",
@@ -322,12 +330,13 @@ def _conv_case(columns: int, size: int, form: str) -> Callable[[np.random.Genera
 
 
 def _attention_case(
-    heads: int, k_heads: int, d: int, e: int, delta: bool, grouped: bool, form: str
+    heads: int, k_heads: int, d: int, e: int, delta: bool, grouped: bool, form: str, axes: int = 2
 ) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
         q, k = (r.normal(size=(12, k_heads, d)) for _ in range(2))
         k /= np.sqrt((k * k).sum(-1, keepdims=True))
-        v, decay, beta = r.normal(size=(12, heads, e)), r.uniform(0.3, 1, (12, heads)), r.uniform(0, 1, (12, heads))
+        v, beta = r.normal(size=(12, heads, e)), r.uniform(0, 1, (12, heads))
+        decay = r.uniform(0.3, 1, (12, heads, d, e)[:axes])
         sources = [q, k, v, decay, beta, Variable(r.normal(size=(6, heads, d, e)), "f32"), BEGIN]
         before, after = [r.normal(size=v.shape)] if form == "back" else [], [END] if form == "kept" else []
         return [*before, *sources, *after], {"scale": d**-0.5, "delta": delta, "grouped": grouped}
@@ -349,3 +358,6 @@ for _sizes in (
 ):
     for _op, _form in zip((linear_attention, linear_attention_update, linear_attention_back), FORMS, strict=True):
         _op.case(_attention_case(*_sizes, _form))
+for _sizes, _axes in (((4, 4, 24, 40, True, False), 3), ((3, 1, 16, 32, False, False), 4)):
+    for _op, _form in zip((linear_attention, linear_attention_update, linear_attention_back), FORMS, strict=True):
+        _op.case(_attention_case(*_sizes, _form, _axes))

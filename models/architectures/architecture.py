@@ -60,6 +60,8 @@ class StateKind(StrEnum):
     SHORT_CONV = "conv"  # LFM 2
     GATED_DELTA = "delta"  # Qwen 3.5, Qwen 3 Next
     MAMBA2 = "mamba"
+    MAMBA = "mamba1"
+    KDA = "kda"  # Kimi Delta Attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,9 @@ class Attention:
     optional: bool = False
     causal: bool = True  # default; False: bidirectional; the model makes embeddings, not text
     mla: bool = False  # multi-head latent attention (models/architectures/mla.py)
+    # an indexer chooses what a token attends to, once there is more than it chooses (DeepSeek V3.2);
+    # it is not run, and contexts end there
+    sparse: bool = False
     qk_norm: QKNorm = QKNorm.OPTIONAL
     qk_norm_after_rope: bool = False
     value_norm: bool = False  # RMSNorm of each value head, without a weight
@@ -237,8 +242,9 @@ class Architecture:
     ranking: RankingHead = RankingHead()
     # embeddings may pass dense layers behind the pooling (sentence-transformers)
     dense_embeddings: bool = False
+    output_of_embeddings: bool = False  # output.weight is such a dense layer (EmbeddingGemma 2)
     learned_positions: bool = False  # position embeddings are added to token embeddings; no RoPE
     # PLE: each layer may get its own embedding of the tokens (Gemma 3n)
-    per_layer_embeddings: bool = False
+    per_layer_embeddings: bool = False  # of tokens and of their embeddings, or of the latter alone
     # parallel residual streams, LAuReL and sparse gates (models/architectures/gemma3n.py)
     altup: bool = False

@@ -70,11 +70,16 @@ def self_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory:
     y = memory.attend(layer, queries.scaled_query(q) if h.has_temperature(layer) else q, *kv, params)
     if size.value_dim < size.head_dim:
         y = take_block(y, start=(0, 0, 0), shape=(*y.shape[:2], size.value_dim))
-    if gate is not None:  # of each element, or of each head
-        gate = softplus(gate) if h.architecture.attention.gate is OutputGate.SOFTPLUS else sigmoid(gate)
-        y = mul(y, reshape(gate, shape=(y.shape[0], size.n_head, -1)))
+    if gate is not None:
+        y = gated(y, gate, h)
     y = queries.b.norm("attn_sub_norm", reshape(scaled(y, h.value_scale), shape=(y.shape[0], -1)), h)
     return queries.b.linear("attn_output", y)
+
+
+def gated(y: Tensor, gate: Tensor, h: Hparams) -> Tensor:
+    """Attention output y (T, H, D) times the gate of each element, or of each head."""
+    gate = softplus(gate) if h.architecture.attention.gate is OutputGate.SOFTPLUS else sigmoid(gate)
+    return mul(y, reshape(gate, shape=(*y.shape[:2], -1)))
 
 
 def clamped(x: Tensor, h: Hparams) -> Tensor:

@@ -64,7 +64,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
             mixed = attention(
                 AttentionInputs(b, y, angles[local], query_scale), kv_of[h.kv_source(layer)], h, memory, layer
             )
-        elif "attn_output" in b:  # linear layer instead of attention (Deci)
+        elif h.architecture.attention.optional and "attn_output" in b:  # linear layer instead of attention (Deci)
             mixed = b.linear("attn_output", y)
         if recurrent_output is not None:
             recurrent_output = b.linear(OUTPUT[h.architecture.states.kind], recurrent_output)
@@ -103,13 +103,16 @@ def residual_stream(b: Weights, h: Hparams, layer: int, x: Tensor, y: Tensor, mi
 
 
 def per_layer_embeddings(w: Weights, h: Hparams, tokens: Tensor, x: Tensor) -> Tensor:
-    """Per-layer embeddings (PLE) (T, n_layer · P), P = n_embd_per_layer: the mean of a table's
-    rows and a projection of the token embeddings x (T, n_embd)."""
+    """Per-layer embeddings (PLE) (T, n_layer · P), P = n_embd_per_layer: a projection of the token
+    embeddings x (T, n_embd), and its mean with a table's rows where the file has one."""
     n = h.n_embd_per_layer
-    own = scaled(get_rows(w["per_layer_token_embd"], tokens), n**0.5)
     projected = scaled(w.linear("per_layer_model_proj", x), h.n_embd**-0.5)
     normed = rms_norm(reshape(projected, shape=(-1, n)), w["per_layer_proj_norm"], eps=h.eps)
-    return scaled(add(reshape(normed, shape=own.shape), own), 0.5**0.5)
+    normed = reshape(normed, shape=projected.shape)
+    if "per_layer_token_embd" not in w:
+        return normed
+    own = scaled(get_rows(w["per_layer_token_embd"], tokens), n**0.5)
+    return scaled(add(normed, own), 0.5**0.5)
 
 
 def per_layer_residual(b: Weights, h: Hparams, layer: int, inputs: Tensor, x: Tensor) -> Tensor:

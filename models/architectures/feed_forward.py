@@ -57,6 +57,8 @@ def dense(b: Weights, h: Hparams, x: Tensor, which: str = "", layer: int = 0) ->
 
 def glu(h: Hparams, gate: Tensor, up: Tensor, limit: float) -> Tensor:
     """Gated activation; `limit`: clamp of both factors, 0 for none (Step 3.5)."""
+    if h.architecture.ffn.glu_limit:
+        return glu_clamped(gate, up, alpha=ALPHA, limit=h.architecture.ffn.glu_limit)
     gate = activated(h, gate)
     if limit:
         gate, up = clamp(gate, low=-limit - 1.0, high=limit), clamp(up, low=-limit, high=limit)  # SiLU is above -1
@@ -92,9 +94,11 @@ def moe(b: Weights, h: Hparams, e: Experts, x: Tensor, router_input: Tensor, lay
     if not h.architecture.ffn.glu:
         inner = activated(h, inner)
     else:
-        gate, limit = b.experts("ffn_gate_exps", rows, order, e.n, e.n_ff), h.architecture.ffn.glu_limit
-        clip = h.glu_limits[layer][0] if h.glu_limits else 0.0
-        inner = glu_clamped(gate, inner, alpha=ALPHA, limit=limit) if limit else glu(h, gate, inner, clip)
+        gate, limit = (
+            b.experts("ffn_gate_exps", rows, order, e.n, e.n_ff),
+            h.glu_limits[layer][0] if h.glu_limits else 0.0,
+        )
+        inner = glu(h, gate, inner, limit)
     y = expert_sum(b.experts("ffn_down_exps", inner, order, e.n, e.n_latent or h.n_embd), weights, order)
     y = b.linear("ffn_latent_up", y) if e.n_latent else y
     if e.n_ff_chunk:

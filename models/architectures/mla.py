@@ -17,7 +17,7 @@ from logitless.graph.ops.rope import rope
 from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.ops.slicing import set_block, take_columns
 from logitless.graph.tensor import Tensor, const
-from logitless.models.architectures.attention import AttentionInputs, KeysValues
+from logitless.models.architectures.attention import AttentionInputs, KeysValues, gated
 from logitless.models.batch import AttentionParams, Memory
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.mla import MLAParams
@@ -27,17 +27,22 @@ def mla_keys(inputs: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
     """The compressed KV row of each token: one key head, whose rows serve as values, too."""
     row = rms_norm(inputs.b.linear("attn_kv_a", inputs.x), inputs.b["attn_kv_a_norm"], eps=h.eps)
     k = reshape(concat_columns(inputs.b.linear("attn_k_turned", inputs.x), row), shape=(-1, 1, h.head_dim))
-    return rope(k, inputs.angles, interleaved=h.interleaved), None
+    return rope(k, inputs.angles, interleaved=h.interleaved) if h.rotary else k, None
 
 
 def mla_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
     """Attention block output (T, n_embd) of the query rows."""
     assert h.mla is not None
     heads = Heads(queries, h.mla, h.n_head)
-    q = rope(heads.queries(h.eps), queries.angles, interleaved=h.interleaved)
+    q = heads.queries(h.eps)
+    q = rope(q, queries.angles, interleaved=h.interleaved) if h.rotary else q
     # (T, n_head, width)
     rows = memory.attend(layer, queries.scaled_query(q), *kv, AttentionParams(h.attention_scale))
-    return queries.b.linear("attn_output", heads.values(rows))
+    y = heads.values(rows)
+    if "attn_gate" in queries.b:
+        by_head = reshape(y, shape=(y.shape[0], h.n_head, -1))
+        y = reshape(gated(by_head, queries.b.linear("attn_gate", queries.x), h), shape=y.shape)
+    return queries.b.linear("attn_output", y)
 
 
 class Heads:

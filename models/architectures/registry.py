@@ -41,6 +41,7 @@ _RELU2_MLP = FeedForward(glu=False, activation=Activation.RELU2)
 _MOE = MoE(Presence.REQUIRED)
 _SIGMOID_MOE = MoE(Presence.REQUIRED, router=RouterScore.SIGMOID, normalize=None)
 _ANY_ROUTER_MOE = MoE(Presence.REQUIRED, router=None, normalize=None)
+_SOFTMAX_MOE = MoE(Presence.REQUIRED, normalize=None)
 _SHARED_KEY_MOE = MoE(Presence.REQUIRED, own_width=False)
 _OPTIONAL_MOE = MoE(Presence.OPTIONAL, own_width=False)
 _MTP, _UNUSED_MTP = MTP(enabled=True), MTP(known=True)
@@ -100,6 +101,11 @@ _DEEPSEEK2 = Architecture(
     moe=MoE(Presence.REQUIRED, normalize=None),
     mtp=_MTP,
 )
+_DEEPSEEK32 = replace(
+    _DEEPSEEK2,
+    attention=replace(_DEEPSEEK2.attention, sparse=True),
+    moe=replace(_DEEPSEEK2.moe, router=RouterScore.SIGMOID),
+)
 _GRANITE = Architecture(rope=Rope(interleaved=True, optional=True), scales=_FILE_SCALES)
 _NEMOTRON_H = Architecture(
     rope=Rope(enabled=False),
@@ -144,6 +150,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture(rope=Rope(interleaved=True, nope_period=4)),
     "ernie4_5": Architecture(rope=_INTERLEAVED),
     "internlm2": Architecture(rope=_INTERLEAVED),
+    "baichuan": Architecture(rope=_INTERLEAVED),
     "xverse": Architecture(rope=_INTERLEAVED),
     "chatglm": Architecture(rope=_INTERLEAVED),
     "arcee": Architecture(rope=_INTERLEAVED, ffn=_RELU2_MLP),
@@ -165,11 +172,33 @@ ARCHITECTURES: dict[str, Architecture] = {
     "nemotron_h_moe": replace(_NEMOTRON_H, moe=_SIGMOID_MOE, mtp=MTP(enabled=True, layer_norm=True)),
     "falcon-h1": Architecture(states=States(StateKind.MAMBA2, every_layer=True)),
     "mamba2": Architecture(attention=Attention(enabled=False), states=States(StateKind.MAMBA2, every_layer=True)),
+    "mamba": Architecture(attention=Attention(enabled=False), states=States(StateKind.MAMBA, every_layer=True)),
+    "jamba": Architecture(
+        rope=Rope(enabled=False),
+        moe=MoE(Presence.OPTIONAL, own_width=False, normalize=False, in_any_layer=True),
+        states=States(StateKind.MAMBA),
+    ),
+    "kimi-linear": Architecture(
+        rope=Rope(enabled=False),
+        attention=Attention(mla=True, gate=OutputGate.OWN_WEIGHT),
+        moe=MoE(Presence.REQUIRED, router=None),
+        states=States(StateKind.KDA),
+    ),
+    "bailingmoe3": Architecture(
+        rope=_INTERLEAVED,
+        attention=Attention(mla=True, gate=OutputGate.OWN_WEIGHT),
+        moe=_ANY_ROUTER_MOE,
+        states=States(StateKind.KDA),
+        mtp=_UNUSED_MTP,
+    ),
     "qwen2moe": Architecture(moe=MoE(Presence.REQUIRED, normalize=False)),
     "olmoe": Architecture(attention=_ALL_HEADS, moe=MoE(Presence.REQUIRED, own_width=False, normalize=False)),
     "ernie4_5-moe": Architecture(rope=_INTERLEAVED, moe=_MOE),
     "deepseek": Architecture(rope=_INTERLEAVED, moe=MoE(Presence.REQUIRED, normalize=False)),
     "deepseek2": _DEEPSEEK2,
+    "deepseek2-ocr": Architecture(moe=_SOFTMAX_MOE),
+    "deepseek32": _DEEPSEEK32,
+    "glm-dsa": _DEEPSEEK32,
     "mistral4": replace(_DEEPSEEK2, mtp=_UNUSED_MTP),
     "minicpm3": Architecture(attention=Attention(mla=True), scales=_FILE_SCALES),
     "plm": Architecture(rope=_INTERLEAVED, attention=Attention(mla=True), ffn=_RELU2_MLP),
@@ -188,6 +217,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "minimax-m2": Architecture(
         attention=_ALL_HEADS,
         moe=MoE(Presence.REQUIRED, own_width=False, router=RouterScore.SIGMOID),
+    ),
+    "minimax-m3": Architecture(
+        attention=replace(_PER_HEAD, sparse=True), ffn=FeedForward(glu_limit=7.0), moe=_SIGMOID_MOE
     ),
     "phi3": Architecture(),
     "exaone": Architecture(),
@@ -234,6 +266,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         moe=MoE(Presence.OPTIONAL, parallel_dense=True),
     ),
     "gemma-embedding": replace(_GEMMA3, attention=replace(_GEMMA3.attention, causal=False), dense_embeddings=True),
+    "gemma-embedding2": replace(
+        _GEMMA3N,
+        attention=replace(_GEMMA3N.attention, causal=False, window_period=6, kv_sharing=False),
+        scales=Scales(root_of_embedding=True),
+        output_of_embeddings=True,
+    ),
     "command-r": _COHERE,
     "cohere2": _COHERE2,
     "cohere2moe": replace(
@@ -306,6 +344,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "starcoder": _GPT2,
     "bert": replace(_NOMIC, ffn=_GELU_MLP, learned_positions=True),
     "jina-bert-v3": replace(_NOMIC, ffn=_GELU_MLP),
+    "neo-bert": Architecture(
+        norm=Norm(output_name="enc.output_norm"),
+        rope=_INTERLEAVED,
+        attention=_BIDIRECTIONAL,
+        ranking=RankingHead(enabled=True),
+    ),
     "eurobert": Architecture(attention=_BIDIRECTIONAL),
     "llama-embed": Architecture(rope=_INTERLEAVED, attention=_BIDIRECTIONAL),
     "nomic-bert": _NOMIC,

@@ -91,6 +91,11 @@ class Hparams:
     def architecture(self) -> Architecture:
         return ARCHITECTURES[self.arch]
 
+    @property
+    def context_ends(self) -> bool:
+        """True if no context may be longer than `n_ctx_train`."""
+        return self.architecture.learned_positions or self.architecture.attention.sparse
+
     def has_rope(self, layer: int) -> bool:
         if layer < len(self.rope_layers):
             return self.rope_layers[layer]
@@ -175,6 +180,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
     if n_blocks > MAX_LAYERS:
         raise keys.error("block_count", f"is {n_blocks}; at most {MAX_LAYERS} blocks are supported")
+    if arch == "baichuan" and n_blocks == 40:
+        raise keys.error("block_count", "is that of the 13B model, whose ALiBi is not supported")
     n_mtp = keys.count_or_none("nextn_predict_layers")
     if n_mtp >= n_blocks:
         raise keys.error("nextn_predict_layers", f"is {n_mtp}, of {n_blocks} blocks")
@@ -206,7 +213,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     scaling = _rope_scaling(keys, n_ctx_train)
     h = Hparams(
         arch=arch,
-        n_ctx_train=n_ctx_train,
+        n_ctx_train=min(n_ctx_train, _indexed(keys)) if architecture.attention.sparse else n_ctx_train,
         n_embd=n_embd,
         n_layer=n_layer,
         n_ff=most.n_ff,
@@ -291,6 +298,11 @@ def _with_scales(h: Hparams, keys: Keys) -> Hparams:
         logit_scale=1 / keys.factor("logit_scale", of_logits),
         attention_scale=scale,
     )
+
+
+def _indexed(keys: Keys) -> int:
+    """Number of positions that a token attends to at most."""
+    return keys.count("attention.indexer.top_k") * keys.count("attention.indexer.block_size", 1)
 
 
 def _causal(keys: Keys) -> bool:

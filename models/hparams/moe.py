@@ -29,6 +29,7 @@ class Experts:
     n_groups_used: int = 1
     # width of the experts' input and output; 0: the layer's
     n_latent: int = 0
+    in_layers: tuple[bool, ...] = ()  # flags of the layers with experts; (): those of period and phase
     # adjugate experts (Grove MoE): one of each so many experts, of this width, and their factor
     n_ff_chunk: int = 0
     per_chunk: int = 1
@@ -39,6 +40,8 @@ class Experts:
         return self.n // self.per_chunk
 
     def are_in(self, layer: int) -> bool:
+        if layer < len(self.in_layers):
+            return self.in_layers[layer]
         return layer >= self.n_dense and (self.period == 0 or layer % self.period == self.phase)
 
 
@@ -94,6 +97,7 @@ def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
         n_groups,
         n_groups_used,
         keys.count_or_none("moe_latent_size"),
+        (),
         *_chunks(keys, n),
     )
 

@@ -12,6 +12,8 @@ from logitless.models.architectures.architecture import StateKind
 from logitless.models.architectures.registry import ARCHITECTURES
 from logitless.models.hparams.keys import Keys
 
+CHANNELS = 32  # of Mamba's that are a head here
+
 
 @dataclass(frozen=True, slots=True)
 class RecurrentParams:
@@ -27,6 +29,10 @@ class RecurrentParams:
     n_heads: int = 0
     size: int = 0
     width: int = 0
+    n_steps: int = 0  # rank of Mamba's time steps
+    # RMSNorm without weights of Mamba's time steps, keys and queries (Falcon Mamba)
+    normed: bool = False
+    lower_bound: float = 0.0  # of KDA's logarithmic decays; 0: none
 
     @property
     def conv_shape(self) -> tuple[int, int]:
@@ -54,7 +60,11 @@ def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_mtp: int = 0) -> Rec
 
 def _read(keys: Keys, n_layer: int, n_embd: int, kind: StateKind) -> RecurrentParams | None:
     if kind is StateKind.MAMBA2:
+        return _mamba2(keys, n_layer)
+    if kind is StateKind.MAMBA:
         return _mamba(keys, n_layer)
+    if kind is StateKind.KDA:
+        return _kda(keys, n_layer)
     layers = _without_heads(keys, n_layer) if kind is StateKind.SHORT_CONV else _but_every(keys, n_layer)
     if not any(layers):
         return None
@@ -71,6 +81,27 @@ def _read(keys: Keys, n_layer: int, n_embd: int, kind: StateKind) -> RecurrentPa
 
 
 def _mamba(keys: Keys, n_layer: int) -> RecurrentParams:
+    """Mamba (Gu and Dao, 2023), whose channels have states of their own: heads of so many."""
+    n, size, n_taps = keys.count("ssm.inner_size"), keys.count("ssm.state_size"), keys.count("ssm.conv_kernel")
+    _check_taps(keys, "ssm.conv_kernel", n_taps)
+    layers, attention = _mamba_layers(keys, n_layer)
+    width, n_steps = math.gcd(n, CHANNELS), keys.count("ssm.time_step_rank")
+    normed = keys.flag("ssm.dt_b_c_rms", False)
+    return RecurrentParams(layers, attention, n_taps, n, 1, n // width, size, width, n_steps, normed)
+
+
+def _kda(keys: Keys, n_layer: int) -> RecurrentParams:
+    layers, n, size = _without_heads(keys, n_layer), keys.count("attention.head_count"), keys.count("kda.head_dim")
+    n_taps = keys.count("ssm.conv_kernel")
+    _check_taps(keys, "ssm.conv_kernel", n_taps)
+    bound = float(keys.number("kda.gate_lower_bound", 0.0))
+    if bound > 0 or not keys.flag("kda.safe_gate", True):
+        raise keys.error("kda.gate_lower_bound", "is positive, or kda.safe_gate is false, which is not supported")
+    attention = tuple(not keeps for keeps in layers)
+    return RecurrentParams(layers, attention, n_taps, 3 * n * size, n, n, size, size, lower_bound=bound)
+
+
+def _mamba2(keys: Keys, n_layer: int) -> RecurrentParams:
     n_taps, n_groups, n_heads, size = _heads(keys)
     n = keys.count("ssm.inner_size")
     if n % n_heads:

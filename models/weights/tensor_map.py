@@ -87,13 +87,17 @@ def tensor_map(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[
         yield from _norm("token_embd_norm", h)
     if h.architecture.norm.weighted:
         yield from _norm("output_norm", h, h.architecture.norm.output_name)
-    yield from _one("output.weight", h.n_vocab, h.n_embd, required=False)
+    if h.architecture.output_of_embeddings:
+        yield "dense_2.weight", TensorSlice("output.weight", (_rows(present, "output"), h.n_embd))
+    else:
+        yield from _one("output.weight", h.n_vocab, h.n_embd, required=False)
     yield from _one("output.bias", h.n_vocab, required=False)
     for name in ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"):
         yield from _one(name, h.rope_dim // (1 if h.architecture.rope.half_of_full else 2), required=False)
     yield from _head_tensors(h, present)
     if n := h.n_embd_per_layer:
-        yield from _one("per_layer_token_embd.weight", h.n_vocab, n * h.n_layer)
+        with_table = not h.architecture.output_of_embeddings
+        yield from _one("per_layer_token_embd.weight", h.n_vocab, n * h.n_layer, required=with_table)
         yield from _one("per_layer_model_proj.weight", n * h.n_layer, h.n_embd)
         yield from _one("per_layer_proj_norm.weight", n)
     n = h.n_streams - 1
@@ -128,7 +132,7 @@ def _layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Ite
         yield from _norm(b + "attn_norm", h, source, required and (i > 0 or not h.architecture.norm.embedding))
     recurrent = h.recurrent_of(i)
     if recurrent:
-        yield from _recurrent_tensors(h, b, recurrent)
+        yield from _recurrent_tensors(h, b, recurrent, present)
     if h.attends(i):
         yield from _attention_tensors(h, i, present)
     elif h.architecture.attention.optional:
@@ -197,6 +201,9 @@ def _mla_tensors(
         yield b + "attn_k_b.weight", TensorSlice(b + "attn_k_b.weight", (n * e.rank, e.n_nope), n_experts=n)
         yield b + "attn_v_b.weight", TensorSlice(b + "attn_v_b.weight", (n * e.n_value, e.rank), n_experts=n)
     yield from _one(b + "attn_output.weight", h.n_embd, h.n_head * e.n_value)
+    if h.architecture.attention.gate is OutputGate.OWN_WEIGHT:
+        rows = h.n_head if _rows(present, b + "attn_gate") == h.n_head else h.n_head * e.n_value
+        yield from _one(b + "attn_gate.weight", rows, h.n_embd, required=False)
 
 
 def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
@@ -234,15 +241,22 @@ def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]
         yield from _one(b + "attn_sinks.weight", size.n_head, required=required)
 
 
-def _recurrent_tensors(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[str, TensorSlice]]:
+def _recurrent_tensors(
+    h: Hparams, b: str, r: RecurrentParams, present: Mapping[str, TensorInfo]
+) -> Iterator[tuple[str, TensorSlice]]:
     if not r.n_heads:
         name = f"{b}shortconv.conv.weight"
         yield name, TensorSlice(name, (r.n_columns, r.n_taps), as_f32=True)
         yield from _one(b + "shortconv.in_proj.weight", 3 * r.n_columns, h.n_embd)
         yield from _one(b + "shortconv.out_proj.weight", h.n_embd, r.n_columns)
         return
-    if h.architecture.states.kind is StateKind.MAMBA2:
-        yield from _mamba_tensors(h, b, r)
+    of_kind = {
+        StateKind.MAMBA2: _mamba2_tensors(h, b, r),
+        StateKind.MAMBA: _mamba_tensors(h, b, r),
+        StateKind.KDA: _kda_tensors(h, b, r, present),
+    }
+    if (tensors := of_kind.get(h.architecture.states.kind)) is not None:
+        yield from tensors
         return
     name, n_values = f"{b}ssm_conv1d.weight", r.n_heads * r.size
     yield name, TensorSlice(name, (r.n_columns, r.n_taps), as_f32=True)
@@ -259,7 +273,51 @@ def _recurrent_tensors(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple
     yield from _one(b + "ssm_out.weight", h.n_embd, n_values)
 
 
+def _kda_tensors(
+    h: Hparams, b: str, r: RecurrentParams, present: Mapping[str, TensorInfo]
+) -> Iterator[tuple[str, TensorSlice]]:
+    n = r.n_heads * r.size
+    for name in ("q", "k", "v"):
+        conv = f"{b}ssm_conv1d_{name}.weight"
+        yield conv, TensorSlice(conv, (n, r.n_taps), as_f32=True, in_file=_with_ones(present, conv, n, 1, r.n_taps))
+        yield from _one(f"{b}attn_{name}.weight", n, h.n_embd)
+    for name in ("f", "g"):  # Kimi Linear's are of low rank
+        low = r.size if f"{b}ssm_{name}_b.weight" in present else n
+        yield from _one(f"{b}ssm_{name}_a.weight", low, h.n_embd)
+        yield from _one(f"{b}ssm_{name}_b.weight", n, r.size, required=False)
+    yield from _one(b + "ssm_beta.weight", r.n_heads, h.n_embd)
+    yield from _one(b + "ssm_dt.bias", n)
+    in_file = _with_ones(present, b + "ssm_a", r.n_heads, 1)
+    yield b + "ssm_a", TensorSlice(b + "ssm_a", (r.n_heads,), in_file=in_file, in_graph=(1, r.n_heads, 1))
+    yield from _one(b + "ssm_norm.weight", r.size)
+    yield from _one(b + "attn_output.weight", h.n_embd, n)
+
+
+def _with_ones(present: Mapping[str, TensorInfo], name: str, *shape: int) -> tuple[int, ...]:
+    """A tensor's shape in the file, which may have other axes of length 1."""
+    info = present.get(name)
+    alike = info is not None and [n for n in info.shape if n > 1] == [n for n in shape if n > 1]
+    return info.shape if info is not None and alike else shape
+
+
 def _mamba_tensors(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[str, TensorSlice]]:
+    n = r.n_heads * r.width
+    yield from _one(b + "ssm_in.weight", 2 * n, h.n_embd)
+    yield b + "ssm_conv1d.weight", TensorSlice(b + "ssm_conv1d.weight", (n, r.n_taps), as_f32=True)
+    yield from _one(b + "ssm_conv1d.bias", n, required=False)
+    yield from _one(b + "ssm_x.weight", r.n_steps + 2 * r.size, n)
+    for name, width in (("dt", r.n_steps), ("b", r.size), ("c", r.size)):
+        yield from _one(f"{b}ssm_{name}_norm.weight", width, required=False)
+    yield from _one(b + "ssm_dt.weight", n, r.n_steps)
+    yield from _one(b + "ssm_dt.bias", n)
+    by_head = (1, r.n_heads, r.size, r.width)
+    whole = TensorSlice(b + "ssm_a", (r.n_heads * r.size, r.width), n_experts=r.n_heads, in_file=(n, r.size))
+    yield b + "ssm_a", replace(whole, in_graph=by_head, transposed=True)
+    yield from _one(b + "ssm_d", n)
+    yield from _one(b + "ssm_out.weight", h.n_embd, n)
+
+
+def _mamba2_tensors(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[str, TensorSlice]]:
     n = r.n_heads * r.width
     yield from _one(b + "ssm_in.weight", n + r.n_columns + r.n_heads, h.n_embd)
     yield b + "ssm_conv1d.weight", TensorSlice(b + "ssm_conv1d.weight", (r.n_columns, r.n_taps), as_f32=True)
@@ -400,8 +458,10 @@ def _bert_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tup
 
 def is_unused(h: Hparams, name: str, *, mtp: bool = False) -> bool:
     """True for tensors that no graph reads and that change no result: MTP blocks (`mtp`: but the
-    first), K and V of layers with KV sharing, encoders of images and sounds, training state, what
+    first), K and V of layers with KV sharing, indexers, encoders of images and sounds, training state, what
     old files derived from hyper-parameters."""
     blocks = tuple(f"blk.{h.n_layer + i}." for i in range(mtp, h.n_mtp))
     shared = (f"blk.{i}.attn_{which}" for i in range(h.n_layer_kv, h.n_layer) for which in ("k", "v", "k_norm"))
+    if h.architecture.attention.sparse and ".indexer." in name:
+        return True
     return name.startswith((*blocks, *_UNUSED)) or name.endswith(_DERIVED) or name.removesuffix(".weight") in shared

@@ -335,6 +335,20 @@ QUANTISED = {
 }
 OTHER_SCALES = {"embedding_scale": 6.0, "residual_scale": 0.3, "attention.scale": 0.2, "logit_scale": 3.0}
 IRREGULAR = {"attention.sliding_window": 4, "attention.sliding_window_pattern": [False, True, True, False]}
+OF_MAMBA_1 = {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16, "ssm.time_step_rank": 8}
+LATENT_ROW = {
+    "attention.head_count_kv": 1,
+    "attention.key_length": 40,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 24,
+    "attention.value_length_mla": 16,
+    "attention.kv_lora_rank": 32,
+    "rope.dimension_count": 8,
+    "expert_feed_forward_length": 32,
+    "expert_shared_count": 1,
+}
+INDEXER = {"attention.indexer.head_count": 2, "attention.indexer.key_length": 64, "attention.indexer.top_k": 64}
+OF_KDA = DENSE_FIRST | LATENT_ROW | {"attention.head_count_kv": [0, 1, 0], "ssm.conv_kernel": 4, "kda.head_dim": 16}
 MAPPED = {  # llama.cpp is the only reference of these
     name: replace(spec, traits=("mapped", *spec.traits))
     for name, spec in {
@@ -459,6 +473,86 @@ MAPPED = {  # llama.cpp is the only reference of these
             },
             traits=("balanced",),
         ),
+        "baichuan": Spec("baichuan", n_layer=32, n_head_kv=4, untied=True),
+        "deepseek2-ocr": Spec(
+            "deepseek2-ocr",
+            n_head_kv=4,
+            n_expert=6,
+            n_expert_used=2,
+            untied=True,
+            keys=DENSE_FIRST
+            | {"expert_feed_forward_length": 32, "expert_shared_count": 2, "expert_weights_norm": False},
+        ),
+        **{
+            name: Spec(
+                name,
+                n_layer=3,
+                n_expert=6,
+                n_expert_used=2,
+                untied=True,
+                biases=("k_norm",),
+                keys=DENSE_FIRST
+                | LATENT_ROW
+                | INDEXER
+                | {"expert_weights_norm": True, "attention.q_lora_rank": 24, "expert_gating_func": 2},
+                traits=("balanced", "indexer"),
+            )
+            for name in ("deepseek32", "glm-dsa")
+        },
+        "minimax-m3": Spec(
+            "minimax-m3",
+            n_layer=3,
+            n_expert=6,
+            n_expert_used=2,
+            head_dim=32,
+            untied=True,
+            keys=DENSE_FIRST
+            | {"rope.dimension_count": 16, "expert_feed_forward_length": 32, "expert_shared_count": 1}
+            | {"expert_weights_norm": True, "expert_weights_scale": 2.0, "expert_gating_func": 2}
+            | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 32, "attention.indexer.top_k": 4}
+            | {"attention.indexer.block_size": 16, "attention.indexer.local_blocks": 1},
+            traits=("balanced", "blocks"),
+        ),
+        "mamba": Spec(
+            "mamba",
+            biases=("ssm_conv1d",),
+            keys=OF_MAMBA_1 | {"attention.head_count": 0, "feed_forward_length": 0},
+        ),
+        "mamba with norms": Spec(
+            "mamba",
+            biases=("ssm_conv1d",),
+            keys=OF_MAMBA_1 | {"attention.head_count": 0, "feed_forward_length": 0, "ssm.dt_b_c_rms": True},
+        ),
+        "jamba": Spec(
+            "jamba",
+            n_layer=3,
+            n_ff=64,
+            n_expert=4,
+            n_expert_used=2,
+            biases=("ssm_conv1d",),
+            keys=OF_MAMBA_1 | {"attention.head_count_kv": [0, 2, 0]},
+            traits=("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"),
+        ),
+        "kimi-linear": Spec(
+            "kimi-linear",
+            n_layer=3,
+            n_expert=6,
+            n_expert_used=2,
+            untied=True,
+            keys=OF_KDA | {"expert_gating_func": 2, "expert_weights_scale": 2.4},
+            traits=("low rank", "ssm_f_b", "ssm_g_b", "balanced"),
+        ),
+        "bailingmoe3": Spec(
+            "bailingmoe3",
+            n_layer=3,
+            n_expert=6,
+            n_expert_used=2,
+            untied=True,
+            keys=OF_KDA
+            | {"expert_gating_func": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True}
+            | {"kda.gate_lower_bound": -5.0, "attention.q_lora_rank": 24, "swiglu_clamp_exp": [0.0, 0.3, 0.2]},
+            traits=("head gates", "attn_gate", "balanced"),
+        ),
         "plamo3": Spec(
             "plamo3",
             n_layer=3,
@@ -486,6 +580,32 @@ MAPPED = {  # llama.cpp is the only reference of these
             head_dim=32,
             keys=OTHER_SCALES | IRREGULAR | {"expert_shared_feed_forward_length": 64},
             traits=("fused shared",),
+        ),
+    }.items()
+}
+ENCODERS = {
+    name: replace(spec, n_vocab=512, vocabulary=True, n_ctx_train=128, traits=("mapped", *spec.traits))
+    for name, spec in {
+        "neo-bert": Spec(
+            "neo-bert", fused=True, keys={"pooling_type": 1, "attention.causal": False}, traits=("fused ffn",)
+        ),
+        "gemma-embedding2": Spec(
+            "gemma-embedding2",
+            n_layer=6,
+            head_dim=32,
+            keys={
+                "pooling_type": 1,
+                "attention.sliding_window": 8,
+                "attention.sliding_window_pattern": [True] * 5 + [False],
+                "attention.key_length_swa": 16,
+                "attention.value_length_swa": 16,
+                "rope.dimension_count_swa": 16,
+                "rope.freq_base": 1e6,
+                "rope.freq_base_swa": 1e4,
+                "embedding_length_per_layer_input": 8,
+                "embedding_length_out": 48,
+            },
+            traits=("layer_output_scale",),
         ),
     }.items()
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from logitless.models.gguf.file import TensorInfo
 from logitless.models.hparams.hparams import read_hparams
 from logitless.models.weights.tensor_map import tensor_map
+from tests.helpers.reference_linear_attention import FLAT
 
 
 def info(shape: tuple[int, ...]) -> TensorInfo:
@@ -20,11 +22,15 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     values = {f"{s.arch}.{name}": np.array(v) if isinstance(v, list) else v for name, v in keys.items()}
     metadata = {name: value for name, value in values.items() if value is not None}
     h = read_hparams({"general.architecture": s.arch} | metadata, s.n_vocab, "a spec")
+    if h.experts and h.architecture.moe.in_any_layer:
+        with_router = tuple(i % 3 > 0 for i in range(h.n_layer))
+        h = replace(h, experts=replace(h.experts, in_layers=with_router))
     present: dict[str, TensorInfo] = {}
     for i in range(h.n_layer):
         size, b = h.sizes(i), f"blk.{i}."
         of_traits = {
             "attn_qkv": (1, h.n_embd) if s.fused else (),
+            **dict.fromkeys(("ssm_f_b", "ssm_g_b"), (1, 1) if "low rank" in s.traits else ()),
             "ffn_up": (2 * size.n_ff, h.n_embd) if "fused ffn" in s.traits else (1,) if "beside" in s.traits else (),
             "attn_gate": (size.n_head, h.n_embd) if "head gates" in s.traits else (),
             "ffn_up_shexp": (2 * s.n_ff_shared, h.n_embd) if "fused shared" in s.traits else (),
@@ -32,17 +38,40 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         present |= {f"{b}{name}.weight": info(shape) for name, shape in of_traits.items() if shape}
         if "bare norms" in s.traits:
             present |= {f"{b}post_{of}_norm": info((h.n_embd,)) for of in ("attention", "ffw")}
+    if n := keys.get("embedding_length_out"):
+        present["output.weight"] = info((n, h.n_embd))
     out: dict[str, tuple[int, ...]] = {}
     for name, part in tensor_map(h, present):
         kind, short = name.rpartition(".")[2], part.source.removesuffix(".weight").rpartition(".")[2]
         asked = short in s.traits or (short == "output" and s.untied)
-        if kind != "weight" or not (part.required or asked):
+        if kind != "weight" and not part.source.endswith(FLAT):
+            continue
+        if not (part.required or asked):
             continue
         source = part.source.removesuffix(".weight")
         rows = max(part.start + part.n_rows, out.get(source, (0,))[0] if not part.n_experts else 0)
         shape = (part.n_experts, rows, *part.shape[1:]) if part.n_experts else (rows, *part.shape[1:])
         out[source] = part.in_file or shape
     for i in range(h.n_layer):
+        if "indexer" in s.traits:
+            n, size = keys["attention.indexer.head_count"], keys["attention.indexer.key_length"]
+            rank = keys["attention.q_lora_rank"]
+            of_indexer = {
+                "k_norm": (size,),
+                "proj": (n, h.n_embd),
+                "attn_k": (size, h.n_embd),
+                "attn_q_b": (n * size, rank),
+            }
+            out |= {f"blk.{i}.indexer.{name}": shape for name, shape in of_indexer.items()}
+        if "blocks" in s.traits and h.experts_of(i):
+            n, size = keys["attention.indexer.head_count"], keys["attention.indexer.key_length"]
+            of_indexer = {
+                "k_norm": (size,),
+                "q_norm": (size,),
+                "k_proj": (size, h.n_embd),
+                "q_proj": (n * size, h.n_embd),
+            }
+            out |= {f"blk.{i}.indexer.{name}": shape for name, shape in of_indexer.items()}
         if "balanced" in s.traits and h.experts_of(i):
             out[f"blk.{i}.exp_probs_b"] = (s.n_expert,)
     return out

@@ -167,31 +167,45 @@ def _read_state(typingctx, s, k, recalled, size):
     return types.void(*[types.int64] * 4), codegen
 
 
-def _step_function(delta):
+def _step_function(delta, axes=2):
     """intrinsic of one token on WIDTH columns of a head: updates the state s (D, WIDTH), y = q · s.
 
     `recalled` holds k · s on entry and k_next · s on return, if `delta` (the delta rule) needs it.
+    Decays are one number, or addressed by `fading`: of each row (3 axes), k and k_next then times
+    the decay for `recalled`; of each element (4).
     """
 
-    def step(typingctx, s, k, q, v, y, recalled, k_next, size, decay, beta, scale):
+    def step(typingctx, s, k, q, v, y, recalled, k_next, size, fading, decay, beta, scale):
         def codegen(ctx, b, sig, a):
             state, key, query, value, out, recall, next_k = (b.inttoptr(x, e.I8P) for x in a[:7])
-            decay, beta, scaled = (e.splat(b, x) for x in a[8:])
+            fades = b.inttoptr(a[8], e.I8P)
+            decay, beta, scaled = (e.splat(b, x) for x in a[9:])
+
+            def faded(i, p):
+                """Each half of row i of the state, at p, times its decay."""
+                rows = [e.load(b, part, e.V16F, 4) for part in p]
+                if axes == 2:
+                    return [b.fmul(decay, row) for row in rows]
+                own = [_number(b, fades, i)] * len(rows) if axes == 3 else None
+                own = own or [e.load(b, part, e.V16F, 4) for part in _row(b, fades, i)]
+                return [b.fmul(factor, row) for factor, row in zip(own, rows, strict=True)]
 
             def half(base, h):
                 return e.load(b, e.at(b, base, 64 * h), e.V16F, 4)
 
             residual = [half(value, h) for h in HALVES]
             if delta:
-                residual = [b.fsub(x, b.fmul(decay, half(recall, h))) for h, x in zip(HALVES, residual, strict=True)]
+                known = [half(recall, h) for h in HALVES]
+                known = known if axes > 2 else [b.fmul(decay, x) for x in known]
+                residual = [b.fsub(x, y) for x, y in zip(residual, known, strict=True)]
             residual = [b.fmul(beta, x) for x in residual]
             queries = [query, next_k] if delta else [query]
 
             def body(i, sums):
                 numbers = [_number(b, base, i) for base in (key, *queries)]
-                totals = [[] for _ in queries]
-                for h, p in zip(HALVES, _row(b, state, i), strict=True):
-                    new = e.fma(b, numbers[0], residual[h], b.fmul(decay, e.load(b, p, e.V16F, 4)))
+                totals, places = [[] for _ in queries], _row(b, state, i)
+                for h, p, old in zip(HALVES, places, faded(i, places), strict=True):
+                    new = e.fma(b, numbers[0], residual[h], old)
                     e.store(b, new, p, 4)
                     for q, column_sums in enumerate(totals):
                         column_sums.append(e.fma(b, new, numbers[1 + q], sums[q * len(HALVES) + h]))
@@ -204,12 +218,21 @@ def _step_function(delta):
                     e.store(b, sums[len(HALVES) + h], e.at(b, recall, 64 * h), 4)
             return ctx.get_dummy_value()
 
-        return types.void(*[types.int64] * 8, *[types.float32] * 3), codegen
+        return types.void(*[types.int64] * 9, *[types.float32] * 3), codegen
 
     return intrinsic(step)
 
 
 _step, _step_delta = _step_function(False), _step_function(True)
+_step_rows, _step_elements = _step_function(True, 3), _step_function(False, 4)
+
+
+@njit(forceinline=True)
+def _scaled_key(k, fading, out, size):
+    """A key times the decays of the rows of the state."""
+    x, f, y = f32p(k), f32p(fading), f32p(out)
+    for i in range(size):
+        y[i] = x[i] * f[i]
 
 
 @njit(forceinline=True)
@@ -222,11 +245,11 @@ def key_head(h, heads, k_heads, grouped):
 def linear_attention():
     """Linear attention. A unit is WIDTH columns of a head.
 
-    Scratch: the state, and a row each of v, y and the recalled value."""
+    Scratch: the state, a row each of v, y and the recalled value, a key, decays of elements."""
 
     def run(
         q_at, k_at, v_at, decay_at, beta_at, states_at, begins_at, ends_at, y_at, rows, heads, k_heads, size, width,
-        scale_bits, is_delta, grouped, n_states, begin, end, scratch,
+        scale_bits, is_delta, grouped, n_states, axes, begin, end, scratch,
     ):  # fmt: skip
         scale = bits_f32(scale_bits)
         delta = is_delta != 0
@@ -235,6 +258,10 @@ def linear_attention():
         v_row = scratch + size * WIDTH * 4
         y_row = v_row + WIDTH * 4
         recalled = y_row + WIDTH * 4
+        faded_key = recalled + WIDTH * 4
+        fadings = faded_key + size * 4
+        for i in range(size * WIDTH if axes == 4 else 0):
+            f32p(fadings)[i] = np.float32(0)
         for i in range((size + 1) * WIDTH):  # columns beyond the last stay zero
             f32p(scratch)[i] = np.float32(0)
         for unit in range(begin, end):
@@ -245,17 +272,31 @@ def linear_attention():
                 if begins[t] >= 0:
                     copy_rows(place + np.int64(begins[t]) * heads * size * width * 4, width, scratch, WIDTH, size, n)
                     if delta:
-                        _read_state(scratch, k_at + (t * k_heads + k_head) * size * 4, recalled, size)
+                        first_key = k_at + (t * k_heads + k_head) * size * 4
+                        if axes == 3:
+                            _scaled_key(first_key, decay_at + (t * heads + h) * size * 4, faded_key, size)
+                            first_key = faded_key
+                        _read_state(scratch, first_key, recalled, size)
                 at, key = (t * heads + h) * width + c0, (t * k_heads + k_head) * size * 4
                 copy_rows(v_at + at * 4, 0, v_row, 0, 1, n)
                 i = t * heads + h
                 k = k_at + key
                 next_k = k + (k_heads * size * 4 if t + 1 < rows else 0)
-                q, fades, learns = q_at + key, decay[i], beta[i]
-                if delta:
-                    _step_delta(scratch, k, q, v_row, y_row, recalled, next_k, size, fades, learns, scale)
+                q, learns = q_at + key, beta[i]
+                if axes == 3:
+                    fading = decay_at + i * size * 4
+                    if t + 1 < rows:
+                        _scaled_key(next_k, fading + heads * size * 4, faded_key, size)
+                    one = np.float32(1)
+                    _step_rows(scratch, k, q, v_row, y_row, recalled, faded_key, size, fading, one, learns, scale)
+                elif axes == 4:
+                    copy_rows(decay_at + (i * size * width + c0) * 4, width, fadings, WIDTH, size, n)
+                    one = np.float32(1)
+                    _step_elements(scratch, k, q, v_row, y_row, recalled, next_k, size, fadings, one, learns, scale)
+                elif delta:
+                    _step_delta(scratch, k, q, v_row, y_row, recalled, next_k, size, 0, decay[i], learns, scale)
                 else:
-                    _step(scratch, k, q, v_row, y_row, recalled, next_k, size, fades, learns, scale)
+                    _step(scratch, k, q, v_row, y_row, recalled, next_k, size, 0, decay[i], learns, scale)
                 copy_rows(y_row, 0, y_at + at * 4, 0, 1, n)
                 if ends_at != 0 and 0 <= ends[t] < n_states:
                     copy_rows(scratch, WIDTH, place + np.int64(ends[t]) * heads * size * width * 4, width, size, n)

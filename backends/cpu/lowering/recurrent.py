@@ -32,11 +32,11 @@ def _conv(t: Tensor, at: At) -> list[Task]:
 
 
 def _attention(t: Tensor, at: At) -> list[Task] | None:
-    (rows, heads, width), (_, k_heads, size) = t.shape, t.src[0].shape
-    if size % UNROLL:
+    (rows, heads, width), (_, k_heads, size), axes = t.shape, t.src[0].shape, len(t.src[3].shape)
+    if size % UNROLL or (axes > 2 and t.attrs["delta"] != (axes == 3)):
         return None
-    args = (*_sources(t, 8, at), at(t), rows, heads, k_heads, size, width, *_forms(t), t.src[5].shape[0])
-    return [Task("linear_attention", args, heads * -(-width // WIDTH), 1, 4 * (size + 3) * WIDTH)]
+    args = (*_sources(t, 8, at), at(t), rows, heads, k_heads, size, width, *_forms(t), t.src[5].shape[0], axes)
+    return [Task("linear_attention", args, heads * -(-width // WIDTH), 1, 4 * (2 * size + 4) * WIDTH)]
 
 
 for _form in ("", "_update"):
@@ -52,8 +52,10 @@ def _(t: Tensor, at: At) -> list[Task]:
 
 
 @lower("linear_attention_back")
-def _(t: Tensor, at: At) -> list[Task]:
+def _(t: Tensor, at: At) -> list[Task] | None:
     (rows, heads, width), (_, k_heads, size) = t.src[3].shape, t.src[1].shape
+    if len(t.src[4].shape) > 2:
+        return None
     args = (*map(at, t.src), at(t), rows, heads, k_heads, size, width, *_forms(t))
     states = -(-rows // SAVED) + SAVED + 2
     return [Task("linear_attention_back", args, k_heads, 1, 4 * (states * size * width + (SAVED + 2) * width))]

@@ -33,7 +33,7 @@ from logitless.models.tokenizer import from_metadata
 from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
 from tests.helpers import bert_model
-from tests.helpers.architecture_specs import COHERE_MOE, MAPPED, PLAIN
+from tests.helpers.architecture_specs import COHERE_MOE, ENCODERS, MAPPED, PLAIN
 from tests.helpers.mla_specs import DEEPSEEK
 from tests.helpers.random_blocks import random_blocks
 from tests.helpers.reference_model import Spec, write
@@ -356,6 +356,9 @@ def test_vectors_are_llama_cpps(tmp_path: Path) -> None:
         spec = Spec(
             name, n_vocab=512, vocabulary=True, n_ctx_train=128, keys={"pooling_type": 1, "attention.causal": False}
         )
+        write(tmp_path / f"{name}.gguf", spec)
+        paths.append(tmp_path / f"{name}.gguf")
+    for name, spec in ENCODERS.items():
         write(tmp_path / f"{name}.gguf", spec)
         paths.append(tmp_path / f"{name}.gguf")
     for path, line in zip(paths, answers(VECTORS, json.dumps([(str(path), texts) for path in paths])), strict=True):
