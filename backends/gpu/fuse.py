@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from logitless.backends.gpu.language.dialect import SIMT, Shape
 from logitless.backends.gpu.lowering import LOWERINGS, is_packed
-from logitless.backends.gpu.matmul import launch, layout, moe_linear
+from logitless.backends.gpu.matmul import launch, layout, moe_linear, unpack
 from logitless.graph.fusion import FusionRules, IsOurs, Sole, fuse_patterns, join_products
 from logitless.graph.ops.attention.paged_attention import attention
 from logitless.graph.ops.fused import (
@@ -92,7 +92,10 @@ def _(t: Tensor, sole: Sole) -> Tensor | None:
     gate, up = t.src
     if gate is up or not all(sole(s, "linear") and _is_packed_product(s) for s in t.src):
         return None
-    if gate.src[0] is not up.src[0] or gate.src[1].dtype != up.src[1].dtype or gate.shape != up.shape:
+    dtype = gate.src[1].dtype
+    if gate.src[0] is not up.src[0] or dtype != up.src[1].dtype or gate.shape != up.shape:
+        return None
+    if 1 not in unpack.pairs(dtype):
         return None
     return linear_glu(*gate.src, up.src[1], activation=t.attrs["activation"], name=t.name)
 

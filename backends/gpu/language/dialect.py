@@ -15,9 +15,18 @@ Defines = tuple[tuple[str, int], ...]
 Access = Literal["r", "w", "rw"]
 PUSH_CONSTANT_BYTES = 128  # the minimum of every Vulkan device
 LANES = 16
-CL_TYPES = {"u32x4": "uint4", "f32": "float", "u32": "uint", "i32": "int", "u16": "ushort", "u8": "uchar"}
+CL_TYPES = {
+    "u32x4": "uint4",
+    "u32x2": "uint2",
+    "f32": "float",
+    "u32": "uint",
+    "i32": "int",
+    "u16": "ushort",
+    "u8": "uchar",
+}
 GL_TYPES = {
     "u32x4": "uvec4",
+    "u32x2": "uvec2",
     "u64": "uint64_t",
     "f32": "float",
     "u32": "uint",
@@ -25,7 +34,7 @@ GL_TYPES = {
     "u16": "uint16_t",
     "u8": "uint8_t",
 }
-GL_SIZES = {"u32x4": 16, "u64": 8, "f32": 4, "u32": 4, "i32": 4, "u16": 2, "u8": 1}
+GL_SIZES = {"u32x4": 16, "u32x2": 8, "u64": 8, "f32": 4, "u32": 4, "i32": 4, "u16": 2, "u8": 1}
 NO_CONSTANTS: Mapping[str, int] = MappingProxyType({})
 KERNELS: dict[str, Kernel] = {}
 CONDITION = re.compile(r"\(([^()?:]+)\?([^()?:]+):([^()?:]+)\)")

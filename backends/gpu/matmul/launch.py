@@ -58,7 +58,7 @@ def n_parts(dtype: str) -> int:
 
 def args(dtype: str, *, wide: bool = False) -> list[Arg]:
     """`wide`: of kernels that read rounded activations; with `PAIR` they may round their result, to `Q`."""
-    own = unpack.wide_args(unpack.args(dtype)) if wide else unpack.args(dtype)
+    own = unpack.wide_args(dtype) if wide else unpack.args(dtype)
     chosen = [replace(a, of=n_parts(dtype)) for a in own]
     x, rounded = ("u32x4", [Arg("Q", "u32", "w")]) if wide else ("f32", [])
     return [Arg("X", x), *chosen, Arg("E", "f32"), Arg("Y", "f32", "w"), *rounded]

@@ -15,9 +15,13 @@ starting at a multiple of 256 bytes. N is padded to whole groups with zeros; b c
     q4_k         [g][b][4][16][4] nibbles                                 [g][b][2][16] u8 sc, m   [g][b/8][2][16] f16
     q5_k         [g][b][4][16][4] nibbles            [g][b][16] u32       [g][b][2][16] u8 sc, m   [g][b/8][2][16] f16
     q6_k         [g][b][4][16][4] nibbles            [g][b][2][16] u32    [g][b][2][16] i8 sc      [g][b/8][16] f16
+    q2_k         [g][b][2][16] u32 of 2 bits                              [g][b][2][16] u8 sc, m   [g][b/8][2][16] f16
+    q3_k         [g][b][2][16] u32 of 2 bits         [g][b][16] u32       [g][b][16] u8 low sc     [g][b/8][3][16] d, sc
+    iq4_xs       [g][b][4][16][4] places                                  [g][b][16] i8 sc         [g][b/8][16] f16
 
 Devices with integer dot products (`wide`) have four of a row's words of quants side by side, for loads
-of 16 bytes: [g][b][8][16][4] is [g][b][2][16][4][4] there, [g][b][4][16][4] is [g][b][16][4][4].
+of 16 bytes: [g][b][8][16][4] is [g][b][2][16][4][4] there, [g][b][4][16][4] is [g][b][16][4][4]; a type
+of two words a block has these two.
 
 A block of 32 k is 8 steps of 4: element k = 4·step + t. Nibbles: byte t of word v holds step v in
 its low half and step v + 4 in its high half. One high bit: bit 8t + step of the word. Two high
@@ -27,6 +31,7 @@ the types' usual meaning. Places, which lie as nibbles do, are those of a type's
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -73,6 +78,9 @@ PACKINGS = {
     "q4_k": Packing(256, fine=32, coarse=64),
     "q5_k": Packing(256, high=64, fine=32, coarse=64),
     "q6_k": Packing(256, high=128, fine=32, coarse=32),
+    "q2_k": Packing(128, fine=32, coarse=64),
+    "q3_k": Packing(128, high=64, fine=16, coarse=96),
+    "iq4_xs": Packing(256, fine=16, coarse=32),
 }
 
 
@@ -90,6 +98,11 @@ def sections(dtype: str, n: int, k: int) -> tuple[int, int, int, int, int]:
     groups = -(-n // LANES)
     ends = list(accumulate(-(-groups * nbytes // SECTION) * SECTION for nbytes in _group_nbytes(dtype, k)))
     return 0, ends[0], ends[1], ends[2], ends[3]
+
+
+def n_words(dtype: str) -> int:
+    """Words of the quants of a row's 32 k."""
+    return PACKINGS[dtype].quants // (4 * LANES)
 
 
 def packs(t: Tensor) -> bool:
@@ -115,8 +128,10 @@ def pack(dtype: str, shape: tuple[int, ...], raw: Bytes, *, wide: bool) -> Bytes
         rows[: len(part)] = part
         quants, *others = _sections_of(dtype, rows, k)
         if wide and DTYPES[dtype].block > 1:
-            groups, blocks, words = quants.shape[:3]
-            quants = quants.reshape(groups, blocks, words // 4, 4, LANES, 4).transpose(0, 1, 2, 4, 3, 5)
+            words = n_words(dtype)
+            side = math.gcd(words, 4)
+            quants = np.ascontiguousarray(quants).reshape(-1).view(np.uint32)
+            quants = quants.reshape(-1, words // side, side, LANES).swapaxes(2, 3)
         for start, size, section in zip(starts, of_group, (quants, *others), strict=True):
             data = np.ascontiguousarray(section).reshape(-1).view(np.uint8)
             at = start + first // LANES * size
@@ -155,7 +170,9 @@ def _sections_of(dtype: str, rows: Array, k: int) -> list[Array]:
         if dtype == "mxfp4":
             return [quants, bits, none, blocks[..., 0].transpose(0, 2, 1)]
         return [quants, bits, none, _scales(blocks[..., : 2 * n_scales])]
-    return _k_sections(dtype, blocks, groups, k)
+    if dtype in ("q4_k", "q5_k", "q6_k"):
+        return _k_sections(dtype, blocks, groups, k)
+    return _low_sections(dtype, blocks, (groups, LANES, k // 32, 32))
 
 
 def _k_sections(dtype: str, blocks: Array, groups: int, k: int) -> list[Array]:
@@ -182,6 +199,58 @@ def _k_sections(dtype: str, blocks: Array, groups: int, k: int) -> list[Array]:
         high = blocks[..., 16:48][..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1
         bits = _one_bit(high.reshape(shape))
     return [_nibbles(quants.reshape(shape)), bits, fine, _scales(blocks[..., :4])]
+
+
+def _low_sections(dtype: str, blocks: Array, shape: tuple[int, ...]) -> list[Array]:
+    """Types of few bits."""
+    none = np.zeros(0, np.uint8)
+    if dtype == "q2_k":
+        return [
+            _two_bits(_planes(blocks[..., 16:80], 2, shape)),
+            none,
+            _fine(blocks[..., :16], shape),
+            _scales(blocks[..., 80:]),
+        ]
+    if dtype == "q3_k":
+        high = blocks[..., None, :32] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+        places = np.arange(16)
+        low = blocks[..., 96 + places % 8] >> (places // 8 * 4).astype(np.uint8) & 15
+        two = blocks[..., 104 + places % 4] >> (places // 4 * 2).astype(np.uint8) & 3
+        pairs = two[..., ::2] | two[..., 1::2] << 2
+        coarse = np.concatenate([blocks[..., 108:], _pairs(pairs)], -1)
+        return [
+            _two_bits(_planes(blocks[..., 32:96], 2, shape)),
+            _one_bit(high.reshape(shape)),
+            _fine(_pairs(low), shape),
+            _scales(coarse),
+        ]
+    low = blocks[..., 4:8].repeat(2, -1) >> np.array([0, 4] * 4, np.uint8) & 15
+    high = np.ascontiguousarray(blocks[..., 2:4]).view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+    fine = (low | high.astype(np.uint8) << 4) - np.uint8(32)
+    quants = blocks[..., 8:].reshape(*shape[:3], 16)
+    return [
+        _nibbles(np.concatenate([quants & 15, quants >> 4], -1)),
+        none,
+        _fine(fine, shape),
+        _scales(blocks[..., :2]),
+    ]
+
+
+def _planes(raw: Array, bits: int, shape: tuple[int, ...]) -> Array:
+    """Quants of runs of 32 bytes, whose low bits are 32 quants, the next the next 32."""
+    runs = raw.reshape(*raw.shape[:-1], -1, 1, 32) >> np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    return (runs & ((1 << bits) - 1)).reshape(shape)
+
+
+def _pairs(values: Array) -> Array:
+    """Bytes of two values of 4 bits each, the first in the low half."""
+    both: Array = values[..., ::2] | values[..., 1::2] << 4
+    return both
+
+
+def _fine(raw: Array, shape: tuple[int, ...]) -> Array:
+    """Bytes of rows → (g, b, of a block, 16)."""
+    return raw.reshape(*shape[:3], -1).transpose(0, 2, 3, 1)
 
 
 def _nibbles(values: Array) -> Array:

@@ -43,8 +43,13 @@ for _dtype in layout.PACKINGS:
         launch.args(_dtype),
         launch.words(_dtype),
         n_blocks(_dtype) + frame(launch.begin(_dtype, UNIT), step(_dtype)),
-        simt=[tile | {"PAIR": pair, "R": 1} for tile in SIMT_TILES for pair in (0, 1)],
-        cpu=[tile | {"PAIR": pair, "R": 1} for tile in CPU_TILES for pair in (0, 1)],
+        simt=[
+            tile | {"PAIR": pair, "R": 1}
+            for tile in SIMT_TILES
+            for pair in unpack.pairs(_dtype)
+            if unpack.worth(_dtype, tile, rows=(1, 4))
+        ],
+        cpu=[tile | {"PAIR": pair, "R": 1} for tile in CPU_TILES for pair in unpack.pairs(_dtype)],
         local=[SUMS],
         functions=launch.MACROS,
     )
@@ -73,7 +78,8 @@ def _several(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 @lower("norm_glu")
 def _normalised(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     parts = t.src[2:]
-    dots = shape.dot and parts[0].dtype in unpack.BLOCKS and _one_launch(parts)
+    dtype = parts[0].dtype
+    dots = shape.dot and dtype in unpack.BLOCKS and int(launch.is_pair(t)) in unpack.pairs(dtype) and _one_launch(parts)
     return normalised_product(t, shape, parts) if dots else None
 
 
@@ -89,7 +95,7 @@ def _one_launch(parts: Sequence[Tensor]) -> bool:
 
 def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch] | None:
     dtype = parts[0].dtype
-    if not _one_launch(parts):
+    if not _one_launch(parts) or (launch.is_pair(t) and 1 not in unpack.pairs(dtype)):
         return None
     if shape.name == "soft":
         return [soft_product(t, shape, parts)]

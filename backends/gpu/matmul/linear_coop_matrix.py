@@ -47,7 +47,7 @@ const uint STEPS = (32u / HALVES + CK - 1u) / CK;
 
 def _stage(dtype: str) -> str:
     """Code that stages block b of 64 outputs and of TM rows in local memory."""
-    halves = 2 if dtype == "q6_k" else 1
+    halves = 2 if dtype in unpack.HALVES else 1
     lines = []
     for j in range(8):
         for half in range(halves):
@@ -157,13 +157,13 @@ def _body(dtype: str) -> str:
 
 
 for _dtype in unpack.BLOCKS:
-    _halves = 2 if _dtype == "q6_k" else 1
+    _halves = 2 if _dtype in unpack.HALVES else 1
     Kernel(
         f"linear_coop_{_dtype}",
         launch.args(_dtype, wide=True),
         launch.words(_dtype),
         _body(_dtype),
-        simt=[{"WG": WG, "MT": TM, "PAIR": pair, "R": 1, "CHUNKS": CHUNKS} for pair in (0, 1)],
+        simt=[{"WG": WG, "MT": TM, "PAIR": pair, "R": 1, "CHUNKS": CHUNKS} for pair in unpack.pairs(_dtype)],
         cpu=(),
         special=MATRICES,
         local=[

@@ -88,7 +88,7 @@ def block_step(dtype: str, row: str = "") -> str:
     a group's memory that has the row where `norm` says so.
     """
     lines = [unpack.load_block(dtype, wide=True)]
-    halves = 2 if dtype == "q6_k" else 1
+    halves = 2 if dtype in unpack.HALVES else 1
     for half in range(halves):
         d, low = ("d", "low") if half == 0 else ("d1", "low1")
         steps = " ".join(
@@ -113,7 +113,11 @@ for _dtype in unpack.BLOCKS:
         launch.words(_dtype),
         "  uint n_blocks = n_k / 32u;"
         + frame(NORM + launch.begin(_dtype, UNIT), block_step(_dtype, "rounded"), after_pair=ROUND_PAIR),
-        simt=[tile | {"R": 1} for tile in TILES],
+        simt=[
+            tile | {"R": 1}
+            for tile in TILES
+            if tile["PAIR"] in unpack.pairs(_dtype) and unpack.worth(_dtype, tile, rows=(1, 8))
+        ],
         cpu=(),
         local=[SUMS, *NORM_LOCAL],
         functions=launch.MACROS + NORM_FUNCTIONS + FUNCTIONS,

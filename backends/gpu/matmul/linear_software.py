@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch
-from logitless.backends.gpu.matmul import launch, layout, unpack
+from logitless.backends.gpu.matmul import launch, layout, unpack, unpack_low
 from logitless.graph.tensor import Tensor
 
 WG = 16
@@ -117,8 +117,11 @@ def _floats(dtype: str) -> str:
 
 
 def _blocks(dtype: str) -> str:
-    x = "FROM_LANE(xv[m * 4u + {}u], {}u)"
-    body = unpack.block_step(dtype, lambda i: x.format(i // 8, i % 8), "acc[m * R + r]", "LSPLAT(0.0f)")
+    def x(i: int | str) -> str:
+        part, lane = (i // 8, i % 8) if isinstance(i, int) else (f"({i}u) / 8", f"({i}u) % 8")
+        return f"FROM_LANE(xv[m * 4u + {part}u], {lane}u)"
+
+    body = unpack.block_step(dtype, x, "acc[m * R + r]", "LSPLAT(0.0f)")
     return f"""
   uint n_blocks = n_k / 32u;
   for (uint b = 0u; b < n_blocks; b++) {{
@@ -145,8 +148,8 @@ for _dtype in layout.PACKINGS:
         frame(launch.begin(_dtype, UNIT), steps(_dtype)),
         simt=(),
         cpu=(),
-        soft=[TILE | {"PAIR": pair} for pair in (0, 1)],
-        functions=launch.MACROS + UNDEF + MACROS,
+        soft=[TILE | {"PAIR": pair} for pair in unpack.pairs(_dtype)],
+        functions=launch.MACROS + UNDEF + MACROS + unpack_low.SOFT * (_dtype in unpack_low.TYPES),
     )
 
 

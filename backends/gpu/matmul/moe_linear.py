@@ -14,7 +14,16 @@ from dataclasses import replace
 
 from logitless.backends.gpu.language.dialect import KERNELS, LANES, Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import At, Buffers, Dispatch, dispatch, groups_for, is_packed, lower, n_elements
-from logitless.backends.gpu.matmul import launch, layout, linear, linear_int_dot, linear_software, split_k, unpack
+from logitless.backends.gpu.matmul import (
+    launch,
+    layout,
+    linear,
+    linear_int_dot,
+    linear_software,
+    split_k,
+    unpack,
+    unpack_low,
+)
 from logitless.backends.gpu.quantize import rounding
 from logitless.graph.tensor import Tensor
 
@@ -92,12 +101,12 @@ for _dtype in layout.PACKINGS:
         simt=(),
         cpu=(),
         soft=[SOFT_TILE],
-        functions=FUNCTIONS + SOFT_FUNCTIONS,
+        functions=FUNCTIONS + SOFT_FUNCTIONS + unpack_low.SOFT * (_dtype in unpack_low.TYPES),
     )
     if _dtype in unpack.BLOCKS:
         Kernel(
             f"expert_linear_dot_{_dtype}",
-            _args("u32x4", unpack.wide_args(_weights)),
+            _args("u32x4", unpack.wide_args(_dtype)),
             WORDS,
             linear.n_blocks(_dtype)
             + split_k.frame(_begin(split_k.UNIT), linear_int_dot.block_step(_dtype), row=ROW, end=_end)

@@ -8,20 +8,21 @@ in a row."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from logitless.backends.gpu.language.dialect import Arg
 from logitless.backends.gpu.lowering import At
-from logitless.backends.gpu.matmul import layout
+from logitless.backends.gpu.matmul import layout, unpack_low
 from logitless.graph.dtype import DTYPES
 from logitless.graph.tensor import Tensor
 
 FLOATS = ("f32", "f16", "bf16")
-BLOCKS = ("q8_0", "iq4_nl", "mxfp4", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k")
+BLOCKS = ("q8_0", "iq4_nl", "mxfp4", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", *unpack_low.TYPES)
 K_TYPES = ("q4_k", "q5_k", "q6_k")
 # values are scale · a byte with a sign, which some types' quants stand for
-BYTES = ("q8_0", "iq4_nl", "mxfp4")
+BYTES = ("q8_0", "iq4_nl", "mxfp4", *unpack_low.SIGNED)
+HALVES = ("q6_k", *unpack_low.HALVES)  # types with scales for each 16 k
 OFFSET = {"q4_0": 8, "q5_0": 16, "q6_k": 32}  # values are scale · (q − offset)
 
 
@@ -35,7 +36,9 @@ def args(dtype: str) -> list[Arg]:
         buffers.append(Arg("H", "u32"))
     if packing.fine:
         buffers.append(Arg("F", "u8"))
-    return [*buffers, Arg("C", "u8" if packing.coarse == 16 else "u16")]
+    if packing.coarse:
+        buffers.append(Arg("C", "u8" if packing.coarse == 16 else "u16"))
+    return buffers
 
 
 def buffers(w: Tensor) -> list[At]:
@@ -48,6 +51,17 @@ def buffers(w: Tensor) -> list[At]:
 def has_minimum(dtype: str) -> bool:
     """True if a value is scale · q + minimum; an offset of q counts as one."""
     return dtype not in BYTES
+
+
+def pairs(dtype: str) -> tuple[int, ...]:
+    """Values of `PAIR` that have variants. Rare types have none of two weights."""
+    return (0,) if dtype in unpack_low.RARE else (0, 1)
+
+
+def worth(dtype: str, tile: Mapping[str, int], rows: Sequence[int]) -> bool:
+    """True if a type has this variant. Those of few bits have the smaller groups, these numbers of rows and
+    the variant for many rows: the files would be twice as large."""
+    return dtype not in unpack_low.TYPES or tile["SPLIT"] == 1 or (tile["SPLIT"] == 16 and tile["MT"] in rows)
 
 
 def float_lanes(dtype: str, at: str) -> str:
@@ -70,8 +84,10 @@ def quant(dtype: str, j: int, t: int) -> str:
 
 def quants(dtype: str, j: int) -> str:
     """Expression for the four quants of k = 4·j … 4·j + 3 as the bytes of a word; all are in
-    -128 … 127.
+    -128 … 127. Of types of few bits, wide `load_block` has declared them.
     """
+    if dtype in unpack_low.TYPES:
+        return f"v{j}"
     if dtype in BYTES:
         return f"q{j}"
     low = f"((q{j % 4} >> {4 * (j // 4)}u) & 0x0f0f0f0fu)"
@@ -82,15 +98,20 @@ def quants(dtype: str, j: int) -> str:
     return low
 
 
-def wide_args(buffers: Sequence[Arg]) -> list[Arg]:
-    """The buffers, where quants are loaded 16 bytes at a time."""
-    return [replace(a, dtype="u32x4") if a.name == "W" else a for a in buffers]
+def wide_args(dtype: str) -> list[Arg]:
+    """The buffers, where quants are loaded 16 bytes at a time (8 or 4 where a block has no more)."""
+    kind = {1: "u32", 2: "u32x2", 4: "u32x4"}[unpack_low.side(dtype)]
+    return [replace(a, dtype=kind) if a.name == "W" else a for a in args(dtype)]
 
 
 def load_block(dtype: str, *, wide: bool = False) -> str:
     """Code that loads the words and the scales `d`, `low` (and `d1`, `low1` for the second 16
     k) of block b. `wide`: four words at a time (layout.py).
     """
+    if dtype in unpack_low.TYPES:
+        return "\n      ".join(
+            [unpack_low.load(dtype, wide=wide), *(unpack_low.step(dtype, f"v{j}", f"{j}u") for j in range(8))]
+        )
     packing = layout.PACKINGS[dtype]
     words = packing.quants // 64
     name = "w" if DTYPES[dtype].codes else "q"
@@ -109,7 +130,7 @@ def load_block(dtype: str, *, wide: bool = False) -> str:
     else:
         lines.append(f"LF d = LLDH(C, {block} * {packing.coarse // 2}u);")
     if DTYPES[dtype].codes:
-        lines += [coded(dtype, "LU", f"w{j % 4} >> {4 * (j // 4)}u", f"q{j}") for j in range(8)]
+        lines += [_codes(dtype, "LU", f"w{j % 4} >> {4 * (j // 4)}u", f"q{j}") for j in range(8)]
     if dtype in ("q4_1", "q5_1"):
         lines.append(f"LF low = LLDH(C, {block} * 32u + 16u);")
     elif dtype in ("q4_k", "q5_k"):
@@ -126,29 +147,16 @@ def load_block(dtype: str, *, wide: bool = False) -> str:
     return "\n      ".join(lines)
 
 
-def coded(dtype: str, kind: str, word: str, name: str) -> str:
-    """Code that declares a word of the codes of four codebook indices, the low halves of a
-    word's bytes.
-
-    Of each two codes (of four, of eight) that differ in a bit of the index, it selects by that bit:
-    two operations where these are constants, else three, or one on devices that have it.
-    """
-    codes = [(code & 255) * 0x01010101 for code in DTYPES[dtype].codes]
-    text = f"{kind} {name}; {{ {kind} places = {word};"
-    for bit in range(4):
-        text += f" {kind} m{bit} = ((places >> {bit}u) & 0x01010101u) * 255u;"
-        for i in range(8 >> bit):
-            no, differing = f"c{bit - 1}{2 * i}", f"(c{bit - 1}{2 * i} ^ c{bit - 1}{2 * i + 1})"
-            if bit == 0:
-                no, differing = f"0x{codes[2 * i]:08x}u", f"0x{codes[2 * i] ^ codes[2 * i + 1]:08x}u"
-            text += f" {kind} c{bit}{i} = {no} ^ (m{bit} & {differing});"
-    return f"{text} {name} = c30; }}"
+def _codes(dtype: str, kind: str, places: str, name: str) -> str:
+    return f"{kind} {name}; {{ {kind} places = {places};{unpack_low.coded(dtype, kind, name)} }}"
 
 
 def element(dtype: str) -> str:
     """Macro `ELEMENT(y, row, k)`: declares y, the value at a row and a column, read by one
     thread. The kernel's word `wide` tells the layout.
     """
+    if dtype in unpack_low.TYPES:
+        return unpack_low.scalar(dtype)
     places = "#define PLACE(w) (wide != 0u ? ((w) / 4u * 16u + lane) * 4u + (w) % 4u : (w) * 16u + lane)\n"
     head = "#define ELEMENT(y, row, k) float y; { uint g = (row) / 16u, lane = (row) % 16u; "
     if dtype in FLOATS:
@@ -168,7 +176,7 @@ def element(dtype: str) -> str:
     if dtype in BYTES:
         bytes_of = "uint bytes = W[PLACE(at * 8u + j)];"
         if DTYPES[dtype].codes:
-            bytes_of = coded(dtype, "uint", "W[PLACE(at * 4u + j % 4u)] >> (4u * (j / 4u))", "bytes")
+            bytes_of = _codes(dtype, "uint", "W[PLACE(at * 4u + j % 4u)] >> (4u * (j / 4u))", "bytes")
         steps.append(f"{bytes_of} int q = U2I(bytes << (24u - 8u * t)) >> 24;")
     else:
         steps.append("int q = INT((W[PLACE(at * 4u + j % 4u)] >> (8u * t + 4u * (j / 4u))) & 15u);")
@@ -188,11 +196,13 @@ def element(dtype: str) -> str:
     return places + " ".join(steps) + "\n"
 
 
-def block_step(dtype: str, x: Callable[[int], str], acc: str, zero: str) -> str:
+def block_step(dtype: str, x: Callable[[int | str], str], acc: str, zero: str) -> str:
     """A block of 32 k: two partial sums of q · x, by the parity of k, then scale and minimum.
 
     `x(i)`: element i of row m's activations; `acc`: its sums; `zero`: no partial sum.
     """
+    if dtype in unpack_low.TYPES:
+        return unpack_low.block_step(dtype, x, acc, zero)
     lines = [load_block(dtype), "PRECISE LF even[MT]; PRECISE LF odd[MT]; PRECISE float xs[MT];"]
     halves = 2 if dtype == "q6_k" else 1
     minimum = has_minimum(dtype)
