@@ -36,6 +36,7 @@ PART = ".part"  # end of the name of a file that is not complete
 QUEUE = 256 << 20  # bytes that wait for the thread, at most
 SLACK = 16  # a sixteenth of the limit is written, or freed, at once
 PAUSE = 60.0  # seconds without writing after the disk refused
+FULL = (errno.ENOSPC, errno.EDQUOT)
 SPACE = 16  # bytes of a space's hash
 
 
@@ -242,6 +243,9 @@ class DiskCache:
             except OSError as error:
                 self._resumes = self._clock() + PAUSE
                 self._refused(error)
+                if error.errno in FULL:  # the disk has less room than the limit
+                    with suppress(OSError):
+                        self._scan(limit=self.nbytes)
         return self._done(unwanted, key)
 
     def _done(self, unwanted: list[bytes], key: bytes) -> bool:
@@ -274,16 +278,17 @@ class DiskCache:
         self._n_written += size
         self.n_saved += 1
 
-    def _scan(self, more: int = 0) -> None:
-        """Count the files of all processes, and delete the oldest beyond the limit less `more` bytes."""
+    def _scan(self, more: int = 1, limit: int | None = None) -> None:
+        """Count the files of all processes, and delete the oldest if `more` bytes are beyond the limit."""
+        limit = self.limit if limit is None else limit
         files: list[tuple[int, int, str]] = []
         with suppress(FileNotFoundError), os.scandir(self.folder) as folders:
             for folder in folders:
                 if folder.is_dir(follow_symlinks=False):
                     self._list(folder.path, files)
         total = sum(size for _, size, _ in files)
-        if total + more > self.limit:
-            most = self.limit - self.limit // SLACK - more
+        if total + more > limit:
+            most = limit - limit // SLACK - more
             for _, size, path in sorted(files):
                 if total <= most:
                     break
@@ -304,7 +309,7 @@ class DiskCache:
                         files.append((status.st_mtime_ns, status.st_size, entry.path))
 
     def _refused(self, error: OSError) -> None:
-        cure = "; --cache-disk-size takes less" if error.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        cure = "; --cache-disk-size takes less" if error.errno in FULL else ""
         log.warning(
             "--cache-disk %s cannot be used: %s%s; prompts stay in memory", self.folder, error.strerror or error, cure
         )

@@ -108,7 +108,7 @@ def test_a_file_that_others_can_write_is_a_miss(tmp_path: Path) -> None:
         assert cache.get(b"a") is None
 
 
-def test_a_full_disk_keeps_what_is_there_and_writes_again_later(
+def test_a_full_disk_loses_the_oldest_files_and_is_written_again_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now, replace = [0.0], os.replace
@@ -117,21 +117,22 @@ def test_a_full_disk_keeps_what_is_there_and_writes_again_later(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with caplog.at_level(logging.WARNING), opened(tmp_path, clock=lambda: now[0]) as cache:
-        cache.put(b"a", block(1))
-        assert cache.drain(LONG)
+        for i in range(20):
+            cache.put(b"a%d" % i, block(1))
+            assert cache.drain(LONG)
         monkeypatch.setattr(os, "replace", full)
         for i in range(9):
             cache.put(b"b%d" % i, block(i))
         assert cache.drain(LONG)
-        assert [len(caplog.records), len(files(tmp_path)), b"b0" in cache] == [1, 1, False]
+        assert [len(caplog.records), len(files(tmp_path)), b"b0" in cache] == [1, 18, False]
         assert "No space left on device; --cache-disk-size takes less" in caplog.text
-        assert cache.get(b"a") is not None
+        assert [cache.get(b"a%d" % i) is not None for i in (1, 2)] == [False, True]
         monkeypatch.setattr(os, "replace", replace)
         cache.put(b"c", block(3))  # not yet
         assert cache.drain(LONG)
         now[0] = disk_cache.PAUSE
         cache.put(b"d", block(4))
-    assert len(files(tmp_path)) == 2
+    assert len(files(tmp_path)) == 19
 
 
 KILLED = """
