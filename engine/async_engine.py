@@ -399,7 +399,7 @@ class AsyncEngine:
         if self.served is None:  # loading cannot be interrupted, and leaves nothing undone
             return
         try:
-            async with asyncio.timeout_at(began + timeout * 0.9 + (FLUSH_SECONDS if self.served.disk else 0.0)):
+            async with asyncio.timeout_at(began + timeout * 0.9 + (FLUSH_SECONDS + 1.0 if self.served.disk else 0.0)):
                 await self._ended
         except TimeoutError:
             log.warning("the engine is still busy; leaving it behind")

@@ -115,7 +115,9 @@ def test_plan_counts_every_byte(mini_model: str) -> None:
     assert (per_slot["n_ctx"], per_slot["prompts"]) == (192, 7 << 20)
     assert "up to 7.0 MiB more" in run(*few).stdout.decode()
     assert json_of(*few, "-cram", "-1", "--json")["prompts"] is None
-    assert "(--cache-ram): as much as there is\n" in run(*few, "-cram", "-1").stdout.decode()
+    on_disk = run(*few, "-cram", "-1", "--cache-disk", "none", "--cache-disk-size", "3").stdout.decode()
+    assert "(--cache-ram): as much as there is\n" in on_disk
+    assert "(--cache-disk): up to 3.0 MiB of files\n" in on_disk
 
 
 def test_plan_measures_a_server_whose_slots_are_all_busy(
