@@ -223,8 +223,9 @@ class GridEntries:
     def _of_memory(self, step, shift, zero):
         b, grid = self.b, self.grid
         numbers = b.bitcast(self._loaded_entries(step, shift), V64B)
-        bits = [self.sign_bit(step, t) for t in range(4)]
-        tested = b.and_(spread(b, bits[0][0], [bit // 8 for _, bit in bits]), _bytes([1 << bit % 8 for _, bit in bits]))
+        word, nibbles, bit = self._sign_nibbles(step)
+        octets = spread(b, word, [nibble // 2 for nibble in nibbles])
+        tested = b.and_(octets, _bytes([1 << nibble % 2 * 4 + bit for nibble in nibbles]))
         mask = b.sext(b.icmp_signed("!=", tested, _bytes([0] * 64)), V64B)
         if grid.signs:
             signed = b.sub(b.xor(numbers, mask), mask)
@@ -251,6 +252,8 @@ class GridEntries:
             high = b.and_(b.lshr(self.high, e.constant(bit)), e.constant(1))
             indices = b.or_(indices, b.shl(high, e.constant(8 + plane)))
         table = _table(b, grid.dtype, shift)
+        if isa() in ("avx2", "avx_vnni"):
+            return self._gather(table, indices, kind)
         t = ir.VectorType(kind, 16)
         entries = ir.Constant(t, ir.Undefined)
         for lane in range(16):
@@ -258,3 +261,12 @@ class GridEntries:
             offset = b.mul(b.zext(b.extract_element(indices, place), e.I64), e.i64(grid.size))
             entries = b.insert_element(entries, e.load(b, e.at(b, table, offset), kind, grid.size), place)
         return entries
+
+    def _gather(self, table, indices, kind):
+        """Entries by gathers of 32 bytes."""
+        b, size = self.b, self.grid.size
+        n = 32 // size
+        t, name = ir.VectorType(kind, n), f"llvm.x86.avx2.gather.d.{'d' if size == 4 else 'q'}.256"
+        zeros, ones, scale = ir.Constant(t, [0] * n), ir.Constant(t, [-1] * n), ir.Constant(e.I8, size)
+        some = (e.extract_lanes(b, indices, i, n) for i in range(16 // n))
+        return e.concat(b, [e.call(b, name, t, [zeros, table, each, ones, scale]) for each in some])

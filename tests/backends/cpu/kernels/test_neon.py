@@ -43,7 +43,16 @@ for name in sys.argv[1:]:
 """
 
 
-PRODUCTS = {"q8_0": 4, "q4_0": 1, "q6_k": 4, "iq4_nl": 4, "mxfp4": 1, "q2_k": 4, "q3_k": 1}  # rows of a type's product
+PRODUCTS = {
+    "q8_0": 4,
+    "q4_0": 1,
+    "q6_k": 4,
+    "iq4_nl": 4,
+    "mxfp4": 1,
+    "q2_k": 4,
+    "q3_k": 1,
+    "iq3_xxs": 1,
+}  # rows of a type's product
 
 
 def test_products_compile_to_dot_instructions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,7 @@ def fingerprint() -> str:
     """Digest of results that every instruction set must agree on, with a type for each way to unpack a block."""
     rng = np.random.default_rng(6)
     pool, digest = WorkerPool(1), hashlib.sha256()
-    for dtype in ("q8_0", "q4_1", "q5_0", "q4_k", "q6_k", "mxfp4", "f16", "q2_k", "q3_k", "q1_0"):
+    for dtype in ("q8_0", "q4_1", "q5_0", "q4_k", "q6_k", "mxfp4", "f16", "q2_k", "q3_k", "q1_0", "iq3_xxs", "iq1_m"):
         packed = pack(pool, gguf_bytes(rng, dtype, 20, 512), dtype, 20, 512)
         x = rng.normal(size=(39, 512)).astype(np.float32)
         x[0], x[1, :32] = 1e3, 0  # the largest quants everywhere: 16-bit sums would saturate
