@@ -1,11 +1,12 @@
-"""Backend protocol methods that OpenCL and Vulkan share: supports, fuse, lower, pack."""
+"""Backend protocol of OpenCL and Vulkan, as far as they share it: supports, fuse, lower, pack."""
 
 from __future__ import annotations
 
 import functools
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar
 
 from logitless.backends.gpu import (  # noqa: F401  (each registers its kernels and rules)
     elementwise,
@@ -33,10 +34,9 @@ from logitless.backends.gpu.matmul import gemm, layout, linear, moe_linear  # no
 from logitless.backends.gpu.quantize import joined
 from logitless.backends.gpu.sampling import log_probs  # noqa: F401
 from logitless.backends.gpu.training import conv, loss, optimizer  # noqa: F401
-from logitless.graph.backend import Bytes
+from logitless.backends.submissions import Rates, split
+from logitless.graph.backend import Backend, Bytes
 from logitless.graph.tensor import ALIASES, Tensor
-
-__all__ = ["WEIGHT_TYPES", "constant_nbytes", "dispatches", "fuse", "lower_all", "pack", "rewrite", "supports"]
 
 log = logging.getLogger("logitless.devices")
 READS_PACKED = {  # sources that may be a constant matrix
@@ -111,3 +111,38 @@ def pack(t: Tensor, raw: Bytes, shape: Shape) -> Bytes:
     if len(raw) != t.nbytes:
         raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
     return layout.pack(t.dtype, t.shape, raw, wide=shape.dot) if is_packed(t) and layout.packs(t) else raw
+
+
+class GPUBackend(Backend):
+    """A device whose kernels are those of this package. `program`: its programs, of (backend, launches)."""
+
+    weight_types = WEIGHT_TYPES
+    preemptible = True
+    self_tested = True
+    program: ClassVar[Callable[..., Any]]
+    shape: Shape
+
+    def __init__(self) -> None:
+        self.rates = Rates()
+        self.refused: set[str] = set()  # ops that a self-test found wrong
+
+    def supports(self, t: Tensor) -> bool:
+        return t.op not in self.refused and supports(t, self.shape, self.name)
+
+    def refuse(self, ops: Iterable[str]) -> None:
+        self.refused.update(ops)
+
+    def rewrite(self, t: Tensor) -> Tensor:
+        return rewrite(t)
+
+    def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
+        return fuse(fetches, mine, self.refused, self.shape)
+
+    def constant_nbytes(self, t: Tensor) -> int:
+        return constant_nbytes(t)
+
+    def split(
+        self, programs: Sequence[Any], seconds: Sequence[float], max_seconds: float, spare_core: bool = False
+    ) -> list[Any]:
+        """Programs of about `max_seconds`, or of one node where that takes longer. `spare_core`: no matter."""
+        return split(programs, seconds, max_seconds, functools.partial(type(self).program, self))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,8 @@ from logitless.backends.gpu.language.dialect import CPU, KERNELS, Shape
 from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.host_memory import STATES_SLAB, Slabs
 from logitless.backends.opencl.devices import OpenCLDeviceInfo, device_named
-from logitless.backends.submissions import Launch, Rates, Stopwatch, Submissions, prepared, split
-from logitless.graph.backend import Backend, Bytes, Location
+from logitless.backends.submissions import Launch, Stopwatch, Submissions, prepared
+from logitless.graph.backend import Bytes, Location
 from logitless.graph.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -36,17 +35,15 @@ class OpenCLMemory:
         self.buffer, self.nbytes = buffer, nbytes
 
 
-class OpenCLBackend(Backend):
+class OpenCLBackend(kernels.GPUBackend):
     """An OpenCL device. DeviceError when it does not exist. Used by one thread at a time."""
 
     alignment = ALIGNMENT
-    weight_types = kernels.WEIGHT_TYPES
-    preemptible = True
-    self_tested = True
 
     def __init__(self, name: str = "opencl:0") -> None:
         from logitless.backends.opencl.programs import Programs, use_cache_of_pocl
 
+        super().__init__()
         use_cache_of_pocl()
         import pyopencl as cl
 
@@ -61,20 +58,7 @@ class OpenCLBackend(Backend):
         self._slabs = Slabs(STATES_SLAB) if info.kind == "cpu" else None
         self._scratch: OpenCLMemory | None = None  # of whichever program runs
         self._sending: list[Any] = []  # memory that uploads still read
-        self.rates, self.stopwatch = Rates(), Stopwatch()
-        self.refused: set[str] = set()  # ops that a self-test found wrong
-
-    def supports(self, t: Tensor) -> bool:
-        return t.op not in self.refused and kernels.supports(t, self.shape, self.name)
-
-    def refuse(self, ops: Iterable[str]) -> None:
-        self.refused.update(ops)
-
-    def rewrite(self, t: Tensor) -> Tensor:
-        return kernels.rewrite(t)
-
-    def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
-        return kernels.fuse(fetches, mine, self.refused, self.shape)
+        self.stopwatch = Stopwatch()
 
     def alloc(self, nbytes: int, *, feeds: bool = False) -> OpenCLMemory:
         size, flags = -(-nbytes // 4) * 4 + SLACK, self._cl.mem_flags
@@ -95,9 +79,6 @@ class OpenCLBackend(Backend):
             return int(self.device.device.get_info(self._cl.device_info.GLOBAL_FREE_MEMORY_AMD)[0]) << 10
         except (self._cl.Error, AttributeError, IndexError):
             return self.memory_bytes
-
-    def constant_nbytes(self, t: Tensor) -> int:
-        return kernels.constant_nbytes(t)
 
     def load(self, t: Tensor, raw: Bytes) -> OpenCLMemory:
         packed = np.ascontiguousarray(kernels.pack(t, raw, self.shape))
@@ -142,12 +123,6 @@ class OpenCLBackend(Backend):
             return OpenCLProgram(self, self._bound(kernels.lower_all(nodes, self.shape), locate))
         except self._cl.Error as error:
             raise self._translated(error) from error
-
-    def split(
-        self, programs: Sequence[OpenCLProgram], seconds: Sequence[float], max_seconds: float, spare_core: bool = False
-    ) -> list[OpenCLProgram]:
-        """Programs of about `max_seconds`, or of one node where that takes longer. `spare_core`: no matter."""
-        return split(programs, seconds, max_seconds, functools.partial(OpenCLProgram, self))
 
     def _bound(self, dispatches: Sequence[Dispatch], locate: Callable[[Tensor], Location]) -> list[Launch]:
         """Launches with bound arguments."""
@@ -246,3 +221,6 @@ class OpenCLProgram:
     def ended(self, seconds: float) -> None:
         if self._submissions.measured(seconds):
             self._tables = []
+
+
+OpenCLBackend.program = OpenCLProgram

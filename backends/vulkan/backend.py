@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,13 +12,13 @@ from logitless.backends.errors import DeviceError
 from logitless.backends.gpu import device as shared
 from logitless.backends.gpu.language.dialect import KERNELS
 from logitless.backends.gpu.lowering import Dispatch
-from logitless.backends.submissions import Launch, Rates, Submissions, prepared, split
+from logitless.backends.submissions import Launch, Submissions, prepared
 from logitless.backends.vulkan import autotune
 from logitless.backends.vulkan.device import Device, VulkanMemory
 from logitless.backends.vulkan.instance import all_devices, free_bytes
 from logitless.backends.vulkan.pipelines import Pipeline, Pipelines
 from logitless.backends.vulkan.record import Range, Recording
-from logitless.graph.backend import Backend, Bytes, Location
+from logitless.graph.backend import Bytes, Location
 from logitless.graph.tensor import Tensor
 
 ALIGNMENT = 64
@@ -27,15 +26,13 @@ STAGING_NBYTES = 16 << 20
 RESULT_NBYTES = 1 << 16  # bytes of a result that is copied by a submission behind the running one
 
 
-class VulkanBackend(Backend):
+class VulkanBackend(shared.GPUBackend):
     """A Vulkan device; `vulkan` is the first. `validation` and `mapped` are for tests: see Instance and Device."""
 
     alignment = ALIGNMENT
-    weight_types = shared.WEIGHT_TYPES
-    preemptible = True
-    self_tested = True
 
     def __init__(self, name: str = "vulkan:0", *, validation: bool = False, mapped: bool = True) -> None:
+        super().__init__()
         index = int(name.partition(":")[2] or 0)
         self.name = f"vulkan:{index}"
         try:
@@ -54,24 +51,10 @@ class VulkanBackend(Backend):
         self._scratch: VulkanMemory | None = None
         self._copies, self._last = Recording(self.device), Recording(self.device)
         self._results: VulkanMemory | None = None
-        self.rates = Rates()
         choice = autotune.known(devices[index]) or autotune.measure(self)
         self.shape = replace(self.shape, coop=choice.rows if choice.used else 0)
         self.identity = f"{devices[index].name} {devices[index].driver}{' with dot products' * self.shape.dot}"
         self.identity += f" and matrices of {devices[index].matrices}" * choice.used
-        self.refused: set[str] = set()  # ops that a self-test found wrong
-
-    def supports(self, t: Tensor) -> bool:
-        return t.op not in self.refused and shared.supports(t, self.shape, self.name)
-
-    def refuse(self, ops: Iterable[str]) -> None:
-        self.refused.update(ops)
-
-    def rewrite(self, t: Tensor) -> Tensor:
-        return shared.rewrite(t)
-
-    def fuse(self, fetches: Sequence[Tensor], mine: Callable[[Tensor], bool]) -> Sequence[Tensor]:
-        return shared.fuse(fetches, mine, self.refused, self.shape)
 
     def alloc(self, nbytes: int, *, feeds: bool = False) -> VulkanMemory:
         memory = self.device.memory(nbytes, "feeds" if feeds else "device")
@@ -86,9 +69,6 @@ class VulkanBackend(Backend):
 
     def free_bytes(self) -> int:
         return free_bytes(self.device.info)
-
-    def constant_nbytes(self, t: Tensor) -> int:
-        return shared.constant_nbytes(t)
 
     def load(self, t: Tensor, raw: Bytes) -> VulkanMemory:
         packed = shared.pack(t, raw, self.shape)
@@ -167,12 +147,6 @@ class VulkanBackend(Backend):
         program = VulkanProgram(self, launches)
         self.pipelines.save()
         return program
-
-    def split(
-        self, programs: Sequence[VulkanProgram], seconds: Sequence[float], max_seconds: float, spare_core: bool = False
-    ) -> list[VulkanProgram]:
-        """Programs of about `max_seconds`, or of one node where that takes longer. `spare_core`: no matter."""
-        return split(programs, seconds, max_seconds, functools.partial(VulkanProgram, self))
 
     def close(self) -> None:
         self.closed = True
@@ -279,3 +253,6 @@ class VulkanProgram:
     def ended(self, seconds: float) -> None:
         if self._submissions.measured(seconds):
             self.recordings = []
+
+
+VulkanBackend.program = VulkanProgram

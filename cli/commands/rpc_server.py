@@ -17,24 +17,14 @@ log = logging.getLogger("logitless.rpc")
 _DOOR = frozenset({"api_key", "api_key_file", "ssl_key_file", "ssl_cert_file"})  # the HTTP server's flags
 
 RPC_SERVER = (
-    Group(
-        "RPC server",
-        (
-            Flag(
-                "-H --host",
-                "address to listen on; every client that connects can use the device, unless there are keys",
-                address,
-                "127.0.0.1",
-                "ADDRESS",
-            ),
-            Flag("-p --port", "port to listen on; 0: any free one", whole(0, 65535), 50052),
-            Flag("--device -dev -d", "the device to lend, as for `serve`", devices_or_auto, "auto", "NAME"),
-            THREADS,
-            *(flag for flag in SERVING.flags if flag.dest in _DOOR),
-            *GENERAL,
-        ),
-    ),
-)
+    Group("RPC server", (
+        Flag("-H --host", "address to listen on; every client that connects can use the device, unless there are keys",
+             address, "127.0.0.1", "ADDRESS"),
+        Flag("-p --port", "port to listen on; 0: any free one", whole(0, 65535), 50052),
+        Flag("--device -dev -d", "the device to lend, as for `serve`", devices_or_auto, "auto", "NAME"),
+        THREADS, *(flag for flag in SERVING.flags if flag.dest in _DOOR), *GENERAL,
+    )),
+)  # fmt: skip
 
 
 def run(options: SimpleNamespace) -> int:
