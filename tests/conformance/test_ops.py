@@ -13,7 +13,7 @@ register_all()
 # Products that unpack weights with the code of `linear`, which has a case of every type: here the
 # types whose way to unpack no other has. A kernel takes a second or two to compile.
 LIKE_LINEAR = {"expert_linear", "expert_matmul", "expert_parts", "linear_add", "linear_glu", "linear_parts", "matmul"}
-NEAR_OTHERS = {"q1_0", "q2_0", "q4_0", "q4_1", "q5_0", "q5_k", "iq4_nl", "iq4_xs", "nvfp4", "tq2_0"}
+NEAR_OTHERS = {"q1_0", "q2_0", "q4_0", "q4_1", "q5_0", "q5_k", "iq4_nl", "iq4_xs", "nvfp4", "tq1_0", "tq2_0"}
 NEAR_OTHERS |= {"iq2_xxs", "iq2_xs", "iq3_s", "iq1_s", "iq1_m"}
 # GPUs have one way to read types of few bits, in all products.
 NEAR_ON_GPUS = {"q3_k", "tq1_0", "iq2_s", "iq3_xxs"}

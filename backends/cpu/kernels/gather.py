@@ -114,6 +114,20 @@ def fine_reader(layout):
     return read
 
 
+@njit(forceinline=True)
+def trit(at, j, step):
+    """A digit of base 3 (layout.py) of block j; `at`: address of its byte of the first vector."""
+    if step < 5:
+        vector, digit = j, step
+    elif j < 4:
+        vector, digit = 8 + j, step - 5
+    elif step < 7:
+        vector, digit = 4 + j, step - 2
+    else:
+        vector, digit = 12, j - 4
+    return ((np.int32(u8p(at)[vector * 64]) * np.int32(3**digit) & 255) * 3) >> 8
+
+
 def block_decoder(layout):
     """f(group, lane, i, first, last, out): part of one row's 32-element block i → f32 at out.
 
@@ -121,7 +135,7 @@ def block_decoder(layout):
     if layout.grid:
         return grid_decoder(layout)
     sections, low, high, step_of = section_finder(layout), layout.low_bits, layout.high, layout.step
-    mins, parts, bundle, coarse = layout.mins, layout.parts, layout.bundle, layout.coarse
+    trits, mins, parts, bundle, coarse = layout.trits, layout.mins, layout.parts, layout.bundle, layout.coarse
     offset = 0 if mins or layout.codes else layout.zero >> layout.shift
     code, read_fine, mask = codebook_reader(layout.codes), fine_reader(layout), (1 << low) - 1
 
@@ -141,7 +155,10 @@ def block_decoder(layout):
             factor, least = read_fine(f, lane, i % bundle, step * parts // 8)
             scale, low_end = d * factor, m * least
             for e in range(4):
-                v = np.int32(q[step % low * 64 + e]) >> (step // low * low) & mask
+                if trits:
+                    v = trit(q_at - i % 8 * 104 + lane * 4 + e, i % 8, step)
+                else:
+                    v = np.int32(q[step % low * 64 + e]) >> (step // low * low) & mask
                 if high == 64:
                     v |= (np.int32(h[e]) >> step & 1) << low
                 elif high == 128:

@@ -45,7 +45,7 @@ def late_shift(layout, step, *, lone=False):
 
     On AVX2 two products have to fit into 16 bits, on NEON quants into 7. For a `lone` row, quants
     stay at their place in a byte everywhere, and its chain of dots becomes several short ones."""
-    in_place = layout.shift_left(step) if lone and not (layout.codes or layout.grid) else 0
+    in_place = layout.shift_left(step) if lone and not (layout.codes or layout.grid or layout.trits) else 0
     return layout.shift if dots_take_signed() else max(0, in_place)
 
 

@@ -25,12 +25,16 @@ follow reliably. A bundle has these sections, each at a multiple of 64:
     q3_k   [16] f16 d                  6 bits, 16 k            [16][4] 1 bit      [2][16][4] 2 bits
     iq4_xs [16] f16 d                  [16] i8 sc                                 [4][16][4] indices
     tq2_0  [16] f16 d                                                             [2][16][4] 2 bits
+    tq1_0  [16] f16 d                                                             [13][16][4] trits, 256 k
     q2_0   [16] f16 d                                                             [2][16][4] 2 bits
     q1_0   [16] f16 d                                                             [16][4] 1 bit
     nvfp4                              [2][16] u8 E4M3, 16 k                      [4][16][4] indices
 
 A scale and a minimum of q2_k are the halves of a byte. The scales of q3_k are [2][16] u32 of eight
-times 4 bits and [16] u32 of sixteen times 2 bits above them, for 256 k.
+times 4 bits and [16] u32 of sixteen times 2 bits above them, for 256 k. Bytes of trits hold five
+digits of base 3 as a fraction of 256, which times 3 has the first one above: of block j of 32 k,
+steps 0 to 4 are in vector j. Steps 5 to 7 follow in vector 8 + j; from block 4 on steps 5 and 6 in
+vector 4 + j behind those, and step 7 is digit j − 4 of vector 12.
 
 Types with a grid (IQ1, IQ2, IQ3) have bundles of 512 k (iq1_m: 256), so that no section is padded:
 
@@ -140,7 +144,11 @@ class Layout:
     @property
     def low_bits(self) -> int:
         """Bits of a quant that are in the quants section."""
-        return self.quants // 64
+        return 2 if self.trits else self.quants // 64
+
+    @property
+    def trits(self) -> bool:
+        return self.quants == 104
 
     @property
     def bits(self) -> int:
@@ -231,6 +239,7 @@ LAYOUTS: dict[str, Layout] = {
     "q5_k": Layout(256, 176, 256, high=64, fine=32, coarse=64, shift=3, mins=True, bundle=8),
     "q6_k": Layout(256, 210, 256, high=128, fine=32, coarse=32, shift=2, parts=2, bundle=8),
     "iq4_xs": Layout(256, 136, 256, fine=16, coarse=32, codes=DTYPES["iq4_xs"].codes, bundle=8),
+    "tq1_0": Layout(256, 54, 104, coarse=32, shift=6, zero=64, bundle=16),
     "tq2_0": Layout(256, 66, 128, coarse=32, shift=6, zero=64, bundle=16),
     "iq2_xxs": _grid(66, 128, "iq2_xxs", 8, 8, 1 / 8, 7, shift=1),
     "iq2_xs": _grid(74, 128, "iq2_xs", 8, 9, 1 / 8, 7, "halves", fine=16, shift=1, parts=2),

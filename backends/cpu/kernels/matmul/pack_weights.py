@@ -212,6 +212,42 @@ def put_one_bit(octets, target, sub):
         target[t] = byte
 
 
+@njit(forceinline=True)
+def trit_of(octets, element):
+    """A digit of a block of tq1_0: 32, then 16 bytes of five each, then four bytes of four."""
+    if element < 160:
+        byte, digit = octets[element % 32], element // 32
+    elif element < 240:
+        byte, digit = octets[32 + element % 16], (element - 160) // 16
+    else:
+        byte, digit = octets[48 + element % 4], (element - 240) // 4
+    return ((np.int64(byte) * 3**digit & 255) * 3) >> 8
+
+
+def tq1_0_packer(layout):
+    """Block: 52 bytes of digits of base 3, f16 d."""
+    sections = section_finder(layout)
+
+    @njit(forceinline=True)
+    def pack_block(block, out, i, r):
+        coarse, _, _, quants_at = sections(out, i * 8)
+        u16p(coarse)[r] = u16p(block + 52)[0]
+        for vector in range(13):
+            for t in range(4):
+                number = 0
+                for digit in range(5):
+                    if vector < 8:
+                        sub, step = vector, digit
+                    elif vector == 12:
+                        sub, step = 4 + digit, 7
+                    else:
+                        sub, step = (vector - 8, 5 + digit) if digit < 3 else (vector - 4, 2 + digit)
+                    number = number * 3 + (trit_of(u8p(block), 32 * sub + 4 * step + t) if sub < 8 else 0)
+                u8p(quants_at + vector * 64 + r * 4)[t] = (number * 256 + 242) // 243
+
+    return pack_block
+
+
 def q2_0_packer(layout):
     """Block: f16 d, 16 bytes of four elements side by side."""
     sections = section_finder(layout)
@@ -456,6 +492,7 @@ BLOCK_PACKERS = {
     "nvfp4": nvfp4_packer,
     "q2_k": q23_k_packer,
     "q3_k": q23_k_packer,
+    "tq1_0": tq1_0_packer,
     "tq2_0": q23_k_packer,
     "iq4_xs": iq4_xs_packer,
     "q4_k": q45_k_packer,

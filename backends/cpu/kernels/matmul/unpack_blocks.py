@@ -124,6 +124,8 @@ class PackedBlock:
         if layout.grid:
             return self.entries.quants(step, late)
         shift = layout.shift - late
+        if layout.trits:
+            return e.shift_mask(b, self._trits(step), -late, 192 >> late)
         if layout.codes:
             zero = 0 if dots_take_signed() and layout.bits == 8 else 128 >> late
             indices = e.shift_mask(b, self.vector(0, step % 4), -4 * (step // 4), 15)
@@ -136,6 +138,39 @@ class PackedBlock:
         elif layout.high == 128:
             u = b.or_(u, e.shift_mask(b, self.vector(1, step // 4), 4 + shift - 2 * (step % 4), 48 << shift))
         return u
+
+    def _trits(self, step):
+        """Bytes with a digit of base 3 in their upper two bits: three quarters of a fraction of 256."""
+        b = self.b
+        octets, wide = ir.VectorType(e.I8, 64), ir.VectorType(e.I16, 64)
+        constant = lambda value: ir.Constant(wide, [value] * 64)
+        # averages of complements, rounded up, are one instruction each
+        whole = b.zext(b.bitcast(b.not_(self._fraction(step)), octets), wide)
+        half = b.lshr(b.add(whole, constant(256)), constant(1))
+        average = b.lshr(b.add(b.add(whole, half), constant(1)), constant(1))
+        return b.bitcast(b.not_(b.trunc(average, octets)), e.V16I)
+
+    def _fraction(self, step):
+        """The digits of a step and those behind it (layout.py)."""
+        b, i64 = self.b, e.i64
+        if ("fraction", step) not in self._loaded:
+            j = b.and_(self.j, i64(7))
+            vector = lambda n: e.load(b, e.at(b, self.at[0], b.sub(b.mul(n, i64(64)), b.mul(j, i64(104)))), e.V16I)
+            second = b.lshr(j, i64(2))
+            if step == 0:
+                value = vector(j)
+            elif step == 5:
+                factor = b.add(b.mul(second, i64(26)), i64(1))
+                value = e.multiply_octets(b, vector(b.add(b.and_(j, i64(3)), i64(8))), factor)
+            elif step == 7:
+                place = b.select(b.trunc(second, ir.IntType(1)), i64(12), b.add(j, i64(8)))
+                factors = i64(int.from_bytes((9, 9, 9, 9, 1, 3, 9, 27), "little"))
+                factor = b.and_(b.lshr(factors, b.mul(j, i64(8))), i64(255))
+                value = e.multiply_octets(b, vector(place), factor)
+            else:
+                value = e.triple_octets(b, self._fraction(step - 1))
+            self._loaded["fraction", step] = value
+        return self._loaded["fraction", step]
 
     def scale(self, part):
         """f32 scale of the block, or of one of its halves."""
