@@ -194,7 +194,7 @@ class DiskCache:
             if data is not None and _checksum(space, key, data[:-DIGEST]) == data[-DIGEST:].tobytes():
                 return data[:-DIGEST]
             reason = "is damaged, or not of this server"
-        except FileNotFoundError:  # another process has deleted it
+        except (FileNotFoundError, MemoryError):  # another process has deleted it; there is no room for it
             return None
         except OSError as error:
             reason = f"cannot be read: {error.strerror or error}"

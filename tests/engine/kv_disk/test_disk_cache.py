@@ -108,6 +108,19 @@ def test_a_file_that_others_can_write_is_a_miss(tmp_path: Path) -> None:
         assert cache.get(b"a") is None
 
 
+def test_a_block_without_room_in_memory_is_a_miss_and_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: str) -> None:
+        raise MemoryError
+
+    with opened(tmp_path) as cache:
+        cache.put(b"a", block(1))
+        assert cache.drain(LONG)
+        with monkeypatch.context() as patched:
+            patched.setattr(disk_cache, "_content", full)
+            assert cache.get(b"a") is None
+        assert cache.get(b"a") is not None
+
+
 def test_a_full_disk_loses_the_oldest_files_and_is_written_again_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
