@@ -401,7 +401,6 @@ MAPPED = {  # llama.cpp is the only reference of these
             untied=True,
             keys=IRREGULAR
             | {
-                "attention.head_count_kv": [1, 2, 2, 1],
                 "attention.key_length": 32,
                 "attention.value_length": 16,
                 "attention.value_scale": 0.7,
@@ -420,8 +419,8 @@ MAPPED = {  # llama.cpp is the only reference of these
             untied=True,
             keys=IRREGULAR
             | {
-                "attention.head_count": [4, 6, 6, 4],
-                "attention.head_count_kv": [2, 2, 2, 2],
+                "attention.head_count": [2, 4, 4, 2],
+                "attention.head_count_kv": [1, 2, 2, 1],
                 "attention.key_length": 16,
                 "attention.value_length": 16,
                 "rope.freq_base": 5e5,
@@ -442,7 +441,8 @@ MAPPED = {  # llama.cpp is the only reference of these
             n_expert_used=2,
             keys=DENSE_FIRST
             | {
-                "attention.head_count": [4, 6, 6, 6, 4],
+                "attention.head_count": [2, 4, 4, 4, 2],
+                "attention.head_count_kv": [1, 2, 2, 2, 1],
                 "attention.key_length": 16,
                 "attention.value_length": 16,
                 "attention.sliding_window": 4,

@@ -328,7 +328,7 @@ def test_other_architectures_give_the_same_bits_however_a_prompt_is_cut(tmp_path
         np.testing.assert_array_equal(whole, other)
 
 
-@pytest.mark.parametrize("name", MAPPED)
+@pytest.mark.parametrize("name", sorted(MAPPED.keys() - {"baichuan"}))  # which is as llama, and has 32 layers
 def test_architectures_without_a_float64_pass_give_the_same_bits_however_a_prompt_is_cut(
     tmp_path: Path, name: str
 ) -> None:
