@@ -66,8 +66,13 @@ def _norms_of_products(
     def contains(t: Tensor, x: Tensor) -> bool:
         return t.op == "linear" and is_ours(t) and _has_kernel(norm_parts(*x.src, t.src[1], **x.attrs), shape)
 
-    ours = [x for x in order if x.op == "rms_norm" and is_ours(x) and x not in fetches]
+    ours = [x for x in order if x.op == "rms_norm" and _has_weights(x) and is_ours(x) and x not in fetches]
     return {x for x in ours if all(contains(t, x) for t in readers[x])}
+
+
+def _has_weights(norm: Tensor) -> bool:
+    """True unless one number stands for the norm's weights."""
+    return norm.src[1].shape == norm.shape[-1:]
 
 
 def _has_kernel(t: Tensor, shape: Shape) -> bool:
@@ -76,7 +81,7 @@ def _has_kernel(t: Tensor, shape: Shape) -> bool:
 
 def _glu_of_norm(t: Tensor, sole: Sole, shape: Shape) -> Tensor | None:
     x, *weights = t.src
-    if not sole(x, "rms_norm"):
+    if not sole(x, "rms_norm") or not _has_weights(x):
         return None
     normalised = norm_glu(*x.src, *weights, **x.attrs, **t.attrs, name=t.name)
     return normalised if _has_kernel(normalised, shape) else None

@@ -22,7 +22,7 @@ from logitless.graph.testing.evaluate import evaluate
 from logitless.models.batch import Batch, PagedMemory
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
-from tests.helpers.architecture_specs import PLAIN
+from tests.helpers.architecture_specs import MAPPED, PLAIN
 from tests.helpers.paths import MODELS
 from tests.helpers.reference_model import Spec, write
 from tests.models.architectures.test_gemma3n import EXPERTS, GEMMA3N, SMALL
@@ -39,6 +39,7 @@ MADE_UP = (
     *("qwen35", "qwen35 with a state last", "lfm2"),
     *("mixtral, experts of 172", "deepseek2 of odd heads"),
     *("granitehybrid", "nemotron_h_moe of shorter rows", "falcon-h1", "mamba2", "llama4"),
+    "olmo",
 )
 
 
@@ -91,7 +92,7 @@ def test_device_logits_match_float64(path: Path, device: str, open_device: Calla
 def test_device_logits_of_synthetic_models_match_float64(
     name: str, device: str, tmp_path: Path, open_device: Callable[[str], Backend]
 ) -> None:
-    write(path := tmp_path / "m.gguf", replace(PLAIN[name], n_vocab=400))
+    write(path := tmp_path / "m.gguf", replace((PLAIN | MAPPED)[name], n_vocab=400))
     check(path, open_device(device))
 
 

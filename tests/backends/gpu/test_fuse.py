@@ -21,7 +21,7 @@ from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.rope import rope
 from logitless.graph.ops.shape import reshape
 from logitless.graph.order import toposort
-from logitless.graph.tensor import ALIASES, Tensor, feed, variable
+from logitless.graph.tensor import ALIASES, Tensor, const, feed, variable
 from logitless.graph.testing.conformance import encode
 
 K = 64
@@ -73,7 +73,7 @@ def test_fuse_products_of_one_row_contain_its_norm() -> None:
     dot = replace(SIMT, dot=True, threads=1024)
 
     def ops(rows: int, *extra: str, shape: Shape = dot) -> list[str]:
-        x, g = feed("x", (rows, K)), feed("g", (K,))
+        x, g = feed("x", (rows, K)), const(1.0) if "unweighted" in extra else feed("g", (K,))
         normed = rms_norm(x, g, eps=1e-5)
         parts = [linear(normed, weight(name, 48)) for name in ("q", "k")]
         gated = rms_norm(x, g, eps=1e-6)
@@ -87,6 +87,7 @@ def test_fuse_products_of_one_row_contain_its_norm() -> None:
     assert ops(1, shape=replace(dot, threads=128)) == ops(2)
     assert ops(1, "norm_parts", "norm_glu") == ops(2)
     assert ops(1, "normed") == ["rms_norm", "linear_parts", "norm_glu"]  # wanted for itself
+    assert ops(1, "unweighted") == ops(2)  # norms of OLMo
 
 
 def test_fuse_glu_contains_both_products() -> None:
