@@ -33,7 +33,7 @@ HELP_ALL = Flag("--help-all", "show all flags and leave", common=True)
 VERSION = Flag("--version", "show the version and leave", common=True)
 GENERAL = (HELP, VERSION)
 LONG = (HELP, HELP_ALL, VERSION)  # of commands with a first page
-JSON = Flag("--json", "print JSON instead of text")
+JSON = Flag("--json", "print JSON instead of text", common=True)
 
 
 def model_flags(names: str) -> tuple[Flag, ...]:
@@ -313,12 +313,13 @@ GUESSING = Group(
 PLAN = (
     Group("Plan", (
         MODEL, JSON,
-        Flag("--no-alloc", "count only: allocate nothing and read no weights (the default)"),
+        Flag("--no-alloc", "count only: allocate nothing and read no weights (the default)", common=True),
         Flag("--eval-order", "whether the largest step's graph is visited with a node's sources from the left or from "
              "the right; auto: the order that takes less memory, as in servers", choice("auto", "left", "right"),
-             "auto", "ORDER"),
-        Flag("--dump-plan", "list each node of that step: its backend, and the bytes of its result in the arena"),
-        *GENERAL,
+             "auto", "ORDER", common=True),
+        Flag("--dump-plan", "list each node of that step: its backend, and the bytes of its result in the arena",
+             common=True),
+        *LONG,
     )),
     CONTEXT, CACHE, GUESSING,
     Group(MEDIA.title, tuple(f for f in PROJECTOR if f is not MMPROJ_URL)),
