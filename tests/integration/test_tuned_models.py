@@ -52,40 +52,26 @@ def during(api: openai.OpenAI, job: str, ask: Callable[[], Any]) -> list[Any]:
 
 ADAPTER = {"lora_r": 8, "learning_rate_multiplier": 10}
 WHOLE = {"full": True, "learning_rate_multiplier": 100}
+NAME = "stories260K.gguf"
 
 
-@pytest.mark.parametrize(
-    ("name", "corpus", "kinds", "least"),
-    [
-        ("stories260K.gguf", "wikitext-2-test.noblank.txt", (ADAPTER, WHOLE), 1.0),
-        ("prometheus-shakespeare-2.3M-Q8_0.gguf", "tinystories-sample-4MB.txt", (ADAPTER,), 0.5),
-    ],
-)
 def test_jobs_lower_held_out_loss_and_the_base_stays(
-    name: str,
-    corpus: str,
-    kinds: tuple[dict[str, Any], ...],
-    least: float,
-    serve_here: ServerFactory,
-    connect: ClientFactory,
-    shared_data: Path,
-    tmp_path: Path,
+    serve_here: ServerFactory, connect: ClientFactory, shared_data: Path, tmp_path: Path
 ) -> None:
     """Two epochs of wikitext lower the perplexity of what they trained on."""
-    expected = json.loads((shared_data / "expected" / f"{name}.json").read_text())
+    expected = json.loads((shared_data / "expected" / f"{NAME}.json").read_text())
     flags = (*FLAGS, "--data-dir", str(tmp_path), "--slot-save-path", str(tmp_path))
-    server = serve_here(shared_data / "models" / name, *flags)
+    server = serve_here(shared_data / "models" / NAME, *flags)
     api = connect(f"{server.url}/v1", "admin")
-    pieces = rows(shared_data / "corpora" / corpus, 40)
+    pieces = rows(shared_data / "corpora" / "wikitext-2-test.noblank.txt", 40)
     training, held_out = pieces[:32], pieces[32:]
     files = {"training_file": upload(api, training), "validation_file": upload(api, held_out)}
     golden = answer(server, expected)
-    if name == "stories260K.gguf":
-        assert golden == expected["greedy_ids"][:24]
+    assert golden == expected["greedy_ids"][:24]
     before, unseen = loss(server, held_out), loss(server, training)
     common = {"n_epochs": 2, "batch_size": 4, "context_length": 128}
     models = ["base"]
-    for more in kinds:
+    for more in (ADAPTER, WHOLE):
         job = api.fine_tuning.jobs.create(model="base", seed=1, hyperparameters={**common, **more}, **files)
         with ThreadPoolExecutor(3) as pool:
             auxiliary = pool.submit(during, api, job.id, lambda: answer(server, expected))
@@ -98,14 +84,14 @@ def test_jobs_lower_held_out_loss_and_the_base_stays(
         assert all(ids == golden for ids in told)
         after = [e["data"]["full_valid_loss"] for e in events if "full_valid_loss" in e["data"]]
         first = next(e["data"]["step"] for e in events if "full_valid_loss" in e["data"])
-        assert after[-1] < before - least
+        assert after[-1] < before - 1
         models += [done.fine_tuned_model, f"{done.fine_tuned_model}@{first}"]
         scored = [loss(server, held_out, model) for model in models[-2:]]
         assert scored == pytest.approx([after[-1], after[0]], rel=1e-9)
-        assert loss(server, training, done.fine_tuned_model) < unseen - least  # nats: perplexity falls to exp(-least)
+        assert loss(server, training, done.fine_tuned_model) < unseen - 1  # nats: perplexity falls to 37 %
     alone = [answer(server, expected, model) for model in models]
     assert alone[0] == golden
-    assert len({str(ids) for ids in alone}) > len(kinds)
+    assert len({str(ids) for ids in alone}) > 2
     with ThreadPoolExecutor(10) as pool:
         together = list(pool.map(lambda model: answer(server, expected, model), models * 2))
     assert together == alone * 2
@@ -116,7 +102,7 @@ def test_jobs_lower_held_out_loss_and_the_base_stays(
     saved = server.post("/completion", {**request(expected, whole), "id_slot": 0})
     server.post("/slots/0?action=save", {"filename": "whole"}, "admin")
     server.stop()
-    again = serve_here(shared_data / "models" / name, *flags)
+    again = serve_here(shared_data / "models" / NAME, *flags)
     again.post("/slots/0?action=restore", {"filename": "whole"}, "admin")
     restored = again.post("/completion", {**request(expected, whole), "id_slot": 0})
     assert restored["tokens"] == saved["tokens"]
@@ -124,6 +110,6 @@ def test_jobs_lower_held_out_loss_and_the_base_stays(
     assert (
         again.post("/completion", {**request(expected, "base"), "id_slot": 0})["timings"]["cache_n"] == 0
     )  # not computed by the base
-    bare = serve_here(shared_data / "models" / name, *FLAGS, "--slot-save-path", str(tmp_path))
+    bare = serve_here(shared_data / "models" / NAME, *FLAGS, "--slot-save-path", str(tmp_path))
     with pytest.raises(urllib.error.HTTPError, match="400"):
         bare.post("/slots/0?action=restore", {"filename": "whole"}, "admin")
