@@ -98,7 +98,6 @@ PLAIN = {
     "one kv head": Spec(n_head_kv=1),
     "heads without groups": Spec(n_head_kv=4),
     "head 80": Spec(n_embd=160, n_head=2, n_head_kv=1),
-    "head 72": Spec(n_embd=144, n_head=2, n_head_kv=1),
     "head 10": Spec(n_embd=40, n_head=4, n_head_kv=2),
     "key_length": Spec(n_embd=48, head_dim=32),
     "untied": Spec(untied=True),
