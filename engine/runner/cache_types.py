@@ -12,10 +12,10 @@ from logitless.graph.tensor import Tensor, variable
 from logitless.models.hparams.hparams import Hparams
 
 
-def check_types(h: Hparams, type_k: str, type_v: str) -> None:
-    """ValueError for a type that does not exist, or whose blocks do not fit the model's heads."""
+def check_types(h: Hparams, type_k: str, type_v: str, of: str = "") -> None:
+    """ValueError for a type that does not exist, or whose blocks do not fit the heads. `of`: end of the flags."""
     sizes = sorted({h.sizes(i).head_dim for i in range(h.n_layer_kv) if h.attends(i)})
-    for flag, kind in (("cache-type-k", type_k), ("cache-type-v", type_v)):
+    for flag, kind in ((f"cache-type-k{of}", type_k), (f"cache-type-v{of}", type_v)):
         if kind not in KV_TYPES:
             raise ValueError(f"--{flag} {kind}: the cache can be {', '.join(KV_TYPES)}")
         if KV_TYPES[kind].bits and (odd := [size for size in sizes if size % 32]):
@@ -24,7 +24,7 @@ def check_types(h: Hparams, type_k: str, type_v: str) -> None:
             raise ValueError(f"--{flag} {kind}: {has}; {plain} take any")
 
 
-def refusal(graph: Iterable[Tensor], devices: Sequence[Backend], type_k: str, type_v: str) -> str:
+def refusal(graph: Iterable[Tensor], devices: Sequence[Backend], type_k: str, type_v: str, of: str = "") -> str:
     """A line that names a device without attention over caches of these types, but over those of f16; else ""."""
     for t in toposort(graph):
         if t.op not in ("attention", "latent_attention"):
@@ -32,6 +32,6 @@ def refusal(graph: Iterable[Tensor], devices: Sequence[Backend], type_k: str, ty
         plain = [variable("", s.shape, "f16") if s.dtype in KV_TYPES and len(s.shape) == 4 else s for s in t.src]
         for device in devices:
             if not device.supports(t) and device.supports(OPS[t.op](*plain, **t.attrs)):
-                lacks = f"{device.name} has no attention over these"
-                return f"--cache-type-k {type_k} --cache-type-v {type_v}: {lacks}; equal types or --device cpu would do"
+                lacks = f"{device.name} has no attention over these; equal types would do, or another device"
+                return f"--cache-type-k{of} {type_k} --cache-type-v{of} {type_v}: {lacks}"
     return ""

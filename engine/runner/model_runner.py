@@ -127,7 +127,8 @@ class ModelRunner:
             projector = GGUFFile.open(options.mmproj)
             params = params_for(self.gguf, h, projector, options.image_tokens, options.n_ubatch)
             self._projector = projector, params
-        check_types(h, options.type_k, options.type_v)
+        self._kv_types = options.type_k, options.type_v, "" if target is None else "-draft"
+        check_types(h, *self._kv_types)
         if options.moves and h.recurrent:
             raise ValueError(f"{options.moves}: this model's layers keep states, which cannot forget tokens")
         self._size(options.n_ctx or h.n_ctx_train * (1 if options.unified else options.n_slots))
@@ -294,7 +295,7 @@ class ModelRunner:
             self.gguf.release()
             return
         self._examine(*self._everything(), self.cells.copied())
-        caches = refusal(self._largest(), self.session.backends[:-1], self.options.type_k, self.options.type_v)
+        caches = refusal(self._largest(), self.session.backends[:-1], *self._kv_types)
         if self.options.device_reason and (reason := caches or self._failure_in_layers()):
             self._use_cpu(reason)
             return
