@@ -390,7 +390,7 @@ MAPPED = {  # llama.cpp is the only reference of these
             n_expert_used=2,
             keys={"expert_gating_func": 2, "expert_feed_forward_length": 32, "attention.sliding_window": 4096},
         ),
-        "bitnet": Spec("bitnet"),
+        "bitnet": Spec("bitnet", traits=("scales",)),
         "mimo2": Spec(
             "mimo2",
             n_layer=4,

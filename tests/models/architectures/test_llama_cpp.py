@@ -351,7 +351,9 @@ def test_vectors_are_llama_cpps(tmp_path: Path) -> None:
     ]
     write(tmp_path / "gemma.gguf", replace(GEMMA, n_vocab=512, vocabulary=True))
     write(tmp_path / "modern.gguf", replace(MODERN, n_vocab=512, vocabulary=True))
-    paths += [tmp_path / "gemma.gguf", tmp_path / "modern.gguf"]
+    silu = MODERN.keys | {"hidden_activation": "silu"}  # Granite Embedding R2's
+    write(tmp_path / "silu.gguf", replace(MODERN, n_vocab=512, vocabulary=True, keys=silu))
+    paths += [tmp_path / f"{name}.gguf" for name in ("gemma", "modern", "silu")]
     for name in ("eurobert", "llama-embed", "llama"):
         spec = Spec(
             name, n_vocab=512, vocabulary=True, n_ctx_train=128, keys={"pooling_type": 1, "attention.causal": False}
