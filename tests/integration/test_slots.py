@@ -26,7 +26,7 @@ def refusal(server: Any, path: str, body: dict[str, Any]) -> tuple[int, str]:
     [
         ("stories260K.gguf", "f16", "f16"),
         ("arch-gemma3-F32.gguf", "q8_0", "f32"),
-        ("arch-phi3-F32.gguf", "f32", "q8_0"),
+        ("arch-phi3-F32.gguf", "q8_0", "q8_0"),
     ],
 )
 def test_restored_in_a_new_server(serve_here: Any, tmp_path: Path, name: str, type_k: str, type_v: str) -> None:
@@ -63,7 +63,7 @@ def test_other_models_and_types_are_refused(serve_here: Any, tmp_path: Path) -> 
     server.post("/slots/0?action=save", {"filename": "a"})
     for path, extra, reason in (
         (other, [], "another model"),
-        (model, ["-ctk", "f32"], "saved with type_k f16, this server has f32"),
+        (model, ["-ctk", "f32", "-ctv", "f32"], "saved with type_k f16, this server has f32"),
     ):
         code, message = refusal(serve_here(path, *flags, *extra), "/slots/0?action=restore", {"filename": "a"})
         assert code == 400
