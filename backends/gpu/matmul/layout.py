@@ -18,6 +18,19 @@ starting at a multiple of 256 bytes. N is padded to whole groups with zeros; b c
     q2_k         [g][b][2][16] u32 of 2 bits                              [g][b][2][16] u8 sc, m   [g][b/8][2][16] f16
     q3_k         [g][b][2][16] u32 of 2 bits         [g][b][16] u32       [g][b][16] u8 low sc     [g][b/8][3][16] d, sc
     iq4_xs       [g][b][4][16][4] places                                  [g][b][16] i8 sc         [g][b/8][16] f16
+    nvfp4        [g][b][4][16][4] places                                  [g][b][2][16] u8
+    tq2_0, q2_0  [g][b][2][16] u32 of 2 bits                                                       [g][b/8|2][16] f16
+    q1_0         [g][b][16] u32 of bits                                                            [g][b/4][16] f16
+    tq1_0        [g][b/8][13][16] u32 of 5 trits a byte                                            [g][b/8][16] f16
+    iq2_xxs      [g][b][2][16] u32: places, signs                                                  [g][b/8][16] f16
+    iq2_xs       [g][b][2][16] u32: places, signs                         [g][b][16] u8 sc         [g][b/8][16] f16
+    iq2_s        [g][b][2][16] u32: places, signs                         [g][b][2][16] u8         [g][b/8][16] f16
+    iq3_xxs      [g][b][2][16] u32 places            [g][b][16] u32 signs                          [g][b/8][16] f16
+    iq3_s        [g][b][2][16] u32 places            [g][b][16] u32 signs                          [g][b/8][7][16] d …
+    iq1_s        [g][b][16] u32 places                                    [g][b][2][16] u8         [g][b/8][16] f16
+    iq1_m        [g][b][16] u32 places                                    [g][b][2][16] u8         [g][b/8][4][16] d, sc
+
+Behind these sections a type of groups (IQ1, IQ2, IQ3) has its codebook, whose places they hold.
 
 Devices with integer dot products (`wide`) have four of a row's words of quants side by side, for loads
 of 16 bytes: [g][b][8][16][4] is [g][b][2][16][4][4] there, [g][b][4][16][4] is [g][b][16][4][4]; a type
@@ -31,6 +44,7 @@ the types' usual meaning. Places, which lie as nibbles do, are those of a type's
 
 from __future__ import annotations
 
+import functools
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -43,7 +57,7 @@ import numpy.typing as npt
 from logitless.backends.gpu.language.dialect import LANES
 from logitless.backends.host import cores
 from logitless.graph.backend import Bytes
-from logitless.graph.dtype import DTYPES
+from logitless.graph.dtype import DTYPES, grid_of
 from logitless.graph.tensor import Tensor
 
 SECTION = 256  # bytes: where sections begin
@@ -81,6 +95,18 @@ PACKINGS = {
     "q2_k": Packing(128, fine=32, coarse=64),
     "q3_k": Packing(128, high=64, fine=16, coarse=96),
     "iq4_xs": Packing(256, fine=16, coarse=32),
+    "nvfp4": Packing(256, fine=32),
+    "tq2_0": Packing(128, coarse=32),
+    "q2_0": Packing(128, coarse=32),
+    "q1_0": Packing(64, coarse=32),
+    "tq1_0": Packing(104, coarse=32),
+    "iq2_xxs": Packing(128, coarse=32),
+    "iq2_xs": Packing(128, fine=16, coarse=32),
+    "iq2_s": Packing(128, fine=32, coarse=32),
+    "iq3_xxs": Packing(128, high=64, coarse=32),
+    "iq3_s": Packing(128, high=64, coarse=224),
+    "iq1_s": Packing(64, fine=32, coarse=32),
+    "iq1_m": Packing(64, fine=32, coarse=128),
 }
 
 
@@ -91,18 +117,30 @@ def _group_nbytes(dtype: str, k: int) -> tuple[int, int, int, int]:
     return per_32 * p.quants, per_32 * p.high, per_32 * p.fine, k // d.block * p.coarse
 
 
-def sections(dtype: str, n: int, k: int) -> tuple[int, int, int, int, int]:
-    """Offsets of quants, high bits, fine and coarse scales in a packed weight, and its size
-    in bytes.
+def sections(dtype: str, n: int, k: int) -> tuple[int, int, int, int, int, int]:
+    """Offsets of quants, high bits, fine and coarse scales and the codebook in a packed weight,
+    and its size in bytes.
     """
     groups = -(-n // LANES)
     ends = list(accumulate(-(-groups * nbytes // SECTION) * SECTION for nbytes in _group_nbytes(dtype, k)))
-    return 0, ends[0], ends[1], ends[2], ends[3]
+    return 0, ends[0], ends[1], ends[2], ends[3], ends[3] + codebook(dtype).nbytes
+
+
+@functools.cache
+def codebook(dtype: str) -> Array:
+    """Words of four bytes of a group's places; of IQ1, eight numbers plus 1 as the halves of four bytes."""
+    if not DTYPES[dtype].grid:
+        return np.zeros(0, np.uint32)
+    grid = grid_of(dtype)
+    if DTYPES[dtype].grid == "IQ1_S":
+        plus_1 = (grid + 1).astype(np.uint8)
+        grid = plus_1[:, :4] | plus_1[:, 4:] << 4
+    return np.ascontiguousarray(grid).view(np.uint32).reshape(-1)
 
 
 def n_words(dtype: str) -> int:
-    """Words of the quants of a row's 32 k."""
-    return PACKINGS[dtype].quants // (4 * LANES)
+    """Words of the quants of a row's 32 k, or of a tq1_0 block."""
+    return 13 if dtype == "tq1_0" else PACKINGS[dtype].quants // (4 * LANES)
 
 
 def packs(t: Tensor) -> bool:
@@ -111,15 +149,16 @@ def packs(t: Tensor) -> bool:
 
 
 def packed_nbytes(dtype: str, n: int, k: int) -> int:
-    return sections(dtype, n, k)[4]
+    return sections(dtype, n, k)[-1]
 
 
 def pack(dtype: str, shape: tuple[int, ...], raw: Bytes, *, wide: bool) -> Bytes:
     """Pack a weight (n, k) of GGUF bytes; large ones with several threads. `wide`: for loads of 16 bytes."""
     n, k = shape
     row_nbytes, of_group = len(raw) // n, _group_nbytes(dtype, k)
-    *starts, nbytes = sections(dtype, n, k)
+    *starts, grid_at, nbytes = sections(dtype, n, k)
     out = np.zeros(nbytes, np.uint8)
+    out[grid_at:] = codebook(dtype).view(np.uint8)
     step = max(LANES, PIECE // row_nbytes // LANES * LANES)  # rows at a time
 
     def piece(first: int) -> None:
@@ -224,22 +263,63 @@ def _low_sections(dtype: str, blocks: Array, shape: tuple[int, ...]) -> list[Arr
             _fine(_pairs(low), shape),
             _scales(coarse),
         ]
-    low = blocks[..., 4:8].repeat(2, -1) >> np.array([0, 4] * 4, np.uint8) & 15
-    high = np.ascontiguousarray(blocks[..., 2:4]).view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-    fine = (low | high.astype(np.uint8) << 4) - np.uint8(32)
-    quants = blocks[..., 8:].reshape(*shape[:3], 16)
-    return [
-        _nibbles(np.concatenate([quants & 15, quants >> 4], -1)),
-        none,
-        _fine(fine, shape),
-        _scales(blocks[..., :2]),
-    ]
+    if dtype == "iq4_xs":
+        low = blocks[..., 4:8].repeat(2, -1) >> np.array([0, 4] * 4, np.uint8) & 15
+        high = np.ascontiguousarray(blocks[..., 2:4]).view(np.uint16) >> np.arange(0, 16, 2, dtype=np.uint16) & 3
+        fine = (low | high.astype(np.uint8) << 4) - np.uint8(32)
+        return [_halves(blocks[..., 8:], 16, shape), none, _fine(fine, shape), _scales(blocks[..., :2])]
+    if dtype == "nvfp4":
+        fine = np.where(blocks[..., :4] == 0x7F, 0, blocks[..., :4]).astype(np.uint8)  # NaN there is 0 here
+        return [_halves(blocks[..., 4:], 8, shape), none, _fine(fine, shape), none]
+    if dtype in ("tq2_0", "q2_0", "q1_0"):
+        if dtype == "tq2_0":
+            return [_two_bits(_planes(blocks[..., :64], 2, shape)), none, none, _scales(blocks[..., 64:])]
+        bits = 2 if dtype == "q2_0" else 1
+        quants = (blocks[..., 2:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & (1 << bits) - 1).reshape(shape)
+        return [_two_bits(quants) if bits == 2 else _one_bit(quants), none, none, _scales(blocks[..., :2])]
+    if dtype == "tq1_0":
+        return [_words(blocks[..., :52], blocks.shape), none, none, _scales(blocks[..., 52:])]
+    if dtype == "iq1_m":
+        words = np.ascontiguousarray(blocks[..., 48:]).view(np.uint16)
+        d = (words >> 12 << np.arange(0, 16, 4, dtype=np.uint16)).sum(-1, keepdims=True, dtype=np.uint16)
+        three = words.repeat(4, -1) >> np.array([0, 3, 6, 9] * 4, np.uint16) & 7
+        planes = [
+            ((three >> bit & 1) << np.arange(16, dtype=np.uint16)).sum(-1, keepdims=True, dtype=np.uint16)
+            for bit in range(3)
+        ]
+        coarse = np.concatenate([d, *planes], -1).view(np.uint8)
+        return [_words(blocks[..., :32], shape), none, _fine(blocks[..., 32:48], shape), _scales(coarse)]
+    d, rest = blocks[..., :2], blocks[..., 2:]
+    if dtype == "iq1_s":
+        return [_words(rest[..., :32], shape), none, _fine(rest[..., 32:], shape), _scales(d)]
+    if dtype == "iq2_s":  # words of places and of signs; bytes of scales and of the places' high bits
+        quants = np.concatenate([part.reshape(*shape[:3], 4) for part in (rest[..., :32], rest[..., 32:64])], -1)
+        fine = np.stack([rest[..., 72:], rest[..., 64:72]], -1)
+        return [_words(quants, shape), none, _fine(fine, shape), _scales(d)]
+    quants = _words(rest[..., :64], shape)
+    if dtype == "iq3_xxs":
+        return [quants, _words(rest[..., 64:], shape), none, _scales(d)]
+    if dtype == "iq3_s":
+        coarse = np.concatenate([d, rest[..., 104:], rest[..., 64:72]], -1)
+        return [quants, _words(rest[..., 72:104], shape), none, _scales(coarse)]
+    return [quants, none, _fine(rest[..., 64:], shape) if dtype == "iq2_xs" else none, _scales(d)]
 
 
 def _planes(raw: Array, bits: int, shape: tuple[int, ...]) -> Array:
     """Quants of runs of 32 bytes, whose low bits are 32 quants, the next the next 32."""
     runs = raw.reshape(*raw.shape[:-1], -1, 1, 32) >> np.arange(0, 8, bits, dtype=np.uint8)[:, None]
     return (runs & ((1 << bits) - 1)).reshape(shape)
+
+
+def _halves(raw: Array, run: int, shape: tuple[int, ...]) -> Array:
+    """Nibbles of runs of bytes, whose low halves come before the high ones."""
+    runs = raw.reshape(*raw.shape[:-1], -1, run)
+    return _nibbles(np.concatenate([runs & 15, runs >> 4], -1).reshape(shape))
+
+
+def _words(raw: Array, shape: tuple[int, ...]) -> Array:
+    """Bytes of rows → words (g, b, of a block, 16)."""
+    return np.ascontiguousarray(raw).reshape(*shape[:3], -1).view(np.uint32).transpose(0, 2, 3, 1)
 
 
 def _pairs(values: Array) -> Array:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, is_packed, lower
-from logitless.backends.gpu.matmul import launch, layout, unpack
+from logitless.backends.gpu.matmul import launch, layout, unpack, unpack_low
 from logitless.backends.gpu.matmul.gemm import rows_product
 from logitless.backends.gpu.matmul.linear_coop_matrix import coop_product
 from logitless.backends.gpu.matmul.linear_int_dot import dot_product, normalised_product
@@ -47,11 +47,11 @@ for _dtype in layout.PACKINGS:
             tile | {"PAIR": pair, "R": 1}
             for tile in SIMT_TILES
             for pair in unpack.pairs(_dtype)
-            if unpack.worth(_dtype, tile, rows=(1, 4))
+            if unpack.worth(_dtype, tile, rows=(1, 4)) and (tile["MT"], tile["SPLIT"]) != (8, 32)
         ],
         cpu=[tile | {"PAIR": pair, "R": 1} for tile in CPU_TILES for pair in unpack.pairs(_dtype)],
         local=[SUMS],
-        functions=launch.MACROS,
+        functions=launch.MACROS + unpack_low.functions(_dtype),
     )
     Kernel(
         f"get_rows_{_dtype}",

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch
-from logitless.backends.gpu.matmul import launch, unpack
+from logitless.backends.gpu.matmul import launch, unpack, unpack_low
 from logitless.backends.gpu.matmul.linear_int_dot import of_rounded
 from logitless.backends.gpu.matmul.split_k import CHUNKS
 from logitless.backends.gpu.quantize import ROUNDS, WORDS, rounding
@@ -177,7 +177,8 @@ for _dtype in unpack.BLOCKS:
         ],
         functions=launch.MACROS
         + f"#define HALVES {_halves}u\n#define MINIMUM {int(unpack.has_minimum(_dtype))}\n"
-        + FUNCTIONS,
+        + FUNCTIONS
+        + unpack_low.functions(_dtype),
         extensions=("GL_KHR_cooperative_matrix", "GL_KHR_memory_scope_semantics"),
     )
     ROUNDS[f"linear_coop_{_dtype}"] = launch.rounding

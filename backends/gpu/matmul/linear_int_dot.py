@@ -13,7 +13,7 @@ from dataclasses import replace
 from logitless.backends.gpu import norm
 from logitless.backends.gpu.language.dialect import KERNELS, LANES, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch
-from logitless.backends.gpu.matmul import launch, unpack
+from logitless.backends.gpu.matmul import launch, split_k, unpack, unpack_low
 from logitless.backends.gpu.matmul.split_k import CHUNKS, SIMT_TILES, SPLITS, UNIT, frame, tile_for
 from logitless.backends.gpu.quantize import LOCAL, ROUNDS, WORDS, round_threads, rounding
 from logitless.graph.tensor import Tensor
@@ -119,8 +119,8 @@ for _dtype in unpack.BLOCKS:
             if tile["PAIR"] in unpack.pairs(_dtype) and unpack.worth(_dtype, tile, rows=(1, 8))
         ],
         cpu=(),
-        local=[SUMS, *NORM_LOCAL],
-        functions=launch.MACROS + NORM_FUNCTIONS + FUNCTIONS,
+        local=[SUMS if 1 in unpack.pairs(_dtype) else split_k.SUMS, *NORM_LOCAL],
+        functions=launch.MACROS + NORM_FUNCTIONS + FUNCTIONS + unpack_low.functions(_dtype),
         extensions=("GL_EXT_spirv_intrinsics",),
     )
     ROUNDS[f"linear_dot_{_dtype}"] = launch.rounding

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from logitless.backends.gpu.language.dialect import Kernel, Shape
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.gpu.matmul import launch, layout, unpack, unpack_low
 from logitless.graph.tensor import Tensor
@@ -61,6 +61,11 @@ MACROS = """
 uvec2 both_bytes(uint x) { return uvec2(x & 255u, x >> 8u); }
 uvec2 both_halves(uint x) { return uvec2(x & 0xffffu, x >> 16u); }
 """
+
+
+def wider(args: Sequence[Arg]) -> list[Arg]:
+    """The buffers, those of weights as words of two rows. A codebook is the same for all."""
+    return [replace(a, dtype=WIDER[a.dtype]) if a.name in ("W", "H", "F", "C") else a for a in args]
 
 
 def frame(begin: str, steps: str, *, row: str = launch.ROW, end: Callable[[str, str, str], str] = launch.end) -> str:
@@ -143,13 +148,13 @@ def steps(dtype: str) -> str:
 for _dtype in layout.PACKINGS:
     Kernel(
         f"linear_soft_{_dtype}",
-        [replace(a, dtype=WIDER[a.dtype]) if a.of > 1 else a for a in launch.args(_dtype)],
+        wider(launch.args(_dtype)),
         launch.words(_dtype),
         frame(launch.begin(_dtype, UNIT), steps(_dtype)),
         simt=(),
         cpu=(),
         soft=[TILE | {"PAIR": pair} for pair in unpack.pairs(_dtype)],
-        functions=launch.MACROS + UNDEF + MACROS + unpack_low.SOFT * (_dtype in unpack_low.TYPES),
+        functions=launch.MACROS + UNDEF + MACROS + unpack_low.functions(_dtype, soft=True),
     )
 
 

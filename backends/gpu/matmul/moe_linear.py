@@ -91,17 +91,17 @@ for _dtype in layout.PACKINGS:
         simt=SIMT_TILES,
         cpu=[tile | {"R": 1} for tile in linear.CPU_TILES],
         local=[split_k.SUMS],
-        functions=FUNCTIONS,
+        functions=FUNCTIONS + unpack_low.functions(_dtype),
     )
     Kernel(
         f"expert_linear_soft_{_dtype}",
-        _args("f32", [replace(a, dtype=linear_software.WIDER[a.dtype]) for a in _weights]),
+        _args("f32", linear_software.wider(_weights)),
         WORDS,
         linear_software.frame(_begin(linear_software.UNIT), linear_software.steps(_dtype), row=ROW, end=_end) + "  }",
         simt=(),
         cpu=(),
         soft=[SOFT_TILE],
-        functions=FUNCTIONS + SOFT_FUNCTIONS + unpack_low.SOFT * (_dtype in unpack_low.TYPES),
+        functions=FUNCTIONS + SOFT_FUNCTIONS + unpack_low.functions(_dtype, soft=True),
     )
     if _dtype in unpack.BLOCKS:
         Kernel(
@@ -114,7 +114,7 @@ for _dtype in layout.PACKINGS:
             simt=SIMT_TILES,
             cpu=(),
             local=[split_k.SUMS],
-            functions=FUNCTIONS + linear_int_dot.FUNCTIONS,
+            functions=FUNCTIONS + linear_int_dot.FUNCTIONS + unpack_low.functions(_dtype),
             extensions=("GL_EXT_spirv_intrinsics",),
         )
     # Gradients pass back through the very bytes that are served.

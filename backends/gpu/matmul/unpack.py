@@ -27,7 +27,8 @@ OFFSET = {"q4_0": 8, "q5_0": 16, "q6_k": 32}  # values are scale · (q − offse
 
 
 def args(dtype: str) -> list[Arg]:
-    """Buffers of a type's sections: W quants, H high bits, F fine scales, C coarse scales."""
+    """Buffers of a type's sections: W quants, H high bits, F fine scales, C coarse scales,
+    G codebook."""
     if dtype in FLOATS:
         return [Arg("W", "f32" if dtype == "f32" else "u16")]
     packing = layout.PACKINGS[dtype]
@@ -38,13 +39,15 @@ def args(dtype: str) -> list[Arg]:
         buffers.append(Arg("F", "u8"))
     if packing.coarse:
         buffers.append(Arg("C", "u8" if packing.coarse == 16 else "u16"))
+    if DTYPES[dtype].grid:
+        buffers.append(Arg("G", "u32"))
     return buffers
 
 
 def buffers(w: Tensor) -> list[At]:
     """The sections of a weight, in the order of `args`."""
-    quants, high, fine, coarse, _ = layout.sections(w.dtype, w.shape[0], w.shape[1])
-    place = {"W": quants, "H": high, "F": fine, "C": coarse}
+    quants, high, fine, coarse, grid, _ = layout.sections(w.dtype, w.shape[0], w.shape[1])
+    place = {"W": quants, "H": high, "F": fine, "C": coarse, "G": grid}
     return [(w, place[a.name]) for a in args(w.dtype)]
 
 
@@ -61,7 +64,8 @@ def pairs(dtype: str) -> tuple[int, ...]:
 def worth(dtype: str, tile: Mapping[str, int], rows: Sequence[int]) -> bool:
     """True if a type has this variant. Those of few bits have the smaller groups, these numbers of rows and
     the variant for many rows: the files would be twice as large."""
-    return dtype not in unpack_low.TYPES or tile["SPLIT"] == 1 or (tile["SPLIT"] == 16 and tile["MT"] in rows)
+    low = dtype in unpack_low.TYPES
+    return tile["SPLIT"] == 1 or not low or (tile["SPLIT"] == 16 and tile["MT"] in rows)
 
 
 def float_lanes(dtype: str, at: str) -> str:
@@ -87,7 +91,7 @@ def quants(dtype: str, j: int) -> str:
     -128 … 127. Of types of few bits, wide `load_block` has declared them.
     """
     if dtype in unpack_low.TYPES:
-        return f"v{j}"
+        return f"v[{j}]"
     if dtype in BYTES:
         return f"q{j}"
     low = f"((q{j % 4} >> {4 * (j // 4)}u) & 0x0f0f0f0fu)"
@@ -109,9 +113,8 @@ def load_block(dtype: str, *, wide: bool = False) -> str:
     k) of block b. `wide`: four words at a time (layout.py).
     """
     if dtype in unpack_low.TYPES:
-        return "\n      ".join(
-            [unpack_low.load(dtype, wide=wide), *(unpack_low.step(dtype, f"v{j}", f"{j}u") for j in range(8))]
-        )
+        steps = f"LU v[8]; for (uint j = 0u; j < 8u; j++) {{ {unpack_low.step(dtype, 'word', 'j')} v[j] = word; }}"
+        return f"{unpack_low.load(dtype, wide=wide)}\n      {steps}"
     packing = layout.PACKINGS[dtype]
     words = packing.quants // 64
     name = "w" if DTYPES[dtype].codes else "q"
