@@ -275,7 +275,7 @@ def test_as_many_tokens_as_embeddings(rewrite: Rewrite) -> None:
 
 # type numbers of ggml that are read as files but not as weights; of some, tiny's rows are not whole
 # blocks
-@pytest.mark.parametrize("number", [10, 11, 16, 23, 34, 35, 40, 99, 2**32 - 1])
+@pytest.mark.parametrize("number", [10, 11, 16, 23, 34, 35, 99, 2**32 - 1])
 def test_unsupported_types(good: Path, tmp_path: Path, number: int) -> None:
     data = bytearray(good.read_bytes())
     name = b"blk.0.attn_q.weight"
