@@ -75,13 +75,6 @@ def _open_backend(name: str, threads: int) -> Backend:
     raise DeviceError(f"device {name!r} is not available: see `logitless devices`")
 
 
-def cpu_weight_types() -> frozenset[str]:
-    """Types of weights that the CPU multiplies (`Backend.weight_types`)."""
-    from logitless.backends.cpu.kernels.matmul.layout import LAYOUTS
-
-    return frozenset(LAYOUTS)
-
-
 def prefetch_kernels() -> None:
     """Start to compile the CPU kernels that every model needs and that are not cached; returns at once."""
     from logitless.backends.cpu.compiler import warmup

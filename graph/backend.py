@@ -9,7 +9,6 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from logitless.graph.dtype import DTYPES
 from logitless.graph.tensor import Tensor
 
 Bytes = npt.NDArray[np.uint8]
@@ -68,8 +67,6 @@ class Backend(Protocol):
     name: str
     alignment: int  # of tensors in a buffer, in bytes
     memory_bytes: int  # of the device; 0: it uses host memory
-    # types of constant matrices with a packed layout here, which products read
-    weight_types: frozenset[str] = frozenset(DTYPES)
     preemptible: bool = False  # true if `split` cuts programs
     # true if its ops are tried at start; `refuse` gets the failed ones
     self_tested: bool = False

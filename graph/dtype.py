@@ -1,10 +1,8 @@
 """Element types: numbers in a block, bytes of a block, numpy's type, codebooks.
 
 Block types keep the names and layouts of GGUF; plain types are numpy's. A row here makes a type
-known to graphs, to the reference (`dequantize`) and to the conformance cases. A backend multiplies
-the types that its table of packed layouts has (`Backend.weight_types`: backends/cpu/kernels/matmul/
-layout.py, backends/gpu/matmul/layout.py); a session's weights keep their file's type where all its
-backends do (`Session.weight_types`), and are requantized otherwise (models/quantization/)."""
+known to graphs, to the reference (`dequantize`) and to the conformance cases; each backend's table of
+packed layouts has a row, too (backends/cpu/kernels/matmul/layout.py, backends/gpu/matmul/layout.py)."""
 
 from __future__ import annotations
 

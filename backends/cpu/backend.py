@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from logitless.backends.cpu.compiler import warmup
 from logitless.backends.cpu.fusion.fuse import fuse
 from logitless.backends.cpu.fusion.packing import pack_tasks, packed, packed_nbytes, unpack_sources
-from logitless.backends.cpu.kernels.matmul.layout import LAYOUTS
 from logitless.backends.cpu.lowering.registry import REWRITES
 from logitless.backends.cpu.program import CPUProgram, Part, PhaseTimer
 from logitless.backends.cpu.threads.pool import TaskList, WorkerPool
@@ -27,7 +26,6 @@ class CPUBackend(Backend):
     name = "cpu"
     alignment = ALIGNMENT
     memory_bytes = 0
-    weight_types = frozenset(LAYOUTS)
     preemptible = True
 
     def __init__(self, n_threads: int = 0) -> None:

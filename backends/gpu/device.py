@@ -98,9 +98,6 @@ def lower_all(nodes: Sequence[Tensor], shape: Shape) -> list[Dispatch]:
     return joined(launches, shape)
 
 
-WEIGHT_TYPES = frozenset(layout.PACKINGS)
-
-
 def constant_nbytes(t: Tensor) -> int:
     """Bytes of a constant variable once packed."""
     return layout.packed_nbytes(t.dtype, t.shape[0], t.shape[1]) if is_packed(t) and layout.packs(t) else t.nbytes
@@ -116,7 +113,6 @@ def pack(t: Tensor, raw: Bytes, shape: Shape) -> Bytes:
 class GPUBackend(Backend):
     """A device whose kernels are those of this package. `program`: its programs, of (backend, launches)."""
 
-    weight_types = WEIGHT_TYPES
     preemptible = True
     self_tested = True
     program: ClassVar[Callable[..., Any]]

@@ -77,7 +77,6 @@ class RemoteBackend(Backend):
                 sock.sendall(MAGIC)
                 hello, _ = self._request({"do": "hello", "version": version(), "key": os.environ.get(API_KEY, "")})
                 self.alignment, self.memory_bytes = int(hello["alignment"]), int(hello["memory_bytes"])
-                self.weight_types = frozenset(hello["weight_types"])
             except BaseException:
                 sock.close()
                 raise

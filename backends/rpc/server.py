@@ -181,8 +181,7 @@ def _serve(link: Link, name: str, open_backend: Callable[[], Backend], budget: B
         return str(error)
     try:
         own = client.backend
-        types = sorted(own.weight_types)
-        link.send({"alignment": own.alignment, "memory_bytes": budget.nbytes, "weight_types": types})
+        link.send({"alignment": own.alignment, "memory_bytes": budget.nbytes})
         log.info("%s: connected", name)
         while True:
             client.step()

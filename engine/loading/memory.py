@@ -17,7 +17,6 @@ from logitless.graph.dtype import nbytes
 from logitless.models.batch import cache_types
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.quantization.requantize import requantized_nbytes
 
 log = logging.getLogger("logitless.loading")
 
@@ -122,10 +121,9 @@ def whole_context(options: ModelOptions, h: Hparams) -> int:
     return (per_slot or h.n_ctx_train) * (1 if options.unified and not per_slot else options.n_slots)
 
 
-def weights_nbytes(gguf: GGUFFile, native: frozenset[str]) -> int:
-    """Bytes of the weights on a device that multiplies the `native` types; the mapped file's own
-    pages do not count, the system takes them back."""
-    return sum(requantized_nbytes(t.dtype, t.nbytes, native) for t in gguf.tensors.values())
+def weights_nbytes(gguf: GGUFFile) -> int:
+    """Bytes of the weights on a device; the mapped file's own pages do not count, the system takes them back."""
+    return sum(t.nbytes for t in gguf.tensors.values())
 
 
 def cache_ram_bytes(mib: int | None) -> int | None:

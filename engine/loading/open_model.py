@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from logitless.backends.registry import cpu_weight_types
 from logitless.engine.async_engine import LoadedModel, ModelInfo
 from logitless.engine.kv_disk.disk_cache import DiskCache, private_folder
 from logitless.engine.kv_disk.identity import root_names, space_of
@@ -368,7 +367,7 @@ def _engine_options(
     n_draft = n_draft_tokens(options)
     swa_full = options.swa_full or bool(options.moves_flag)
     if devices == ("cpu",) or options.gpu_layers == 0:
-        weights = weights_nbytes(gguf, cpu_weight_types())
+        weights = weights_nbytes(gguf)
         n_ctx = fitting_context(options, h, weights, n_draft_tokens=n_draft, swa_full=swa_full)
     else:  # the runner knows the memory of its devices
         n_ctx = options.ctx_size or whole_context(options, h)

@@ -101,11 +101,6 @@ class Session:
         self._index_parts: dict[str, set[IndexPart]] = {}  # of variables that nodes take indices from
         self._closed = False
 
-    @property
-    def weight_types(self) -> frozenset[str]:
-        """Types of weights that all backends multiply."""
-        return frozenset.intersection(*(b.weight_types for b in self.backends))
-
     # --- variables --------------------------------------------------------------------------------
 
     def define(

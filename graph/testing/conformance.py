@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from logitless.graph import ops
 from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
-from logitless.graph.dtype import BLOCK_TYPES, DTYPES, dequantize, nbytes
+from logitless.graph.dtype import DTYPES, dequantize, nbytes
 from logitless.graph.execution.session import Session
 from logitless.graph.op import OPS, Variable, Weight
 from logitless.graph.order import toposort
@@ -172,8 +172,6 @@ def decode(raw: Bytes, t: Tensor) -> Array:
 def run(problem: Problem, backends: Sequence[Backend]) -> Outcome:
     """Judge one problem on backends in order of preference (just one, for conformance)."""
     outcome = Outcome(problem.op, problem.label, OK)
-    if not lacking_types(problem, backends[-1]).isdisjoint(BLOCK_TYPES):
-        return replace(outcome, status=UNSUPPORTED)
     guarded = [Guarded(b) for b in backends]
     session = Session(guarded)
     stored: dict[str, Array] = {}
@@ -211,11 +209,6 @@ def run(problem: Problem, backends: Sequence[Backend]) -> Outcome:
         if detail := b.damage():
             return replace(outcome, status=WRONG, error=worst, detail=detail)
     return replace(outcome, error=worst)
-
-
-def lacking_types(problem: Problem, backend: Backend) -> set[str]:
-    """Types of the problem's constants that the backend does not multiply."""
-    return {t.dtype for t, _ in problem.constants.values()} - backend.weight_types
 
 
 def difference(reference: Array, values: Array) -> tuple[float, str]:

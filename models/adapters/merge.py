@@ -16,14 +16,17 @@ from logitless.models.gguf.write import Data, copied_keys, write_gguf
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.quantization.quantize import DTYPES, F32, dequantized, quantize
 from logitless.models.quantization.quantize_model import plan_export
-from logitless.models.quantization.requantize import requantized_type
+
+# Types of nearly the same numbers
+WRITTEN_AS = {"iq1_s": "q5_0", "iq1_m": "q6_k", "tq1_0": "q4_0", "tq2_0": "q4_0"}
+WRITTEN_AS |= dict.fromkeys(("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"), "q8_0")
 
 
 def merge(
     path: str | Path, base: GGUFFile, h: Hparams, adapters: Sequence[tuple[Adapter, float]], file_type: str = ""
 ) -> list[str]:
     """Write the merged model; returns the names of the changed tensors. Tensors keep their type; a
-    changed one of a read-only type gets the type that it is requantized to. `file_type`: changed matrices
+    changed one of a type that is only read gets another (`WRITTEN_AS`). `file_type`: changed matrices
     get the types of this preset, and if it quantizes, all that are floats.
 
     ModelFileError for a type that cannot be written, and for an adapter of a tied embedding."""
@@ -61,7 +64,7 @@ def merge(
 
 
 def _writable(dtype: str) -> str:
-    return dtype if dtype in DTYPES else requantized_type(dtype)
+    return dtype if dtype in DTYPES else WRITTEN_AS.get(dtype, dtype)
 
 
 def _changed(w: F32, name: str, changes: list[tuple[Pair, float, float]]) -> F32:

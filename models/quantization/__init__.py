@@ -1,1 +1,1 @@
-"""Quantize, dequantize, and requantize types without kernels."""
+"""Quantize and dequantize."""

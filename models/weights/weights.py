@@ -24,7 +24,6 @@ from logitless.models.adapters.low_rank import LowRank
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile, TensorInfo
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.quantization.requantize import REQUANTIZED, requantize, requantized_type
 from logitless.models.weights.finite import is_finite
 from logitless.models.weights.tensor_map import TensorSlice, is_unused, mtp_tensors, tensor_map
 
@@ -181,15 +180,6 @@ def _weight_of(name: str) -> str:
 def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, mtp: bool = False) -> Weights:
     """Define every weight as a constant. `mtp`, ModelFileError: as in `check_weights`."""
     parts = check_weights(gguf, h, mtp=mtp)
-    types = {gguf.tensors[part.source].dtype for part in parts.values()} - session.weight_types
-    for dtype in sorted(types & REQUANTIZED.keys()):
-        _, _, before, after, _ = REQUANTIZED[dtype]
-        log.warning(
-            "weights of type %s are requantized to %s, in %.1f times the memory",
-            dtype,
-            requantized_type(dtype),
-            after / before,
-        )
     weights = {name: define_weight(session, gguf, name, part) for name, part in parts.items()}
     if h.architecture.norm.layer_norm:  # some have no biases
         zeros = np.zeros(h.n_embd, np.float32).view(np.uint8)
@@ -203,11 +193,10 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, mtp: bool = Fa
 
 def define_weight(session: Session, gguf: GGUFFile, name: str, part: TensorSlice, state: str = "") -> Tensor:
     """Define a slice as a constant, by its name or `state`. The file's pages leave the process
-    once loaded. Numbers that are not finite, or that the graph's type cannot represent, are a
-    ModelFileError when they are read."""
+    once loaded. Numbers that are not finite are a ModelFileError when they are read."""
     info, plain = gguf.tensors[part.source], part.as_f32 or len(part.shape) == 1
     row_nbytes = info.nbytes // math.prod(info.shape if len(part.shape) == 1 else info.shape[:-1])
-    dtype = "f32" if plain else requantized_type(info.dtype, session.weight_types)
+    dtype = "f32" if plain else info.dtype
     if part.transposed and DTYPES[dtype].quantised:  # along other rows
         dtype = "q8_0" if part.shape[1] % 32 == 0 else "f16"
     (rows, *columns), n = part.graph_shape, part.n_experts
@@ -225,12 +214,7 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: TensorSlice
         if part.transposed:
             return _transposed(info, gguf.bytes_of(info.name), part, dtype)
         raw: Bytes = part.of(gguf.bytes_of(info.name).reshape(-1, row_nbytes)).reshape(-1)
-        if plain:
-            return vector(raw, info.dtype).view(np.uint8)
-        try:
-            return requantize(raw, info.dtype, session.weight_types)
-        except OverflowError as error:
-            raise ModelFileError(gguf.path, f"tensor '{info.name}' of type {info.dtype} has {error}") from None
+        return vector(raw, info.dtype).view(np.uint8) if plain else raw
 
     shape = (rows + n * missing, *columns)
     return session.define(state or name, shape, dtype, source, constant=True, on_loaded=gguf.release)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from logitless.models.quantization.requantize import REQUANTIZED
 from tests.helpers.mla_specs import DENSE_FIRST, GROUPS, LATENT
+from tests.helpers.random_blocks import RANDOM_TYPES
 from tests.helpers.reference_linear_attention import DELTA, OF_MAMBA
 from tests.helpers.reference_model import Spec
 from tests.helpers.reference_traits import OF_XIELU
@@ -315,7 +315,7 @@ QUANTISED = {
         dtype="q4_k",
         types={"attn_v": "q6_k", "ffn_down": "q6_k", "token_embd": "q6_k"},
     ),
-    **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in REQUANTIZED},
+    **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in RANDOM_TYPES},
     "experts q3_k, iq4_xs": Spec(
         n_embd=256, n_ff=256, n_expert=3, n_expert_used=3, dtype="q3_k", types={"ffn_down_exps": "iq4_xs"}
     ),

@@ -10,6 +10,9 @@ import numpy as np
 from logitless.graph.dtype import DTYPES, dequantize
 from logitless.graph.testing.conformance import put_scale
 
+# Types that the package gguf cannot write
+RANDOM_TYPES = ("q2_k", "q3_k", "iq4_xs", "tq1_0", "tq2_0", "iq1_s", "iq1_m", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")
+RANDOM_TYPES += ("iq3_s",)
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 

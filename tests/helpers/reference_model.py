@@ -12,12 +12,11 @@ from gguf import GGUFWriter, quants
 from gguf.constants import GGMLQuantizationType
 
 from logitless.models.quantization.quantize import quantize
-from logitless.models.quantization.requantize import REQUANTIZED
 from logitless.models.synthetic.vocabulary import vocabulary
 from tests.helpers import gemma_layers
 from tests.helpers import reference_traits as traits
 from tests.helpers.mapped_shapes import mapped_shapes
-from tests.helpers.random_blocks import random_blocks
+from tests.helpers.random_blocks import RANDOM_TYPES, random_blocks
 from tests.helpers.reference_linear_attention import (
     FLAT,
     LFM2,
@@ -266,7 +265,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
 
     def put(name: str, values: Array, dtype: str) -> None:
         kind = GGMLQuantizationType[dtype.upper()]
-        if dtype in REQUANTIZED:
+        if dtype in RANDOM_TYPES:
             raw = random_blocks(rng, values.shape, dtype, values.std())
             writer.add_tensor(name, raw, raw_dtype=kind)
             seen[name] = quants.dequantize(raw, kind).astype(np.float64)

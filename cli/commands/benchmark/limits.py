@@ -35,9 +35,7 @@ class _Weights:
 
 
 def _weights(engine: ModelRunner) -> _Weights:
-    from logitless.models.quantization.requantize import requantized_nbytes
-
-    tensors, h, native = engine.gguf.tensors, engine.hparams, engine.session.weight_types
+    tensors, h = engine.gguf.tensors, engine.hparams
     output = tensors.get("output.weight") or tensors["token_embd.weight"]
     names = [name for name in tensors if name.startswith("blk.") and name.endswith(".weight")]
     experts = [tensors[name] for name in names if _of_experts(name, tensors[name])]
@@ -45,9 +43,9 @@ def _weights(engine: ModelRunner) -> _Weights:
     used, n_expert = (h.experts.n_used, h.experts.n) if h.experts else (0, 1)
 
     return _Weights(
-        layer_bytes=sum(requantized_nbytes(t.dtype, t.nbytes, native) for t in others),
-        expert_bytes=sum(requantized_nbytes(t.dtype, t.nbytes, native) for t in experts),
-        output_bytes=requantized_nbytes(output.dtype, output.nbytes, native),
+        layer_bytes=sum(t.nbytes for t in others),
+        expert_bytes=sum(t.nbytes for t in experts),
+        output_bytes=output.nbytes,
         layers=sum((_met(t) for t in others), Cost()) + sum((_met(t, used / n_expert) for t in experts), Cost()),
         output=_met(output),
         n_expert=n_expert,

@@ -64,16 +64,14 @@ def of_model(options: SimpleNamespace) -> Iterator[Outcome]:
     from logitless.engine.loading.open_model import open_engine
     from logitless.graph.testing.conformance import run
     from logitless.graph.testing.graph_cases import graph_problems
-    from logitless.models.quantization.requantize import requantize
 
     show_compiling()
     engine = open_engine(options.model, model_options(options, **SIZES))
     done: set[tuple[str, str]] = set()
-    native = engine.session.weight_types
 
     def weight(name: str) -> Bytes | None:
         info = engine.gguf.tensors.get(name)
-        return None if info is None else requantize(engine.gguf.bytes_of(name), info.dtype, native)
+        return None if info is None else engine.gguf.bytes_of(name)
 
     for n_tokens in (1, 32):
         roots, feeds = step_graph(engine, n_tokens)

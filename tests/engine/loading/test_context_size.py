@@ -24,7 +24,7 @@ def model(shared_data: Path) -> Path:
 def wanted(model: Path, n_ctx: int, monkeypatch: pytest.MonkeyPatch, part: float) -> RunnerOptions:
     """Of a machine of whose memory the weights take such a part."""
     with GGUFFile.open(model) as gguf:
-        weights = memory.weights_nbytes(gguf, frozenset())
+        weights = memory.weights_nbytes(gguf)
     monkeypatch.setattr(memory, "total_memory", lambda: int(weights / part))
     return open_model(model, ModelOptions(ctx_size=n_ctx)).engine_options
 
@@ -32,9 +32,9 @@ def wanted(model: Path, n_ctx: int, monkeypatch: pytest.MonkeyPatch, part: float
 def test_weights_count_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file is mapped while it is loaded; its pages are no memory that a cache could not have."""
     with GGUFFile.open(model) as gguf:
-        assert 0.9 * gguf.size < memory.weights_nbytes(gguf, frozenset()) <= gguf.size
+        assert 0.9 * gguf.size < memory.weights_nbytes(gguf) <= gguf.size
         counted = cache_bytes(hparams_of(gguf), "f16", "f16", n_slots=1, n_ubatch=512, n_checkpoints=2, swa_full=True)
-        n_ctx = counted.most(int(memory.weights_nbytes(gguf, frozenset()) * (0.9 / 0.3 - 1)))
+        n_ctx = counted.most(int(memory.weights_nbytes(gguf) * (0.9 / 0.3 - 1)))
     assert n_ctx > 4096
     assert wanted(model, n_ctx, monkeypatch, 0.3).n_ctx == n_ctx
     with pytest.raises(OptionConflict, match=f"--ctx-size {n_ctx}: the KV cache would need 0.0 GiB, and there is"):

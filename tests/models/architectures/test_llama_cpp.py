@@ -27,7 +27,6 @@ from logitless.models.adapters.low_rank import EMBEDDING, NORMS
 from logitless.models.adapters.merge import merge
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
-from logitless.models.quantization.requantize import REQUANTIZED
 from logitless.models.synthetic.model import synthesize
 from logitless.models.tokenizer import from_metadata
 from logitless.training.adapters.lora import lora
@@ -35,7 +34,7 @@ from logitless.training.adapters.options import LoraOptions
 from tests.helpers import bert_model
 from tests.helpers.architecture_specs import COHERE_MOE, ENCODERS, MAPPED, PLAIN
 from tests.helpers.mla_specs import DEEPSEEK
-from tests.helpers.random_blocks import random_blocks
+from tests.helpers.random_blocks import RANDOM_TYPES, random_blocks
 from tests.helpers.reference_model import Spec, write
 from tests.helpers.unigram import TOKENS, add_unigrams
 from tests.models.adapters.test_lora import random_adapter
@@ -400,7 +399,7 @@ def test_types_mean_the_same_to_llama_cpp(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(gguf.GGML_QUANT_SIZES, 42, (64, 18))  # q2_0, which the package gguf does not know
     synthesize(source := tmp_path / "source.gguf", "mini", "F32")
     cases = []
-    for dtype in (*REQUANTIZED, "iq4_nl", "mxfp4", "nvfp4", "q1_0", "q2_0"):
+    for dtype in (*RANDOM_TYPES, "iq4_nl", "mxfp4", "nvfp4", "q1_0", "q2_0"):
         reader, rng = GGUFReader(source), np.random.default_rng(4)
         writer = GGUFWriter(path := tmp_path / f"{dtype}.gguf", "llama")
         for f in reader.fields.values():
