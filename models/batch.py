@@ -39,8 +39,8 @@ def cache_types(h: Hparams, type_k: str, type_v: str) -> tuple[str, ...]:
 
 
 def rotated(x: Tensor, cache: Tensor) -> Tensor:
-    """x (T, H, D) as a cache has it, or what comes from the cache as it was."""
-    return hadamard(x) if KV_TYPES[cache.dtype].rotated else x
+    """x (T, H, D) as a cache has it, or what comes from the cache as it was. Blocks of 32 are too small to gain."""
+    return hadamard(x) if KV_TYPES[cache.dtype].rotated and x.shape[-1] % 64 == 0 else x
 
 
 @dataclass(frozen=True)
