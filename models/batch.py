@@ -38,8 +38,10 @@ def cache_types(h: Hparams, type_k: str, type_v: str) -> tuple[str, ...]:
     return (type_k,) if h.mla else (type_k, type_v)
 
 
-def rotated(x: Tensor, cache: Tensor) -> Tensor:
-    """x (T, H, D) as a cache has it, or what comes from the cache as it was. Blocks of 32 are too small to gain."""
+def rotate(x: Tensor, cache: Tensor) -> Tensor:
+    """x (T, H, D) rotated if the cache's type wants it and heads are whole 64s, else x; its own inverse.
+
+    Blocks of 32 are too small to gain (docs/experiments/kv-cache.md)."""
     return hadamard(x) if KV_TYPES[cache.dtype].rotated and x.shape[-1] % 64 == 0 else x
 
 
@@ -312,19 +314,19 @@ class Cached:
             self.store(layer, k, v)
         n_ctx, of_out = pool.tables.shape[1] * PAGE, layer >= memory.n_layer_kv - 1
         caches = self.stored[kv_source]
-        q = rotated(q, caches[0])
+        q = rotate(q, caches[0])
         kv = *caches, pool.tables, *batch.visible(params, n_ctx, of_out=of_out)
         if v is None:
             y = latent_attention(q, *kv, scale=params.scale)
         else:
             y = attention(q, *kv, *params.sinks, scale=params.scale, window=params.window, cap=params.cap)
-        return rotated(y, caches[-1])
+        return rotate(y, caches[-1])
 
     def store(self, layer: int, k: Tensor, v: Tensor | None) -> list[Tensor]:
         """Write the keys and values of a layer for these rows; returns its caches afterwards."""
         pool, slot_mapping = self._room(layer)
         self.stored[layer] = [
-            store(cache, rotated(new, cache), slot_mapping)
+            store(cache, rotate(new, cache), slot_mapping)
             for store, cache, new in zip((store_k, store_v), pool.layers[layer], (k, v), strict=False)
             if new is not None
         ]

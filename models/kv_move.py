@@ -6,7 +6,7 @@ from logitless.graph.ops.attention.paged_attention import load_k, load_v, store_
 from logitless.graph.ops.rope import rope
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.architectures.rope import Rotary
-from logitless.models.batch import PagedMemory, rotated
+from logitless.models.batch import PagedMemory, rotate
 from logitless.models.hparams.hparams import Hparams
 
 
@@ -23,7 +23,7 @@ def move_cells(h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int) ->
         angles = local if h.is_local(layer) and rotary.local_frequency is not None else full
         k = load_k(keys, source)
         if h.has_rope(layer):
-            k = rotated(rope(rotated(k, keys), angles, interleaved=h.interleaved), keys)
+            k = rotate(rope(rotate(k, keys), angles, interleaved=h.interleaved), keys)
         written.append(store_k(keys, k, to))
     for _, *values in memory.full.layers.values():
         written += [store_v(cache, load_v(cache, source), to) for cache in values]

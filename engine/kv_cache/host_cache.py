@@ -86,7 +86,7 @@ class HostCache:
         return self.limit is None or self.nbytes + nbytes <= self.limit
 
     def put(self, key: bytes, owners: int, data: Bytes, *, lasts: bool = True) -> None:
-        """Store a block. A block larger than the limit goes to the disk at once, if it `lasts`."""
+        """Store a block. `lasts`: it may go to the disk, at once if it is larger than the limit."""
         is_large = self.limit is not None and data.nbytes > self.limit
         if self.disk is not None and lasts and (is_large or not data.nbytes):  # without bytes it would never leave
             self.disk.put(key, data)
@@ -96,9 +96,9 @@ class HostCache:
         self.nbytes += data.nbytes
         self.n_saved += 1
         while self.limit is not None and self.nbytes > self.limit:
-            oldest, (_, old, lasted) = self._blocks.popitem(last=False)
+            oldest, (_, old, old_lasts) = self._blocks.popitem(last=False)
             self.nbytes -= old.nbytes
-            if self.disk is not None and lasted:
+            if self.disk is not None and old_lasts:
                 self.disk.put(oldest, old)
             self._dropped(oldest)
 

@@ -121,7 +121,7 @@ class KVCacheManager:
                 seq.kv.mark(position, n_computed)
         return n_computed
 
-    def loads(self, seq: Sequence, slot: Slot, limit: int) -> bool:
+    def load_from_disk(self, seq: Sequence, slot: Slot, limit: int) -> bool:
         """Read a piece of the sequence's prefix from the disk to the device; False when that was all."""
         disk = self.host.disk if self.host is not None else None
         if disk is None:

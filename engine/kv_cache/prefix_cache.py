@@ -159,8 +159,8 @@ class PrefixCache:
         name = (choice, salt) if salt else choice
         root = self._roots.get(name)
         if root is None:
-            known_as = repr(self.root_name(choice, salt, transient)).encode()
-            root = self._roots[name] = Node(None, (), -1, blake2b(known_as, digest_size=16).digest())
+            label = repr(self.root_name(choice, salt, transient)).encode()
+            root = self._roots[name] = Node(None, (), -1, blake2b(label, digest_size=16).digest())
             root.transient = transient
             if self.listener is not None:
                 self.listener.rooted(root, choice, salt)

@@ -155,7 +155,7 @@ class Admission:
             return False
         assert seq.slot is not None
         others = any(other.started for other in self.running.seqs)
-        return others and self.kv.loads(seq, seq.slot, _known_limit(seq, seq.slot))
+        return others and self.kv.load_from_disk(seq, seq.slot, _known_limit(seq, seq.slot))
 
     def _start(self, seq: Sequence, is_first: bool, events: Events) -> bool:
         """Give a sequence its first blocks if all of its tokens have room beside the earlier ones' blocks."""

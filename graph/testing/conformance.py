@@ -190,10 +190,10 @@ def run(problem: Problem, backends: Sequence[Backend]) -> Outcome:
     got, after = fetched[: len(problem.roots)], fetched[len(problem.roots) :]
     worst = 0.0
     pairs = [(f"result {t.op}", e, decode(g, t)) for t, e, g in zip(problem.roots, expected, got, strict=True)]
-    written = [t for t, _ in problem.variables.values()]
+    variables = [t for t, _ in problem.variables.values()]
     for name, (t, _) in problem.variables.items():
         pairs.append((f"variable {name}", stored[name], decode(session.read(name), t)))
-    for (what, reference, value), t in zip(pairs, (*problem.roots, *written), strict=True):
+    for (what, reference, value), t in zip(pairs, (*problem.roots, *variables), strict=True):
         if is_paged(t):  # a store rounds to the blocks of its row
             reference = decode_pages(encode_pages(np.asarray(reference), t.dtype), t.dtype, t.shape)
         elif t.dtype == "bf16":

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from logitless.graph.dtype import DTYPES, KV_TYPES
+from logitless.graph.dtype import DTYPES, KV_TYPES, dequantize
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.tensor import Tensor
 
@@ -23,7 +23,7 @@ def _has_keys(shape: tuple[int, ...]) -> bool:
     return shape[3] == PAGE
 
 
-def quantised(rows: Array, dtype: str) -> Array:
+def quantize_rows(rows: Array, dtype: str) -> Array:
     """GGUF blocks of rows (n, D), as llama.cpp quantises activations: (n, D / 32, bytes of a block)."""
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
@@ -45,11 +45,11 @@ def quantised(rows: Array, dtype: str) -> Array:
 
 
 def encode_pages(values: Array, dtype: str) -> Array:
-    """Bytes of a cache with these values."""
+    """Bytes of a cache, its values (pages, H, D, 16) of keys or (pages, H, 16, D) of values."""
     kind, keys, shape = KV_TYPES[dtype], _has_keys(values.shape), values.shape
     rows = values.swapaxes(2, 3) if keys else values
     n, size = shape[0] * shape[1], rows.shape[3]
-    blocks = quantised(rows.reshape(-1, size), dtype).reshape(n, PAGE, size // 32, -1)
+    blocks = quantize_rows(rows.reshape(-1, size), dtype).reshape(n, PAGE, size // 32, -1)
     scales, blocks = np.split(blocks, [2 + 2 * kind.mins], 3)
     fifth, blocks = np.split(blocks, [4 * (kind.bits == 5)], 3)
     if kind.bits < 8 and keys:  # neighbours share a byte instead of halves
@@ -65,10 +65,7 @@ def encode_pages(values: Array, dtype: str) -> Array:
 
 
 def decode_pages(raw: Array, dtype: str, shape: tuple[int, ...]) -> Array:
-    """Values of a cache's bytes, float64."""
-    from gguf import GGMLQuantizationType
-    from gguf.quants import dequantize
-
+    """Values of a cache's bytes in its shape, float64."""
     kind, keys, n = KV_TYPES[dtype], _has_keys(shape), shape[0] * shape[1]
     size = shape[2] if keys else shape[3]
     pages = np.asarray(raw).reshape(-1).view(np.uint8).reshape(n, -1)
@@ -90,5 +87,5 @@ def decode_pages(raw: Array, dtype: str, shape: tuple[int, ...]) -> Array:
     fifth = [part(size // 32, 4)] if kind.bits == 5 else []
     scales = [part(size // 32, 2) for _ in range(1 + kind.mins)]
     rows = np.ascontiguousarray(np.concatenate([*scales, *fifth, blocks], 3)).reshape(n * PAGE, -1)
-    values = dequantize(rows, GGMLQuantizationType[dtype.upper()]).astype(np.float64).reshape(*shape[:2], PAGE, size)
+    values = dequantize(rows, dtype).astype(np.float64).reshape(*shape[:2], PAGE, size)
     return values.swapaxes(2, 3) if keys else values

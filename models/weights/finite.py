@@ -40,7 +40,7 @@ def _floats(raw: Bytes, dtype: str, kind: type[np.signedinteger[Any]]) -> Iterat
     step = _PIECE // width * width
     for start in range(0, len(raw), step):
         piece = raw[start : start + step]
-        if dtype == "iq1_m":
+        if dtype == "iq1_m":  # its f16 is four nibbles, at the top of the last four words
             words = (
                 piece.reshape(-1, width)[:, 48:].copy().view(np.uint16) >> 12 << np.arange(0, 16, 4, dtype=np.uint16)
             )

@@ -105,7 +105,7 @@ class Weights:
         return self.low_rank.added_of_experts(f"{self.prefix}{name}.weight", x, y, order, n)
 
     def norm(self, name: str, x: Tensor, h: Hparams) -> Tensor:
-        """Norm of x (T, n) by the architecture's kind, or x where the file has no such norm."""
+        """Norm of x (T, n) by the architecture's kind, which may have no weights; x where the file has no such norm."""
         if name not in self:
             unweighted = not h.architecture.norm.weighted and name in ("attn_norm", "ffn_norm", "output_norm")
             return rms_norm(centred(x), const(1.0), eps=h.eps) if unweighted else x

@@ -6,10 +6,10 @@ import math
 
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, lower, n_elements
-from logitless.graph.ops.attention.hadamard import MOST, block_size
+from logitless.graph.ops.attention.hadamard import MAX_BLOCK, block_size
 from logitless.graph.tensor import Tensor
 
-MOST_GROUPS = 4096
+MAX_GROUPS = 4096  # each then has several blocks
 Kernel(
     "hadamard",
     [Arg("X", "f32"), Arg("Y", "f32", "w")],
@@ -32,7 +32,7 @@ Kernel(
   }""",
     simt=[{"WG": 32}],
     cpu=[{"WG": 1}],
-    local=[("float", "a", str(MOST))],
+    local=[("float", "a", str(MAX_BLOCK))],
 )
 
 
@@ -41,4 +41,4 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     size = block_size(t.shape[-1])
     n = n_elements(t) // size
     words = (n, size, bits(1 / math.sqrt(size)))
-    return [dispatch("hadamard", shape, (t.src[0], t), words, (min(n, MOST_GROUPS), 1))]
+    return [dispatch("hadamard", shape, (t.src[0], t), words, (min(n, MAX_GROUPS), 1))]

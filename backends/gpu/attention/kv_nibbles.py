@@ -34,7 +34,7 @@ def _packed(cases: list[str]) -> str:
     return f"(q < 8u ? (q < 4u ? {cases[0]} : {cases[1]}) : (q < 12u ? {cases[2]} : {cases[3]}))"
 
 
-# NIBBLE: the number of a quant in units of the scale. BELOW: what is added to all of a block, given its minimum.
+# NIBBLE: the number of a quant in units of the scale.
 FUNCTIONS = f"""
 #define PAGE_OF(kind) (9u + 2u * ((kind) & 1u) + ((kind) >> 1 & 1u)) /* bytes for each element of the head */
 #define SCALES_OF(kind) (8u + 2u * ((kind) & 1u))

@@ -43,11 +43,13 @@ SCALES = {
 }
 TWO_BITS = "{q} = q[{j} / 4u] >> (2u * ({j} % 4u)) & 0x03030303u;"
 NIBBLES = "{q} = q[{j} % 4u] >> (4u * ({j} / 4u));"
-# A word of the codebook, negative where a bit of `s` says so. Of seven signs the eighth is the parity.
+# A word of the codebook, negative where a bit of `s` says so. Of seven signs the eighth is the parity. A nibble
+# times 0x00204081 has its bit t in bit 8t.
 SIGNS = """{kind} m = ((s >> (4u * ({j} % 2u)) & 15u) * 0x00204081u & 0x01010101u) * 255u;
   {q} = (grid ^ m) + (m & 0x01010101u); }}"""
 SEVEN_SIGNS = f"""{{kind}} p = s ^ s >> 4u; p = p ^ p >> 2u; s = s | ((p ^ p >> 1u) & 1u) << 7u; {SIGNS}"""
-# Numbers plus an eighth of either sign, times 8.
+# Numbers plus an eighth of either sign, times 8. The codebook has them plus 1, whose 8 the last line takes away
+# with the 2 that keep each byte positive before.
 EIGHTHS = """{kind} grid = LOOK(G, place) >> (4u * ({j} % 2u)) & 0x0f0f0f0fu;
   grid = grid * 8u + (3u - up * 2u) * 0x01010101u;
   {q} = ((grid | 0x80808080u) - 0x0a0a0a0au) ^ 0x80808080u; }}"""
@@ -85,9 +87,8 @@ STEPS = {
 }
 TYPES = tuple(STEPS)
 RARE = tuple(name for name in TYPES if name not in ("q2_k", "q3_k", "iq4_xs"))  # types with fewer variants
-SIGNED = tuple(
-    name for name in TYPES if DTYPES[name].codes or DTYPES[name].grid
-)  # types whose bytes have a sign; the others have a minimum
+# types whose bytes have a sign; the others have a minimum
+SIGNED = tuple(name for name in TYPES if DTYPES[name].codes or DTYPES[name].grid)
 HALVES = ("q2_k", "q3_k", "nvfp4", "iq2_xs", "iq2_s", "iq1_m")  # types with scales for each 16 k
 SOFT = "#define SOFT\n"  # before the functions of kernels of Vulkan on a CPU
 # Words of a buffer at the places of each lane.

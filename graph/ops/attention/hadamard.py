@@ -12,19 +12,19 @@ import numpy as np
 from logitless.graph.op import Array, op, require
 from logitless.graph.tensor import Shape, Tensor
 
-MOST = 128  # elements of a block
+MAX_BLOCK = 128  # elements that are rotated together at most, as in llama.cpp
 
 
 def block_size(size: int) -> int:
-    """Elements that are rotated together: the largest power of two that divides a head's."""
-    return math.gcd(size, MOST)
+    """Elements that are rotated together: the largest power of two, up to MAX_BLOCK, that divides a head's."""
+    return math.gcd(size, MAX_BLOCK)
 
 
 @op
 def hadamard(x: Array) -> Array:
-    """Each block of x's last axis times H / √n, which is its own inverse: H[i][j] is −1 to the number of
-    bits that i and j share. Sums are those of the fast Walsh-Hadamard transform, neighbours first.
-    """
+    """Each block of n elements of x's last axis (`block_size`) times H / √n, which is its own inverse:
+    H[i][j] is −1 to the power of the number of bits that are set in both i and j. Sums are those of
+    the fast Walsh-Hadamard transform, neighbours first."""
     n, y = block_size(x.shape[-1]), x
     for step in (1 << i for i in range(n.bit_length() - 1)):
         pairs = y.reshape(*x.shape[:-1], -1, 2, step)
