@@ -98,7 +98,7 @@ def test_generate_refuses(mini_model: str, flags: list[str], words: list[str]) -
     assert all(word in got.stderr.decode() for word in words), got.stderr.decode()
 
 
-def test_plan_counts_every_byte(mini_model: str) -> None:
+def test_plan_counts_every_byte(mini_model: str, tmp_path: Path) -> None:
     flags = ("plan", "-m", mini_model, "--json", "-ub", "32", "-c", "1024", "-ctk", "f32", "-ctv", "f16")
     report = json_of(*flags)
     (cpu,) = report["devices"]
@@ -115,7 +115,7 @@ def test_plan_counts_every_byte(mini_model: str) -> None:
     assert (per_slot["n_ctx"], per_slot["prompts"]) == (192, 7 << 20)
     assert "up to 7.0 MiB more" in run(*few).stdout.decode()
     assert json_of(*few, "-cram", "-1", "--json")["prompts"] is None
-    on_disk = run(*few, "-cram", "-1", "--cache-disk", "none", "--cache-disk-size", "3").stdout.decode()
+    on_disk = run(*few, "-cram", "-1", "--cache-disk", str(tmp_path), "--cache-disk-size", "3").stdout.decode()
     assert "(--cache-ram): as much as there is\n" in on_disk
     assert "(--cache-disk): up to 3.0 MiB of files\n" in on_disk
 
