@@ -41,6 +41,9 @@ from logitless.graph.tensor import Tensor, feed, variable
 from logitless.graph.testing.conformance import put_scale
 from tests.helpers.paths import ROOT
 
+# Types of 256 k round dots to ones: the worst error, and the mean one as a share of what rounded activations make.
+# Those of few bits round more, since their dots are small.
+DOT_ROUNDING = {"q2_k": (4e-4, 0.05), "tq1_0": (2.2e-4, 0.03)}
 QUANTISED = [name for name, layout in LAYOUTS.items() if layout.block > 1]
 FLOATS = ["f32", "f16", "bf16"]
 GUARD = 64
@@ -175,11 +178,11 @@ def test_quantised_weights(pool: WorkerPool, dtype: str) -> None:
             y = multiply(pool, x, packed, dtype, n)
             inexact = rounded(pool, x, DTYPES[dtype].act_group) @ w.T
             exact = LAYOUTS[dtype].scale_blocks == 1 or LAYOUTS[dtype].grid
-            assert worst(y, inexact) < (1e-6 if exact else 4e-4)
+            most, share = (1e-6, 1e-3) if exact else DOT_ROUNDING.get(dtype, (2e-4, 0.03))
+            assert worst(y, inexact) < most
             assert worst(y, x.astype(np.float64) @ w.T) < linear.tolerance_quantised
-            if LAYOUTS[dtype].scale_blocks > 1:  # dots are rounded to ones
-                ours, theirs = np.abs(y - inexact).mean(), np.abs(inexact - x.astype(np.float64) @ w.T).mean()
-                assert ours < 0.05 * theirs
+            ours, theirs = np.abs(y - inexact).mean(), np.abs(inexact - x.astype(np.float64) @ w.T).mean()
+            assert ours < share * theirs
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
