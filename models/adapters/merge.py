@@ -18,8 +18,8 @@ from logitless.models.quantization.quantize import DTYPES, F32, dequantized, qua
 from logitless.models.quantization.quantize_model import plan_export
 
 # Types of nearly the same numbers
-WRITTEN_AS = {"iq1_s": "q5_0", "iq1_m": "q6_k", "tq1_0": "q4_0", "tq2_0": "q4_0"}
-WRITTEN_AS |= dict.fromkeys(("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"), "q8_0")
+WRITTEN_AS = {"iq1_s": "q5_0", "iq1_m": "q6_k", **dict.fromkeys(("tq1_0", "tq2_0", "q1_0", "q2_0"), "q4_0")}
+WRITTEN_AS |= dict.fromkeys(("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "nvfp4"), "q8_0")
 
 
 def merge(

@@ -11,7 +11,8 @@ import numpy as np
 from gguf import GGUFWriter, quants
 from gguf.constants import GGMLQuantizationType
 
-from logitless.models.quantization.quantize import quantize
+from logitless.graph.dtype import dequantize
+from logitless.models.quantization.quantize import DTYPES, quantize
 from logitless.models.synthetic.vocabulary import vocabulary
 from tests.helpers import gemma_layers
 from tests.helpers import reference_traits as traits
@@ -265,10 +266,10 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
 
     def put(name: str, values: Array, dtype: str) -> None:
         kind = GGMLQuantizationType[dtype.upper()]
-        if dtype in RANDOM_TYPES:
+        if dtype in RANDOM_TYPES or dtype not in DTYPES:
             raw = random_blocks(rng, values.shape, dtype, values.std())
             writer.add_tensor(name, raw, raw_dtype=kind)
-            seen[name] = quants.dequantize(raw, kind).astype(np.float64)
+            seen[name] = dequantize(raw, dtype).astype(np.float64)
             return
         if dtype in ("f32", "f16"):
             stored = values.astype(np.float32 if dtype == "f32" else np.float16)

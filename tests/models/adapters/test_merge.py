@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from logitless.graph.dtype import DTYPES
+from logitless.graph.dtype import BLOCK_TYPES, DTYPES
 from logitless.models.adapters.lora import Adapter, Pair
-from logitless.models.adapters.merge import merge
+from logitless.models.adapters.merge import WRITTEN_AS, merge
 from logitless.models.gguf.file import GGUFFile, TensorInfo
 from logitless.models.model import hparams_of
+from logitless.models.quantization.quantize import DTYPES as WRITTEN
 from logitless.models.quantization.quantize import dequantized
 from tests.helpers.random_blocks import RANDOM_TYPES
 from tests.helpers.reference_model import Spec, write
@@ -19,7 +20,8 @@ from tests.helpers.reference_model import Spec, write
 
 @pytest.mark.parametrize(
     ("dtype", "merged_as"),
-    [(t, t) for t in ("q2_k", "iq4_xs", "iq4_nl", "mxfp4")] + [("iq1_m", "q6_k"), ("tq2_0", "q4_0")],
+    [(t, t) for t in ("q2_k", "iq4_xs", "iq4_nl", "mxfp4")]
+    + [("iq1_m", "q6_k"), ("tq2_0", "q4_0"), ("q1_0", "q4_0"), ("nvfp4", "q8_0")],
 )
 def test_merged_matrices_keep_their_type_or_get_a_written_one(dtype: str, merged_as: str, tmp_path: Path) -> None:
     spec = Spec(n_embd=256, n_ff=256, dtype=dtype)
@@ -37,8 +39,12 @@ def test_merged_matrices_keep_their_type_or_get_a_written_one(dtype: str, merged
         assert merged.bytes_of(other).tobytes() == untouched
         found = dequantized(merged.tensors[name], merged.bytes_of(name))
     greatest = np.abs(expected).max()
-    levels = {"q2_k": 1.5, "q6_k": 31, "q4_0": 7, "iq4_nl": 7, "iq4_xs": 7, "mxfp4": 4}[merged_as]
+    levels = {"q2_k": 1.5, "q6_k": 31, "q8_0": 127, "q4_0": 7, "iq4_nl": 7, "iq4_xs": 7, "mxfp4": 4}[merged_as]
     assert np.abs(found - expected).max() < greatest / levels
+
+
+def test_every_type_of_blocks_has_one_that_is_written() -> None:
+    assert {WRITTEN_AS.get(dtype, dtype) for dtype in BLOCK_TYPES} <= {*WRITTEN}
 
 
 @pytest.mark.parametrize("dtype", RANDOM_TYPES)
