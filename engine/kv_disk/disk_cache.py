@@ -318,7 +318,8 @@ class DiskCache:
 def private_folder(path: Path) -> Path:
     """The folder of the caches below `path`, which this user alone can open. OSError: it cannot be made or used."""
     folder = path / "logitless-kv"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700, parents=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, "is not a folder", str(folder))

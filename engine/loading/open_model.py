@@ -129,7 +129,9 @@ class OpenModel:
         shares = runner_options.devices == engine.options.devices
         return _engine(self.options.model_draft, runner_options, target=engine if shares else None)
 
-    def scheduler(self, engine: ModelRunner, speculator: Speculator | None = None) -> Scheduler:
+    def scheduler(
+        self, engine: ModelRunner, speculator: Speculator | None = None, disk: DiskCache | None = None
+    ) -> Scheduler:
         """The scheduler of requests on this engine."""
         o = self.options
         if o.ctx_size and engine.n_ctx_slot > self.hparams.n_ctx_train:
@@ -147,7 +149,7 @@ class OpenModel:
                 n_ctx_slot=engine.n_ctx_slot,
                 slot_prompt_similarity=o.slot_prompt_similarity,
                 cache_ram=cache_ram_bytes(o.cache_ram),
-                disk=self._disk(engine),
+                disk=disk,
                 context_shift=o.context_shift,
                 continuous=o.cont_batching,
                 cache_idle_slots=o.cache_idle_slots,
@@ -174,6 +176,7 @@ class OpenModel:
         it cannot be loaded."""
         from logitless.backends.registry import prefetch_kernels
 
+        folder = self._cache_folder()
         # compile ahead; what other devices leave to the CPU is not known yet
         if self.engine_options.devices == ("cpu",):
             prefetch_kernels()
@@ -183,10 +186,11 @@ class OpenModel:
         if draft is not None:
             load_weights(draft)
         speculator = make_speculator(self.options, engine, draft, self.tokenizer)
-        scheduler = self.scheduler(engine, speculator)
+        disk = self._disk(engine, folder) if folder is not None else None
+        scheduler = self.scheduler(engine, speculator, disk)
         apply = not self.options.lora_init_without_apply
         adapters = register_adapters(engine, scheduler, self.adapters, apply=apply)
-        if (disk := scheduler.config.disk) is not None:
+        if disk is not None:
             scheduler.cache.prefixes.root_name = root_names(adapters)
             disk.settle(SETTLE_SECONDS)
         parts: list[Sleeper] = [engine, *speculator.models.values(), scheduler.cache]
@@ -223,17 +227,22 @@ class OpenModel:
             disk=disk,
         )
 
-    def _disk(self, engine: ModelRunner) -> DiskCache | None:
-        """The prompt cache on disk; None: nobody asked for it, or the devices' bits have no name."""
+    def _cache_folder(self) -> Path | None:
+        """The folder of prompts on disk, made where it is missing; None: the options name none."""
         if self.options.cache_disk is None:
             return None
-        path = Path(self.options.cache_disk)
         try:
-            return DiskCache(private_folder(path), cache_disk_bytes(self.options.cache_disk_size), space_of(engine))
+            return private_folder(Path(self.options.cache_disk))
         except OSError as error:
-            raise OptionConflict(f"--cache-disk {path}: {error.strerror or error}") from None
+            name = error.filename or self.options.cache_disk
+            raise OptionConflict(f"--cache-disk {name}: {error.strerror or error}") from None
+
+    def _disk(self, engine: ModelRunner, folder: Path) -> DiskCache | None:
+        """The prompt cache on disk; None: the devices' bits have no name."""
+        try:
+            return DiskCache(folder, cache_disk_bytes(self.options.cache_disk_size), space_of(engine))
         except ValueError as error:
-            log.warning("--cache-disk %s: is not used, for %s", path, error)
+            log.warning("--cache-disk %s: is not used, for %s", self.options.cache_disk, error)
             return None
 
     def _kv_events(

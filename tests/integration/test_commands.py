@@ -118,6 +118,7 @@ def test_plan_counts_every_byte(mini_model: str, tmp_path: Path) -> None:
     on_disk = run(*few, "-cram", "-1", "--cache-disk", str(tmp_path), "--cache-disk-size", "3").stdout.decode()
     assert "(--cache-ram): as much as there is\n" in on_disk
     assert "(--cache-disk): up to 3.0 MiB of files\n" in on_disk
+    assert not list(tmp_path.iterdir())  # its dry run computes no keys and values
 
 
 def test_plan_measures_a_server_whose_slots_are_all_busy(

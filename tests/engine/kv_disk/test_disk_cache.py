@@ -24,6 +24,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from logitless.engine.kv_disk import disk_cache
 from logitless.engine.kv_disk.disk_cache import DIGEST, DiskCache, private_folder
+from logitless.engine.loading.open_model import demo_model, open_model
+from logitless.engine.loading.options import ModelOptions, OptionConflict
 from tests.helpers.paths import ROOT
 
 LONG = 30.0  # seconds that no test needs
@@ -97,6 +99,19 @@ def test_a_file_that_is_not_the_block_is_a_miss_with_one_line(
     if damage != "folder":
         with opened(tmp_path) as cache:
             assert cache.get(b"a") is not None
+
+
+@pytest.mark.parametrize(("kind", "message"), [("file", "is not a folder"), ("link", "is not a folder"), ("above", "")])
+def test_a_folder_that_is_none_is_one_line_before_weights_are_read(tmp_path: Path, kind: str, message: str) -> None:
+    folder = tmp_path / "logitless-kv"
+    if kind == "link":
+        folder.symlink_to(tmp_path)
+    else:
+        folder.write_bytes(b"text")
+    path = folder if kind == "above" else tmp_path
+    model = open_model(demo_model(), ModelOptions(cache_disk=str(path)))
+    with pytest.raises(OptionConflict, match=f"^--cache-disk {path / 'logitless-kv'}: {message}"):
+        model.load()
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="modes of POSIX")
