@@ -171,23 +171,23 @@ def _step_function(delta, axes=2):
     """intrinsic of one token on WIDTH columns of a head: updates the state s (D, WIDTH), y = q · s.
 
     `recalled` holds k · s on entry and k_next · s on return, if `delta` (the delta rule) needs it.
-    Decays are one number, or addressed by `fading`: of each row (3 axes), k and k_next then times
-    the decay for `recalled`; of each element (4).
+    Decays are one number (2 `axes`), or at the address `decays`: of each row (3), where k and k_next
+    of `recalled` are times the decay; of each element (4).
     """
 
-    def step(typingctx, s, k, q, v, y, recalled, k_next, size, fading, decay, beta, scale):
+    def step(typingctx, s, k, q, v, y, recalled, k_next, size, decays, decay, beta, scale):
         def codegen(ctx, b, sig, a):
             state, key, query, value, out, recall, next_k = (b.inttoptr(x, e.I8P) for x in a[:7])
-            fades = b.inttoptr(a[8], e.I8P)
+            factors = b.inttoptr(a[8], e.I8P)
             decay, beta, scaled = (e.splat(b, x) for x in a[9:])
 
-            def faded(i, p):
+            def decay_row(i, p):
                 """Each half of row i of the state, at p, times its decay."""
                 rows = [e.load(b, part, e.V16F, 4) for part in p]
                 if axes == 2:
                     return [b.fmul(decay, row) for row in rows]
-                own = [_number(b, fades, i)] * len(rows) if axes == 3 else None
-                own = own or [e.load(b, part, e.V16F, 4) for part in _row(b, fades, i)]
+                own = [_number(b, factors, i)] * len(rows) if axes == 3 else None
+                own = own or [e.load(b, part, e.V16F, 4) for part in _row(b, factors, i)]
                 return [b.fmul(factor, row) for factor, row in zip(own, rows, strict=True)]
 
             def half(base, h):
@@ -195,16 +195,16 @@ def _step_function(delta, axes=2):
 
             residual = [half(value, h) for h in HALVES]
             if delta:
-                known = [half(recall, h) for h in HALVES]
-                known = known if axes > 2 else [b.fmul(decay, x) for x in known]
-                residual = [b.fsub(x, y) for x, y in zip(residual, known, strict=True)]
+                memory = [half(recall, h) for h in HALVES]
+                memory = memory if axes > 2 else [b.fmul(decay, x) for x in memory]
+                residual = [b.fsub(x, y) for x, y in zip(residual, memory, strict=True)]
             residual = [b.fmul(beta, x) for x in residual]
             queries = [query, next_k] if delta else [query]
 
             def body(i, sums):
                 numbers = [_number(b, base, i) for base in (key, *queries)]
                 totals, places = [[] for _ in queries], _row(b, state, i)
-                for h, p, old in zip(HALVES, places, faded(i, places), strict=True):
+                for h, p, old in zip(HALVES, places, decay_row(i, places), strict=True):
                     new = e.fma(b, numbers[0], residual[h], old)
                     e.store(b, new, p, 4)
                     for q, column_sums in enumerate(totals):
@@ -228,9 +228,9 @@ _step_rows, _step_elements = _step_function(True, 3), _step_function(False, 4)
 
 
 @njit(forceinline=True)
-def _scaled_key(k, fading, out, size):
+def _scaled_key(k, decays, out, size):
     """A key times the decays of the rows of the state."""
-    x, f, y = f32p(k), f32p(fading), f32p(out)
+    x, f, y = f32p(k), f32p(decays), f32p(out)
     for i in range(size):
         y[i] = x[i] * f[i]
 
@@ -258,10 +258,10 @@ def linear_attention():
         v_row = scratch + size * WIDTH * 4
         y_row = v_row + WIDTH * 4
         recalled = y_row + WIDTH * 4
-        faded_key = recalled + WIDTH * 4
-        fadings = faded_key + size * 4
+        decayed_key = recalled + WIDTH * 4
+        element_decays = decayed_key + size * 4
         for i in range(size * WIDTH if axes == 4 else 0):
-            f32p(fadings)[i] = np.float32(0)
+            f32p(element_decays)[i] = np.float32(0)
         for i in range((size + 1) * WIDTH):  # columns beyond the last stay zero
             f32p(scratch)[i] = np.float32(0)
         for unit in range(begin, end):
@@ -274,29 +274,31 @@ def linear_attention():
                     if delta:
                         first_key = k_at + (t * k_heads + k_head) * size * 4
                         if axes == 3:
-                            _scaled_key(first_key, decay_at + (t * heads + h) * size * 4, faded_key, size)
-                            first_key = faded_key
+                            _scaled_key(first_key, decay_at + (t * heads + h) * size * 4, decayed_key, size)
+                            first_key = decayed_key
                         _read_state(scratch, first_key, recalled, size)
                 at, key = (t * heads + h) * width + c0, (t * k_heads + k_head) * size * 4
                 copy_rows(v_at + at * 4, 0, v_row, 0, 1, n)
                 i = t * heads + h
                 k = k_at + key
                 next_k = k + (k_heads * size * 4 if t + 1 < rows else 0)
-                q, learns = q_at + key, beta[i]
+                q, rate = q_at + key, beta[i]
                 if axes == 3:
-                    fading = decay_at + i * size * 4
+                    row_decays = decay_at + i * size * 4
                     if t + 1 < rows:
-                        _scaled_key(next_k, fading + heads * size * 4, faded_key, size)
+                        _scaled_key(next_k, row_decays + heads * size * 4, decayed_key, size)
                     one = np.float32(1)
-                    _step_rows(scratch, k, q, v_row, y_row, recalled, faded_key, size, fading, one, learns, scale)
+                    _step_rows(scratch, k, q, v_row, y_row, recalled, decayed_key, size, row_decays, one, rate, scale)
                 elif axes == 4:
-                    copy_rows(decay_at + (i * size * width + c0) * 4, width, fadings, WIDTH, size, n)
+                    copy_rows(decay_at + (i * size * width + c0) * 4, width, element_decays, WIDTH, size, n)
                     one = np.float32(1)
-                    _step_elements(scratch, k, q, v_row, y_row, recalled, next_k, size, fadings, one, learns, scale)
+                    _step_elements(
+                        scratch, k, q, v_row, y_row, recalled, next_k, size, element_decays, one, rate, scale
+                    )
                 elif delta:
-                    _step_delta(scratch, k, q, v_row, y_row, recalled, next_k, size, 0, decay[i], learns, scale)
+                    _step_delta(scratch, k, q, v_row, y_row, recalled, next_k, size, 0, decay[i], rate, scale)
                 else:
-                    _step(scratch, k, q, v_row, y_row, recalled, next_k, size, 0, decay[i], learns, scale)
+                    _step(scratch, k, q, v_row, y_row, recalled, next_k, size, 0, decay[i], rate, scale)
                 copy_rows(y_row, 0, y_at + at * 4, 0, 1, n)
                 if ends_at != 0 and 0 <= ends[t] < n_states:
                     copy_rows(scratch, WIDTH, place + np.int64(ends[t]) * heads * size * width * 4, width, size, n)

@@ -24,7 +24,8 @@ from logitless.backends.cpu.kernels.ir.registry import (
     u32p,
 )
 
-LEAST = np.float32(1e-15)  # of a block with codes; numbers below are zeros
+# A block with codes is all zeros if its largest magnitude is below this, as in llama.cpp (GROUP_MAX_EPS).
+ZERO_BLOCK = np.float32(1e-15)
 
 
 def _fit(kind):
@@ -50,15 +51,15 @@ def _fit(kind):
             scale, low = top / lowest, np.float32(0)
         inverse = np.float32(1) / scale if scale != np.float32(0) else np.float32(0)
         if codes:
-            if abs_f32(top) < LEAST:
+            if abs_f32(top) < ZERO_BLOCK:
                 return np.float32(0), np.float32(0), low
             product, square = np.float32(0), np.float32(0)
             for i in range(32):  # least squares, weighted with x²
                 v = x[first + i]
                 weight, q = v * v, np.float32(value_of(quantize(v, inverse, low)))
-                weighted = weight * q
-                product += weighted * v
-                square += weighted * q
+                term = weight * q
+                product += term * v
+                square += term * q
             scale = product / square if square > np.float32(0) else np.float32(0)
         return inverse, scale, low
 
