@@ -85,13 +85,14 @@ class HostCache:
         """True if `nbytes` more fit without an eviction."""
         return self.limit is None or self.nbytes + nbytes <= self.limit
 
-    def put(self, key: bytes, owners: int, data: Bytes, *, lasts: bool = True) -> None:
-        """Store a block. `lasts`: it may go to the disk, at once if it is larger than the limit."""
+    def put(self, key: bytes, owners: int, data: Bytes, *, lasts: bool = True) -> bool:
+        """Store a block; True if it is in memory now. `lasts`: it may go to the disk, at once if it is
+        larger than the limit."""
         is_large = self.limit is not None and data.nbytes > self.limit
         if self.disk is not None and lasts and (is_large or not data.nbytes):  # without bytes it would never leave
             self.disk.put(key, data)
         if is_large:
-            return
+            return False
         self._blocks[key] = owners, data, lasts
         self.nbytes += data.nbytes
         self.n_saved += 1
@@ -101,6 +102,7 @@ class HostCache:
             if self.disk is not None and old_lasts:
                 self.disk.put(oldest, old)
             self._dropped(oldest)
+        return True
 
     def get(self, key: bytes, owners: int) -> Bytes | None:
         """Bytes of a block, or None. They stay cached, for the device may evict the block again."""

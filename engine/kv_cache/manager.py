@@ -123,13 +123,10 @@ class KVCacheManager:
 
     def load_from_disk(self, seq: Sequence, slot: Slot, limit: int) -> bool:
         """Read a piece of the sequence's prefix from the disk to the device; False when that was all."""
-        disk = self.host.disk if self.host is not None else None
-        if disk is None:
+        if self.host is None or self.host.disk is None:
             return False
-        end = disk.nbytes_read + DISK_PIECE
         root, owner = seq.kv.root, 1 << slot.id
-        self.offload.restore(root, seq.tokens, limit, -1, owner, inexact=seq.takes_inexact, most=DISK_PIECE)
-        return disk.nbytes_read >= end
+        return not self.offload.restore(root, seq.tokens, limit, -1, owner, inexact=seq.takes_inexact, most=DISK_PIECE)
 
     def _match(self, seq: Sequence, limit: int, tails: list[PartialBlock]) -> _CachedPrefix:
         """Longest cached prefix whose auxiliary state is cached too."""

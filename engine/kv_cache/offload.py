@@ -82,8 +82,9 @@ class Offload:
         assert self.host is not None
         if not self.host.add_owners(node.key, node.owners):
             with suppress(MemoryError, OSError):
-                self.host.put(node.key, node.owners, self.store.read(node.block), lasts=not node.inexact)
-                if self.prefixes.listener is not None and node.key in self.host:
+                data = self.store.read(node.block)
+                is_saved = self.host.put(node.key, node.owners, data, lasts=not node.inexact)
+                if is_saved and self.prefixes.listener is not None:
                     self.prefixes.listener.saved(node)
 
     def save_ahead(self, nodes: Iterable[Node], request_waits: Callable[[], bool]) -> None:
@@ -123,8 +124,8 @@ class Offload:
     ) -> bool:
         """Restore blocks of tokens[:limit] from host memory or disk, as far as there are free blocks.
 
-        `most`: bytes to read from the disk. Returns True if the usable prefix may be longer than
-        `n_found` tokens now.
+        Returns True if the usable prefix may be longer than `n_found` tokens now, False also where
+        `most` bytes of the disk were read and more of it is there.
         """
         prefixes = self.prefixes
         cached = self._known(root, tokens, limit, inexact=inexact)
@@ -135,8 +136,10 @@ class Offload:
         nodes: list[Node] = []  # referenced, so that restoring evicts none of them
         disk = self.host.disk if self.host is not None else None
         n_read = disk.nbytes_read if disk is not None else 0
+        is_all = True
         for name, key, node in cached:
             if disk is not None and disk.nbytes_read >= n_read + most:
+                is_all = False
                 break
             if node is None:
                 node = self._restored(nodes[-1] if nodes else root, name, key, owner)
@@ -145,13 +148,13 @@ class Offload:
             else:
                 prefixes.acquire(node.block)
             nodes.append(node)
-        if self.auxiliary is not None:
+        if self.auxiliary is not None and is_all:
             self._restore_auxiliary(self.auxiliary, nodes, owner)
         for node in reversed(nodes):
             prefixes.release(node.block)
         if disk is not None and disk.nbytes_read > n_read:
             disk.touch(key for node in nodes for key in (node.key, _auxiliary_key(node.key)))
-        return True
+        return is_all
 
     def newest_first(self) -> Iterator[tuple[bytes, Callable[[], Bytes]]]:
         """Keys and readers of all that is worth keeping: on the device, then in host memory.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.kv_cache.recurrent_state import RecurrentStates
 from logitless.engine.kv_cache.slot_actions import erase, snapshot
 from logitless.engine.kv_disk.disk_cache import DiskCache
 from logitless.engine.sequence import Sequence
@@ -147,6 +148,27 @@ def test_a_long_prefix_is_read_in_pieces_between_the_steps_of_others(
         for path in disk.folder.rglob("*"):
             if path.is_file():
                 path.unlink()
+
+
+def test_a_state_that_the_device_cannot_take_is_not_read_again_and_again(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: RecurrentStates, *_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("logitless.engine.kv_cache.manager.DISK_PIECE", 1)
+    asked(disk.bench(n_states=9), prompt(64), 5)
+    disk.stop()
+    second = disk.bench(n_slots=2, n_states=18)
+    other = second.submit(prompt(20, 7), n_predict=60, ignore_eos=True)
+    second.step(3)
+    monkeypatch.setattr(RecurrentStates, "put", full)
+    seq = second.submit([*prompt(64), 3], n_predict=4, ignore_eos=True)
+    second.step(12)
+    assert seq.done
+    assert not other.done
+    second.drain()
+    assert tokens_are_right(second, seq, other)
 
 
 def tokens_are_right(bench: Bench, *seqs: Sequence) -> bool:

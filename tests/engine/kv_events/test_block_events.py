@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from hashlib import blake2b
+from pathlib import Path
 from struct import pack
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.prefix_cache import Node
+from logitless.engine.kv_disk.disk_cache import DiskCache
 from logitless.engine.kv_events.block_events import (
     AllBlocksCleared,
     BlockEvents,
@@ -82,11 +84,22 @@ def prefixes(bench: Bench) -> set[tuple[int, ...]]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"cache_ram": None}, {"cache_ram": 5 * BLOCK_SIZE * 16}, {"cache_ram": None, "cache_idle_slots": False}],
-    ids=["device", "host", "little host", "preempted only"],
+    [
+        {},
+        {"cache_ram": None},
+        {"cache_ram": 5 * BLOCK_SIZE * 16},
+        {"cache_ram": None, "cache_idle_slots": False},
+        {"disk": True},
+        {"cache_ram": 5 * BLOCK_SIZE * 16, "disk": True},
+    ],
+    ids=["device", "host", "little host", "preempted only", "disk", "little host and disk"],
 )
-def test_a_router_knows_what_is_cached(options: dict[str, Any]) -> None:
-    """Also while blocks are evicted, offloaded and restored, sequences preempted, and the device lost."""
+def test_a_router_knows_what_is_cached(options: dict[str, Any], tmp_path: Path) -> None:
+    """Also while blocks are evicted, offloaded and restored, sequences preempted, and the device lost.
+
+    What is only on disk is nobody's to know: other processes may delete it."""
+    disk = DiskCache(tmp_path, 1 << 20, lambda _: b"s" * 16) if "disk" in options else None
+    options = options | {"disk": disk}
     bench, rng = Bench(n_slots=3, n_ctx=160, **options), random.Random(5)
     router = Router(bench)
     for turn in range(60):
@@ -106,6 +119,8 @@ def test_a_router_knows_what_is_cached(options: dict[str, Any]) -> None:
         assert len(router.blocks["CPU"]) == (0 if host is None else len(host))
     assert bench.scheduler.stats.preemptions > 0
     assert sum(isinstance(event, AllBlocksCleared) for event in router.events) == 2  # at the start, and the loss
+    if disk is not None:
+        disk.close()
 
 
 def test_a_hash_is_the_same_after_eviction_offload_and_another_request() -> None:
