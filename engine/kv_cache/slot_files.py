@@ -1,10 +1,12 @@
 """Slot files: saved KV cache of a slot, written atomically and verified by checksum.
 
-16 bytes "logitless slot" and two zeros u32, u32 format version, bytes of the header header JSON:
-cache kind, adapters, number of tokens i32 × n token ids bytes KV blocks in the device's layout
-bytes auxiliary state for the next token: blocks of the sliding-window KV group, or recurrent state
-32 bytes BLAKE2b of everything before
-"""
+16 bytes       "logitless slot" and two zeros
+u32, u32       format version, bytes of the header
+header         JSON: cache kind, adapters, number of tokens
+i32 × n        token ids
+bytes          KV blocks in the device's layout
+bytes          auxiliary state for the next token: blocks of the sliding-window KV group, or recurrent state
+32 bytes       BLAKE2b of everything before"""
 
 from __future__ import annotations
 

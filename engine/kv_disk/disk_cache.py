@@ -36,6 +36,7 @@ PART = ".part"  # end of the name of a file that is not complete
 QUEUE = 256 << 20  # bytes that wait for the thread, at most
 SLACK = 16  # a sixteenth of the limit is written, or freed, at once
 PAUSE = 60.0  # seconds without writing after the disk refused
+JOIN_SECONDS = 1.0  # of the end, for what the thread has begun; it may hash a model
 FULL = (errno.ENOSPC, errno.EDQUOT)
 SPACE = 16  # bytes of a space's hash
 
@@ -163,8 +164,7 @@ class DiskCache:
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-        if self._thread.is_alive():
-            self._thread.join(max(1.0, seconds))
+        self._thread.join(JOIN_SECONDS)
 
     # -- files
 

@@ -276,6 +276,17 @@ def test_too_much_at_once_is_dropped_but_waited_for_at_the_end(
     assert stamps == sorted(stamps, reverse=True)  # the most useful ones are the last to be deleted
 
 
+def test_the_end_does_not_wait_for_a_model_that_is_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_cache, "JOIN_SECONDS", 0.0)
+    unknown, ended = threading.Event(), threading.Event()
+    cache = DiskCache(tmp_path, 1 << 20, lambda _: unknown.wait(LONG) and b"s" * 16)  # type: ignore[arg-type,return-value]
+    closer = threading.Thread(target=lambda: (cache.close(LONG), ended.set()))
+    closer.start()
+    assert ended.wait(LONG / 3)
+    unknown.set()
+    closer.join()
+
+
 class Processes(RuleBasedStateMachine):
     """Two processes on one folder, and a dict of what may be found."""
 
