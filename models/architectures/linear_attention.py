@@ -1,7 +1,7 @@
-"""Linear attention layers: short convolution (LFM 2), gated delta rule (Qwen 3.5), Mamba 2.
+"""Linear attention layers: short convolution, gated delta rule, Kimi Delta Attention, Mamba, Mamba 2.
 
-Gated delta rule: also Qwen 3 Next; Mamba 2: Granite 4 H, Nemotron H, Falcon H1; Mamba: Falcon Mamba,
-Jamba; Kimi Delta Attention: Kimi Linear, Ling 3."""
+Short convolution: LFM 2; gated delta rule: Qwen 3.5, Qwen 3 Next; Kimi Delta Attention: Kimi Linear,
+Ling 3; Mamba: Falcon Mamba, Jamba; Mamba 2: Granite 4 H, Nemotron H, Falcon H1."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ def mamba(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, mem
     bias = b.bias("ssm_conv1d")
     mixed = silu(convolved if bias is None else add(convolved, bias))
     parts, start = b.linear("ssm_x", mixed), 0
-    found = []
+    normed = []
     for name, width in (("ssm_dt_norm", r.n_steps), ("ssm_b_norm", r.size), ("ssm_c_norm", r.size)):
         part = take_columns(parts, start, width)
-        found.append(rms_norm(part, const(1.0), eps=h.eps) if r.normed else b.norm(name, part, h))
+        normed.append(rms_norm(part, const(1.0), eps=h.eps) if r.normed else b.norm(name, part, h))
         start += width
-    steps, k, q = found
+    steps, k, q = normed
     steps = softplus(b.linear("ssm_dt", steps))  # (T, n)
     heads = (-1, r.n_heads, r.width)
     decay = exp(mul(reshape(steps, shape=(-1, r.n_heads, 1, r.width)), b.tensors[f"{b.prefix}ssm_a"]))

@@ -321,8 +321,9 @@ def _causal(keys: Keys) -> bool:
 def _activation(keys: Keys) -> Activation:
     ffn = ARCHITECTURES[keys.arch].ffn
     name = keys.get("hidden_activation", str(ffn.activation)) if ffn.activation_in_file else ffn.activation
-    if name not in list(Activation):
-        raise keys.error("hidden_activation", f"is {name!r}; supported are {', '.join(Activation)}")
+    supported = [kind for kind in Activation if kind is ffn.activation or kind is not Activation.XIELU]
+    if name not in supported:
+        raise keys.error("hidden_activation", f"is {name!r}; supported are {', '.join(supported)}")
     return Activation(name)
 
 

@@ -25,8 +25,13 @@ class LayerSizes:
 
 def read_n_heads(keys: Keys, n_blocks: int) -> tuple[int, ...]:
     """Number of query heads of each layer; 0: the layer does not attend."""
-    attention = ARCHITECTURES[keys.arch].attention
-    return keys.counts("attention.head_count", n_blocks, or_none=attention.optional) if attention.enabled else (0,)
+    attention, key = ARCHITECTURES[keys.arch].attention, "attention.head_count"
+    if not attention.enabled:
+        return (0,)
+    n_heads = keys.counts(key, n_blocks, or_none=attention.optional)
+    if not any(n_heads):
+        raise keys.error(key, "is 0: no layer attends")
+    return n_heads
 
 
 def read_layer_sizes(
@@ -56,7 +61,7 @@ def read_layer_sizes(
     if architecture.attention.optional and any(kv and not ff for ff, kv in zip(widths, n_head_kv, strict=True)):
         raise keys.error("feed_forward_length", "is 0 where a layer attends")
     for of_queries, n in zip(n_heads, n_head_kv, strict=True):
-        if n and of_queries % n:
+        if n and (not of_queries or of_queries % n):
             raise ModelFileError(keys.file, f"{of_queries} heads cannot share {n} key/value heads")
     if "attention.key_length" not in keys and len(set(n_heads) - {0}) > 1:
         raise keys.error("attention.head_count", "differs between layers, and attention.key_length is missing")

@@ -1,4 +1,4 @@
-"""Hyper-parameters of recurrent layers (SSM keys)."""
+"""Hyper-parameters that no layer can have, foremost of recurrent layers (SSM keys)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
-from tests.helpers.architecture_specs import PLAIN
+from tests.helpers.architecture_specs import MAPPED, PLAIN
 from tests.helpers.reference_model import write
 
 
@@ -34,6 +34,9 @@ from tests.helpers.reference_model import write
         ("deci", {"attention.head_count_kv": [0] * 6}, "key 'deci.attention.head_count_kv' is 0"),
         ("deci", {"feed_forward_length": [96, 96, 96, 0, 0, 96]}, "key 'deci.feed_forward_length' is 0 where a layer"),
         ("deci", {"attention.head_count": [4, 2, 0, 0, 4, 0]}, "differs between layers"),
+        ("deci", {"attention.head_count": [0] * 6}, "key 'deci.attention.head_count' is 0: no layer attends"),
+        ("deci", {"attention.head_count": [0, 4, 4, 4, 4, 4]}, "0 heads cannot share"),
+        ("bitnet", {"hidden_activation": "xielu"}, "is 'xielu'; supported are silu, gelu, relu, relu2"),
         ("granitehybrid", {"attention.head_count_kv": 2}, "is not a number for each of 4 layers"),
         ("granitehybrid", {"attention.head_count_kv": [2, 2, 2, 2]}, "leaves no layer that keeps a state"),
         ("granitehybrid", {"ssm.inner_size": 130}, "ssm.inner_size' is 130, not a multiple of 4 heads"),
@@ -46,7 +49,7 @@ from tests.helpers.reference_model import write
     ],
 )
 def test_impossible_value_is_refused_by_its_key(arch: str, keys: dict[str, Any], message: str, tmp_path: Path) -> None:
-    spec = PLAIN[arch]
+    spec = (PLAIN | MAPPED)[arch]
     write(path := tmp_path / "m.gguf", spec)  # with the tensors of what is right
     from gguf import GGUFReader, GGUFWriter
 
@@ -58,7 +61,7 @@ def test_impossible_value_is_refused_by_its_key(arch: str, keys: dict[str, Any],
             continue
         writer.add_key_value(name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
     for short, value in keys.items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
+        add = {bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array, str: writer.add_string}
         if value is not None:
             add[type(value)](f"{arch}.{short}", value)
     for t in reader.tensors:
