@@ -16,6 +16,7 @@ import yaml
 from logitless.cli.command_table import COMMANDS
 from logitless.cli.flags.flags import parse
 from logitless.cli.main import main
+from logitless.models.architectures.registry import ARCHITECTURES
 from scripts import docs_pages, error_lines
 from tests.helpers.paths import ROOT
 
@@ -190,6 +191,10 @@ def test_the_readme_is_short() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
     assert len(text.split()) <= 1000
+
+
+def test_the_readme_counts_the_architectures() -> None:
+    assert f"[{len(ARCHITECTURES)} architectures](docs/models.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_changelog_is_short() -> None:

@@ -202,8 +202,8 @@ def test_a_killed_process_leaves_whole_files_only(tmp_path: Path, monkeypatch: p
     assert sum(path.suffix == disk_cache.PART for path in files(tmp_path)) == 1
     monkeypatch.setattr("logitless.models.atomic_write.ABANDONED", -1)
     with opened(tmp_path) as cache:
-        found = [cache.get(b"key%d" % i) for i in range(4)]
-        assert [None if data is None else data.tolist() for data in found] == [[0] * 100, [1] * 100, None, None]
+        blocks = [cache.get(b"key%d" % i) for i in range(4)]
+        assert [None if data is None else data.tolist() for data in blocks] == [[0] * 100, [1] * 100, None, None]
         cache.put(b"key2", block(2))
     assert len(files(tmp_path)) == 3  # its unfinished file is deleted
 
@@ -311,18 +311,18 @@ class Processes(RuleBasedStateMachine):
         self.caches[who].put(key, block(key[-1]))
         assert self.caches[who].drain(LONG)
         self.put_at[key] = key[-1]
-        found = self.caches[who].get(key)
+        data = self.caches[who].get(key)
         # what another process or a test has damaged unseen is a miss, and then it can be put again
-        assert found is None or found.tolist() == [key[-1]] * 100
-        if found is None:
+        assert data is None or data.tolist() == [key[-1]] * 100
+        if data is None:
             self.caches[who].put(key, block(key[-1]))
             assert self.caches[who].get(key) is not None
             assert self.caches[who].drain(LONG)
 
     @rule(who=who, key=keys)
     def get(self, who: int, key: bytes) -> None:
-        found = self.caches[who].get(key)
-        assert found is None or (key in self.put_at and found.tolist() == [key[-1]] * 100)
+        data = self.caches[who].get(key)
+        assert data is None or (key in self.put_at and data.tolist() == [key[-1]] * 100)
 
     @rule(who=who, keys=st.lists(keys, max_size=4))
     def touch(self, who: int, keys: list[bytes]) -> None:
