@@ -104,7 +104,7 @@ def grid_of(dtype: str) -> npt.NDArray[np.int8]:
 
 
 def dequantize(raw: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[np.float32]:
-    """Numbers of rows (…, bytes of a row) of a block type, or of bf16; NaN and infinity stay what they are."""
+    """Rows (…, bytes of a row) of a block type or bf16 as float32 (…, elements); NaN and infinity stay."""
     import numpy as np
 
     with np.errstate(invalid="ignore", over="ignore"):
@@ -124,8 +124,8 @@ def dequantize(raw: npt.NDArray[np.uint8], dtype: str) -> npt.NDArray[np.float32
 class KVType:
     """Layout of a page of one head in the KV cache: 16 cells of D elements.
 
-    Plain numbers: keys [D][16], values [16][D]. Blocks of 32 elements, which `bits` (of a quant)
-    tells of, one part after the other:
+    Plain numbers (`bits` 0): keys [D][16], values [16][D]. Of blocks of 32 elements with quants of
+    `bits` bits, a page has these parts, one behind the other:
 
         quants   8 bits: keys [D][16] · values [16][D]. Else two in a byte: keys [D/2][16], elements
                  2i and 2i + 1 · values [16][D/2], of each block elements i and i + 16
@@ -138,7 +138,7 @@ class KVType:
 
     @property
     def offset(self) -> int:
-        """The quant of the value 0."""
+        """The quant of the value 0; 0 of types with minima, codes or signed quants."""
         return 0 if self.mins or self.codes or self.bits == 8 else 1 << self.bits - 1
 
     @property
@@ -153,8 +153,8 @@ class KVType:
 
     @property
     def rotated(self) -> bool:
-        """True if keys and values are rotated so that outliers spread over their block
-        (graph/ops/attention/hadamard.py)."""
+        """True for types of 4 and 5 bits, in which models rotate keys and values so that an outlier
+        spreads over its block (graph/ops/attention/hadamard.py)."""
         return 0 < self.bits < 8
 
 

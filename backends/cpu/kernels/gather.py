@@ -87,9 +87,9 @@ def codebook_reader(codes):
 
 
 def fine_reader(layout):
-    """f(fine, lane, j, part): scale and minimum of a half, in units of the coarse ones.
+    """f(address, lane, j, part): scale and minimum of half `part` of block j, in units of the coarse ones.
 
-    `fine`: address of block j's numbers."""
+    `address`: of the block's fine numbers."""
     fine, mins, parts, coarse = layout.fine, layout.mins, layout.parts, layout.coarse
 
     @njit(forceinline=True)
@@ -138,6 +138,7 @@ def block_decoder(layout):
     trits, mins, parts, bundle, coarse = layout.trits, layout.mins, layout.parts, layout.bundle, layout.coarse
     offset = 0 if mins or layout.codes else layout.zero >> layout.shift
     code, read_fine, mask = codebook_reader(layout.codes), fine_reader(layout), (1 << low) - 1
+    quants_nbytes = layout.quants
 
     @njit(forceinline=True)
     def decode(group, lane, i, first, last, out):
@@ -156,7 +157,7 @@ def block_decoder(layout):
             scale, low_end = d * factor, m * least
             for e in range(4):
                 if trits:
-                    v = trit(q_at - i % 8 * 104 + lane * 4 + e, i % 8, step)
+                    v = trit(q_at - i % 8 * quants_nbytes + lane * 4 + e, i % 8, step)
                 else:
                     v = np.int32(q[step % low * 64 + e]) >> (step // low * low) & mask
                 if high == 64:

@@ -64,7 +64,8 @@ def read_floats(b, base, offset, dtype, n):
 
 
 def numbers(b, kind, quants, fifth, scale, low):
-    """Values of quants, i32 lanes: `fifth` bits (a function), scales and minima (another one), f32 lanes."""
+    """f32 lanes of values of quants (i32 lanes). `scale`: of each lane; `fifth()`: bits above quants of 5 bits;
+    `low()`: minima."""
     n = quants.type.count
     each = lambda x: e.splat(b, ir.Constant(e.I32, x), n)
     if kind.bits == 5:

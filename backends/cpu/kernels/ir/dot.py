@@ -172,7 +172,7 @@ def accumulate_scaled(b, acc, dot, scale):
 
 
 def accumulate_exact(b, acc, dot, scale):
-    """acc + a dot · scale, rounded once: for small quants, next to whose dots ones are not small."""
+    """acc + a dot · scale, rounded once. For small quants: beside their dots, a rounding to ones is not small."""
     return fma(b, b.fsub(b.bitcast(dot, V16F), constant(DOT_FLOAT)), scale, acc)
 
 

@@ -48,13 +48,13 @@ def codes_of(dtype):
 
 def table_at(b, name, data):
     """Pointer to constant bytes of the module."""
-    found = b.module.globals.get(name)
-    if found is None:
+    table = b.module.globals.get(name)
+    if table is None:
         kind = ir.ArrayType(e.I8, len(data))
-        found = ir.GlobalVariable(b.module, kind, name)
-        found.global_constant, found.linkage, found.align = True, "internal", 64
-        found.initializer = ir.Constant(kind, bytearray(data))
-    return b.bitcast(found, e.I8P)
+        table = ir.GlobalVariable(b.module, kind, name)
+        table.global_constant, table.linkage, table.align = True, "internal", 64
+        table.initializer = ir.Constant(kind, bytearray(data))
+    return b.bitcast(table, e.I8P)
 
 
 def grid_address(dtype):

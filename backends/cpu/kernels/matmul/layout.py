@@ -148,7 +148,8 @@ class Layout:
 
     @property
     def trits(self) -> bool:
-        return self.quants == 104
+        """True if quants are digits of base 3: 13 vectors of 64 bytes in 8 blocks of 32 k."""
+        return self.quants == 13 * 64 // 8
 
     @property
     def bits(self) -> int:

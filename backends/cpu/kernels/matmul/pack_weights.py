@@ -243,7 +243,7 @@ def tq1_0_packer(layout):
                     else:
                         sub, step = (vector - 8, 5 + digit) if digit < 3 else (vector - 4, 2 + digit)
                     number = number * 3 + (trit_of(u8p(block), 32 * sub + 4 * step + t) if sub < 8 else 0)
-                u8p(quants_at + vector * 64 + r * 4)[t] = (number * 256 + 242) // 243
+                u8p(quants_at + vector * 64 + r * 4)[t] = (number * 256 + 242) // 243  # a fraction of 3^5, rounded up
 
     return pack_block
 
@@ -306,7 +306,7 @@ def iq4_xs_packer(layout):
 def nvfp4_packer(layout):
     """Block: 4 bytes of E4M3 scales, four times 8 bytes whose nibbles are elements j and j + 8.
 
-    The scale that is not a number counts as 0, its sign as none.
+    A scale of NaN (127) counts as 0, and sign bits of scales do not count, as in llama.cpp.
     """
     sections = section_finder(layout)
 

@@ -125,7 +125,7 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
                 mins = [block.min(part) for block in blocks]
                 if layout.parts == 1:
                     sums_x = [e.splat(b, e.load(b, e.at(b, row, ACT_SUM), e.F32, 4)) for row in xs]
-                else:  # of halves: −128 times what starts hold
+                else:  # of halves: starts hold −128 times the sum, minima are divided by −128
                     sums_x = [dot_value(b, start) for start in starts]
                 terms = [e.fma(b, mins[k % nt], sums_x[k // nt], term) for k, term in enumerate(terms)]
             if scale_blocks == 1:

@@ -1,8 +1,8 @@
 """Unpacking of weights in registers: 32 k of a group of 16 rows, packed or expanded.
 
 With many rows a block is expanded once. Expanded: per 32 k [8][16][4] u8 quants, then [16] f32
-scales (two for types with scales of 16 k), then as many [16] f32 minima for types that have them. All forms give
-the same numbers.
+scales (two for types with scales of 16 k), then as many [16] f32 minima for types that have them.
+All forms give the same numbers.
 """
 
 from __future__ import annotations
@@ -151,20 +151,21 @@ class PackedBlock:
         return b.bitcast(b.not_(b.trunc(average, octets)), e.V16I)
 
     def _fraction(self, step):
-        """The digits of a step and those behind it (layout.py)."""
+        """Bytes whose first digits are those of a step (layout.py): times 3 for each digit before it."""
         b, i64 = self.b, e.i64
         if ("fraction", step) not in self._loaded:
             j = b.and_(self.j, i64(7))
-            vector = lambda n: e.load(b, e.at(b, self.at[0], b.sub(b.mul(n, i64(64)), b.mul(j, i64(104)))), e.V16I)
+            quants_before = b.mul(j, i64(self.layout.quants))  # of the bundle's earlier blocks
+            vector = lambda n: e.load(b, e.at(b, self.at[0], b.sub(b.mul(n, i64(64)), quants_before)), e.V16I)
             second = b.lshr(j, i64(2))
             if step == 0:
                 value = vector(j)
             elif step == 5:
-                factor = b.add(b.mul(second, i64(26)), i64(1))
+                factor = b.add(b.mul(second, i64(26)), i64(1))  # 3^0, from block 4 on 3^3
                 value = e.multiply_octets(b, vector(b.add(b.and_(j, i64(3)), i64(8))), factor)
             elif step == 7:
                 place = b.select(b.trunc(second, ir.IntType(1)), i64(12), b.add(j, i64(8)))
-                factors = i64(int.from_bytes((9, 9, 9, 9, 1, 3, 9, 27), "little"))
+                factors = i64(int.from_bytes((9, 9, 9, 9, 1, 3, 9, 27), "little"))  # 3^digit of block j
                 factor = b.and_(b.lshr(factors, b.mul(j, i64(8))), i64(255))
                 value = e.multiply_octets(b, vector(place), factor)
             else:
@@ -211,7 +212,7 @@ class PackedBlock:
         return b.sitofp(b.or_(b.shl(s, e.constant(1)), e.constant(1)), e.V16F)
 
     def min(self, part):
-        """f32 minimum; of one of the halves of a block divided by 128, for dots' start values."""
+        """f32 minimum; of types with halves that of one, divided by −128, for the start values of dots."""
         b, layout = self.b, self.layout
         if not layout.fine:
             return e.load_f16(b, e.at(b, self.coarse, 32))
