@@ -295,12 +295,10 @@ class ModelRunner:
             self.gguf.release()
             return
         self._examine(*self._everything(), self.cells.copied())
-        caches = refusal(self._largest(), self.session.backends[:-1], *self._kv_types)
+        caches = self._check_caches()
         if self.options.device_reason and (reason := caches or self._failure_in_layers()):
             self._use_cpu(reason)
             return
-        if caches and self.options.placement.n_gpu_layers != 0:
-            raise DeviceError(caches)
         for graph in self._everything():
             self.session.prepare_kernels(graph)
         self.session.reserve(self._reserved)
@@ -373,6 +371,13 @@ class ModelRunner:
                 failures, unfinished = self_test.self_test_session(self.session, graph)
                 self.rerouted |= failures
                 self._self_tests += unfinished
+
+    def _check_caches(self) -> str:
+        """Why the devices have no attention over the cache's types. DeviceError where the user names them."""
+        reason = refusal(self._largest(), self.session.backends[:-1], *self._kv_types)
+        if reason and not self.options.device_reason and self.options.placement.n_gpu_layers != 0:
+            raise DeviceError(reason)
+        return reason
 
     def _failure_in_layers(self) -> str:
         """A line on ops of every layer that failed a self-test: a step would change the device in each; else ""."""
@@ -577,6 +582,11 @@ class ModelRunner:
         The second result keeps the host's own share alive: kernels, and the programs of the plans
         that requests of all slots need."""
         self._place()
+        reason = self._check_caches()
+        if reason and self.options.device_reason:  # as `load`
+            self.options = replace(self.options, devices=("cpu",), device_reason=reason)
+            self._open_again(("cpu",))
+            self._place()
         for graph in self._everything():
             self.session.prepare_kernels(graph)
         steps = [partial(self.build, shape) for shape in self._usual(2 * self.options.n_slots)]

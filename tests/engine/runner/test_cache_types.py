@@ -8,12 +8,15 @@ from typing import Any, cast
 
 import pytest
 
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.backends.errors import DeviceError
 from logitless.backends.gpu.device import supports
 from logitless.backends.gpu.language.dialect import CPU, SIMT
 from logitless.engine.runner.cache_types import check_types, refusal
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.graph.backend import Backend
 from logitless.graph.ops.attention.paged_attention import attention
-from logitless.graph.tensor import feed, variable
+from logitless.graph.tensor import Tensor, feed, variable
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
 from logitless.training.policy.served_forward import is_served
@@ -44,3 +47,30 @@ def test_types_without_attention_on_a_device_are_refused(types: tuple[str, str],
     line = refusal(graph, [device], *types)
     assert line == ("" if works else f"--cache-type-k q4_0 --cache-type-v f16: {line.partition(': ')[2]}")
     assert works or "gpu:0 has no attention over these; equal types would do" in line
+
+
+def test_a_dry_run_refuses_what_a_server_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Card(CPUBackend):
+        name, memory_bytes = "gpu:0", 1 << 30
+
+        def supports(self, t: Tensor) -> bool:
+            return super().supports(t) and not (t.op == "attention" and t.src[1].dtype == "f32")
+
+    def opened(names: tuple[str, ...], threads: int = 0) -> list[Backend]:
+        return [*(Card(1) for name in names if name != "cpu"), CPUBackend(1)]
+
+    monkeypatch.setattr("logitless.engine.runner.model_runner.open_backends", opened)
+    write(path := tmp_path / "m.gguf", Spec(head_dim=32))
+    for reason in ("", "the fastest"):
+        options = RunnerOptions(
+            n_ctx=64, type_k="f32", type_v="f32", devices=("gpu:0",), device_reason=reason, warmup=False
+        )
+        engine = ModelRunner(path, options)
+        if reason:
+            sizes, _ = engine.dry_run()
+            assert len(sizes) == 1
+            assert "gpu:0 has no attention over these" in engine.options.device_reason
+        else:
+            with pytest.raises(DeviceError, match="gpu:0 has no attention over these"):
+                engine.dry_run()
+        engine.close()
