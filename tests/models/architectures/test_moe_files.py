@@ -208,12 +208,11 @@ def test_a_finetune_keeps_in_f32_what_must_be(tmp_path: Path) -> None:
     session.close()
 
 
-@pytest.mark.parametrize("dtype", ["q3_k", "iq3_s"])
-def test_weights_of_held_types_are_in_memory_once(tmp_path: Path, dtype: str) -> None:
-    """What a file's bytes were changed to goes when it is packed."""
+def test_packed_weights_are_in_memory_once(tmp_path: Path) -> None:
+    """Bytes of a file are not copied beside their packed form."""
     import tracemalloc
 
-    write(path := tmp_path / "m.gguf", Spec(n_embd=512, n_ff=1024, n_vocab=2048, dtype=dtype))
+    write(path := tmp_path / "m.gguf", Spec(n_embd=512, n_ff=1024, n_vocab=2048, dtype="q3_k"))
 
     def grown() -> tuple[int, int]:
         """Bytes of Python's memory that a plan takes, and of the model's weights."""
@@ -231,7 +230,7 @@ def test_weights_of_held_types_are_in_memory_once(tmp_path: Path, dtype: str) ->
 
     grown()  # kernels may have to be compiled, which takes memory, too
     n, nbytes = grown()
-    assert nbytes > 4 << 20
+    assert nbytes > 2 << 20
     assert n < nbytes // 4  # packed weights are in slabs that are mapped, which are not counted
 
 
