@@ -34,7 +34,7 @@ class OutputGate(Enum):
 
     NONE = "none"
     WITH_QUERY = "with query"  # attn_q has a gate behind each head's query
-    OWN_WEIGHT = "own weight"  # attn_gate, of each element or of each head; in some files absent
+    OWN_WEIGHT = "own weight"  # attn_gate, of each element or of each head
     SOFTPLUS = "softplus"  # the same, with softplus for the sigmoid (Laguna)
 
 
@@ -129,6 +129,7 @@ class Attention:
     qk_norm_after_rope: bool = False
     value_norm: bool = False  # RMSNorm of each value head, without a weight
     gate: OutputGate = OutputGate.NONE
+    gate_optional: bool = False  # files may lack attn_gate
     # default sliding window (REQUIRED_KEY: the file has it); None: no such layers
     window: int | None = None
     # every n-th layer attends fully, where the file does not say; 0: none does

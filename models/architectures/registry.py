@@ -307,7 +307,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "step35": Architecture(
         rope=Rope(local_base=0, half_of_full=True),
-        attention=replace(_GROUPED_WINDOWS, gate=OutputGate.OWN_WEIGHT),
+        attention=replace(_GROUPED_WINDOWS, gate=OutputGate.OWN_WEIGHT, gate_optional=True),
         moe=replace(_SIGMOID_MOE, in_any_layer=True),
         mtp=_UNUSED_MTP,
     ),

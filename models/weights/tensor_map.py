@@ -233,7 +233,7 @@ def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]
     yield from _one(b + "attn_output.bias", h.n_embd, required=False)
     if h.architecture.attention.gate in (OutputGate.OWN_WEIGHT, OutputGate.SOFTPLUS):
         rows = size.n_head if _rows(present, b + "attn_gate") == size.n_head else n_values
-        yield from _one(b + "attn_gate.weight", rows, h.n_embd, required=h.arch != "step35")
+        yield from _one(b + "attn_gate.weight", rows, h.n_embd, required=not h.architecture.attention.gate_optional)
     if h.architecture.norm.inner:
         yield from _one(b + "attn_sub_norm.weight", n_values)
     if h.has_sinks:
