@@ -123,31 +123,28 @@ def test_a_file_that_goes_while_it_is_needed_is_computed_again(disk: Disk, monke
             snapshot(second.scheduler, 0)
 
 
+@pytest.mark.parametrize("model", OF_MODELS)
 def test_a_long_prefix_is_read_in_pieces_between_the_steps_of_others(
-    disk: Disk, monkeypatch: pytest.MonkeyPatch
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
-    for model in OF_MODELS.values():
-        monkeypatch.setattr("logitless.engine.kv_cache.manager.DISK_PIECE", 3 * FakePages.nbytes)
-        asked(disk.bench(**model), prompt(200), 5)
-        disk.stop()
-        second = disk.bench(n_slots=2, **{**model, "n_states": 2 * model.get("n_states", 0)})
-        other = second.submit(prompt(20, 7), n_predict=30, ignore_eos=True)
-        second.step(3)
-        seq = second.submit([*prompt(200), 3], n_predict=4, ignore_eos=True)
-        read = [cache_of(second).nbytes_read]
-        while not seq.started:
-            second.step()
-            read.append(cache_of(second).nbytes_read)
-        assert len(read) > 4
-        assert max(b - a for a, b in itertools.pairwise(read)) <= 7 * FakePages.nbytes
-        second.drain()
-        assert tokens_are_right(second, seq, other)
-        assert second.answers[seq].finished.n_cached >= 192
-        assert second.answers[other].finished.n_cached == 0
-        cache_of(second).forget([path.name.encode() for path in disk.folder.iterdir()])
-        for path in disk.folder.rglob("*"):
-            if path.is_file():
-                path.unlink()
+    options = OF_MODELS[model]
+    monkeypatch.setattr("logitless.engine.kv_cache.manager.DISK_PIECE", 3 * FakePages.nbytes)
+    asked(disk.bench(**options), prompt(200), 5)
+    disk.stop()
+    second = disk.bench(n_slots=2, **{**options, "n_states": 2 * options.get("n_states", 0)})
+    other = second.submit(prompt(20, 7), n_predict=30, ignore_eos=True)
+    second.step(3)
+    seq = second.submit([*prompt(200), 3], n_predict=4, ignore_eos=True)
+    read = [cache_of(second).nbytes_read]
+    while not seq.started:
+        second.step()
+        read.append(cache_of(second).nbytes_read)
+    assert len(read) > 4
+    assert max(b - a for a, b in itertools.pairwise(read)) <= 7 * FakePages.nbytes
+    second.drain()
+    assert tokens_are_right(second, seq, other)
+    assert second.answers[seq].finished.n_cached >= 192
+    assert second.answers[other].finished.n_cached == 0
 
 
 def test_a_state_that_the_device_cannot_take_is_not_read_again_and_again(
