@@ -113,6 +113,13 @@ class DiskCache:
         self._nbytes_waiting += data.nbytes
         self._changed.notify_all()
 
+    def _take_from_queue(self, key: bytes) -> bool:
+        """Remove a block from the queue; False: it is not there."""
+        if (queued := self._waiting.pop(key, None)) is None:
+            return False
+        self._nbytes_waiting -= queued[0].nbytes
+        return True
+
     def get(self, key: bytes) -> Bytes | None:
         """Bytes of a block; None: there are none. A damaged file is one line in the log."""
         queued = self._waiting.get(key)
@@ -134,8 +141,7 @@ class DiskCache:
         with self._changed:
             for key in keys:
                 self._unwanted[key] = None
-                if (queued := self._waiting.pop(key, None)) is not None:
-                    self._nbytes_waiting -= queued[0].nbytes
+                self._take_from_queue(key)
             self._changed.notify_all()
 
     def switch_off(self) -> None:
@@ -252,9 +258,7 @@ class DiskCache:
         with self._changed:
             for old in unwanted:
                 self._unwanted.pop(old, None)
-            if (queued := self._waiting.pop(key, None)) is not None:
-                self._nbytes_waiting -= queued[0].nbytes
-            elif key and not self._is_off:  # forgotten while it was written
+            if not self._take_from_queue(key) and key and not self._is_off:  # forgotten while it was written
                 with suppress(OSError):
                     os.unlink(self._path(key))
             self._changed.notify_all()

@@ -158,7 +158,7 @@ def _keys(dtype: str) -> str:
         }}"""
 
     def add_nibbles() -> str:
-        """The same; d is a multiple of AT_ONCE. A word has two cells' elements d and d + 1."""
+        """Code that adds products of nibbles; d is a multiple of AT_ONCE. A word has two cells' d and d + 1."""
         sums = "".join(
             f"{{ float number = of_keys[(w[i / 2u * {words} + p] >> (i % 2u * 4u + {8 * j}u) & 15u)"
             f" | (fifth[p * 2u + {j}u] >> (d + i) % 16u & 1u) << 4];"
