@@ -24,32 +24,35 @@ from logitless.server.api.generate import run
 
 async def openai_completion(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions."""
-    context = request.app[CONTEXT]
-    job = await context.parsed(request, context.parser_for(request).openai)
-    return await run(request, context, job, CompletionReply(job, context.served, context.config))
+    return await run(request, request.app[CONTEXT], *await _read_completion(request))
 
 
 async def chat_completion(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
-    context = request.app[CONTEXT]
-    parser, served = context.parser_for(request), context.served
-    job = await context.parsed(request, partial(parse_chat, parser=parser, template=served.template))
-    return await run(request, context, job, ChatReply(job, served, context.config))
+    return await run(request, request.app[CONTEXT], *await _read_chat(request))
 
 
 async def render_completion(request: web.Request) -> web.Response:
     """POST /v1/completions/render, as vLLM has it: the token ids of each prompt."""
-    context = request.app[CONTEXT]
-    job = await context.parsed(request, context.parser_for(request).openai)
-    return json_response(_rendered(job, CompletionReply(job, context.served, context.config)))
+    return json_response(_rendered(*await _read_completion(request)))
 
 
 async def render_chat_completion(request: web.Request) -> web.Response:
     """POST /v1/chat/completions/render, as vLLM has it: the token ids of the conversation."""
+    return json_response(_rendered(*await _read_chat(request))[0])
+
+
+async def _read_completion(request: web.Request) -> tuple[GenerationJob, Reply]:
     context = request.app[CONTEXT]
-    parser, template = context.parser_for(request), context.served.template
-    job = await context.parsed(request, lambda body: parse_chat(body, parser, template))
-    return json_response(_rendered(job, ChatReply(job, context.served, context.config))[0])
+    job = await context.parsed(request, context.parser_for(request).openai)
+    return job, CompletionReply(job, context.served, context.config)
+
+
+async def _read_chat(request: web.Request) -> tuple[GenerationJob, Reply]:
+    context = request.app[CONTEXT]
+    parser, served = context.parser_for(request), context.served
+    job = await context.parsed(request, partial(parse_chat, parser=parser, template=served.template))
+    return job, ChatReply(job, served, context.config)
 
 
 def _rendered(job: GenerationJob, reply: Reply) -> list[RenderedRequest]:
