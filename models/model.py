@@ -82,9 +82,12 @@ class Model:
         logits = scaled(logits, h.logit_scale)
         return softcap(logits, cap=h.final_softcap) if h.final_softcap else logits
 
-    def hidden(self, rows: Rows, memory: Memory) -> Tensor:
-        """Last hidden states (R, n_embd) f32 of these rows, after the final norm."""
-        return FORWARD[self.hparams.arch](self.weights, self.hparams, self.rotary, rows, memory)
+    def hidden(self, rows: Rows, memory: Memory, layer_inputs: list[Tensor] | None = None) -> Tensor:
+        """Last hidden states (R, n_embd) f32 of these rows, after the final norm.
+
+        `layer_inputs`: see decoder.forward; only of models that `exposes_layers` allows."""
+        parts = self.weights, self.hparams, self.rotary, rows, memory
+        return FORWARD[self.hparams.arch](*parts) if layer_inputs is None else decoder.forward(*parts, layer_inputs)
 
     def projected(self, x: Tensor) -> Tensor:
         """Text embeddings (R, n) of pooled hidden states (R, n_embd): the dense layers of
@@ -109,6 +112,11 @@ class Model:
         x = w.norm("cls.norm", x, self.hparams)
         x = w.linear("cls.output", x) if "cls.output" in w else x
         return softmax(x) if architecture.ranking.softmax else x
+
+
+def exposes_layers(h: Hparams) -> bool:
+    """True if the hidden states between layers can be read: one residual stream goes through all of them."""
+    return FORWARD[h.arch] is decoder.forward
 
 
 def hparams_of(gguf: GGUFFile) -> Hparams:

@@ -29,8 +29,14 @@ KeysOf = Callable[[AttentionInputs, Hparams, int], KeysValues]
 Attention = Callable[[AttentionInputs, KeysValues, Hparams, Memory, int], Tensor]
 
 
-def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) -> Tensor:
-    """Hidden states (R, n_embd) of `rows.out`, after the final norm."""
+def forward(
+    w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory, layer_inputs: list[Tensor] | None = None
+) -> Tensor:
+    """Hidden states (R, n_embd) of `rows.out`, after the final norm.
+
+    `layer_inputs` is filled with the residual stream (T, n_embd) before each layer and behind the last, for
+    drafters; from the last layer with a KV cache of its own on, it has the rows of `rows.out` only."""
+    layer_inputs = [] if layer_inputs is None else layer_inputs
     x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
     if rows.media is not None:
         x = rows.media.embedded(x)
@@ -44,6 +50,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     keys_of, attention = attention_of(h)
     kv_of: dict[int, KeysValues] = {}
     for layer in range(h.n_layer):
+        layer_inputs.append(x)
         b, local = w.block(layer), h.is_local(layer)
         y = b.norm("attn_norm", x, h)
         recurrent_output, attends = None, h.attends(layer)
@@ -77,6 +84,7 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
         if "layer_output_scale" in b:
             x = mul(x, b["layer_output_scale"])
         x = replace(w.steered(layer, x), name=f"blk.{layer}")
+    layer_inputs.append(x)
     return w.norm("output_norm", x, h)
 
 

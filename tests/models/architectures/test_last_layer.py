@@ -11,11 +11,12 @@ import pytest
 
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.graph.execution.session import Session
+from logitless.graph.ops.elementwise import scaled
 from logitless.graph.order import toposort
 from logitless.graph.tensor import Tensor
-from logitless.models.batch import Batch, PagedMemory
+from logitless.models.batch import Batch, Cached, PagedMemory
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.model import define_model, hparams_of
+from logitless.models.model import define_model, exposes_layers, hparams_of
 from tests.helpers.architecture_specs import PLAIN
 from tests.helpers.reference_model import write
 from tests.models.architectures.test_gemma3n import GEMMA3N, SMALL
@@ -92,3 +93,18 @@ def test_a_batch_without_logits_leaves_the_same_cache(tiny: Tiny) -> None:
     assert any(any(page) for page in remembered)
     attentions = [t for t in toposort(stores) if t.op == "attention"]
     assert len(attentions) == len(tiny.memory.full.layers) - 1
+
+
+def test_layer_inputs_run_from_the_embeddings_to_the_final_norm(tiny: Tiny) -> None:
+    model, h = tiny.model, tiny.model.hparams
+    assert exposes_layers(h) == (h.arch != "gemma3n")
+    if not exposes_layers(h):
+        return
+    batch, inputs = Batch.feeds(len(POS)), list[Tensor]()
+    hidden = model.hidden(batch, Cached(tiny.memory, batch), inputs)
+    normed = model.weights.norm("output_norm", inputs[-1], h)
+    embedded = scaled(model.weights.embedding(batch.tokens), h.embedding_scale)
+    found = tiny.run([hidden, normed, inputs[0], embedded, *inputs[1:]], SEEN)
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[2], found[3])
+    assert len({rows.tobytes() for rows in found[3:]}) == h.n_layer + 1
