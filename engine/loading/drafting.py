@@ -156,7 +156,7 @@ def make_speculator(
     """The drafters of a model; `draft`: the loaded engine of the draft model."""
     drafters: dict[str, BatchDrafter] = {}
     if engine.hidden is not None:
-        drafters[MTP] = MTPDrafter(engine, engine.hidden, engine.hparams.n_vocab, tokenizer.eog_ids)
+        drafters[MTP] = MTPDrafter(engine, engine.hidden, range(engine.hparams.n_vocab), tokenizer.eog_ids)
     if draft is not None:
         drafters[MODEL] = ModelDrafter(
             draft,

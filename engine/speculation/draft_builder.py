@@ -7,6 +7,7 @@ at any temperature."""
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,29 +45,34 @@ class DraftBuilder:
         """Probability below which a token ends the draft."""
         return self.seq.request.speculation.p_min
 
-    def ask(self, batch: UBatch, i: int, n_vocab: int) -> None:
-        """Sample after token `i` of the batch."""
+    def ask(self, batch: UBatch, i: int, ids: Ordered[int]) -> None:
+        """Sample after token `i` of the batch. `ids`: token ids of the logits' columns."""
         batch.out.append(i)
-        batch.rows.append(self.row(n_vocab))
+        batch.rows.append(self.row(ids))
         batch.targets.append(-1)
         batch.n_probs = max(batch.n_probs, int(self.p_min > 0))
 
-    def row(self, n_vocab: int) -> Row:
-        """Sampling row of the target after the draft so far, with entries for ids below n_vocab only."""
+    def row(self, ids: Ordered[int]) -> Row:
+        """Sampling row of the target after the draft so far, for logits of these ids only."""
         row = self.seq.sampler.feeds_after(self.draft, self.n_dist, self.n_xtc)
-        if all(id < n_vocab for id in row.ids):
+        if isinstance(ids, range) and all(id in ids for id in row.ids):
             return row
-        entries = [entry for entry in zip(row.kinds, row.ids, row.values, strict=True) if entry[1] < n_vocab]
-        kinds, ids, values = zip(*entries, strict=True) if entries else ((), (), ())
-        return replace(row, kinds=kinds, ids=ids, values=values)
+        entries = [
+            (kind, ids.index(id), value)
+            for kind, id, value in zip(row.kinds, row.ids, row.values, strict=True)
+            if id in ids
+        ]
+        kinds, columns, values = zip(*entries, strict=True) if entries else ((), (), ())
+        return replace(row, kinds=kinds, ids=columns, values=values)
 
-    def take(self, result: StepResult, i: int, n_vocab: int, ends: Container[int]) -> bool:
+    def take(self, result: StepResult, i: int, ids: Ordered[int], ends: Container[int]) -> bool:
         """Append the token of row `i` to the draft; returns True if the draft may continue (not after `ends`)."""
         word = int(result.ids[i])
         sure = result.probs is None or float(result.probs[1][i]) >= self.p_min
-        id = word & s.ID
-        if not sure or id >= n_vocab:
+        column = word & s.ID
+        if not sure or column >= len(ids):
             return False
+        id = ids[column]
         self.draft.append(id)
         n_dist, n_xtc = s.used(word)
         self.n_dist += n_dist

@@ -131,7 +131,7 @@ class ModelDrafter:
             for builder in builders:
                 if builder.n_most == 0 or len(builder.cache.tokens) < len(builder.seq.tokens):
                     continue
-                more = builder.take(result, row, self._n_vocab, self._eog_ids)
+                more = builder.take(result, row, range(self._n_vocab), self._eog_ids)
                 row += 1
                 if builder.draft:
                     drafts[builder.seq] = builder.draft
@@ -221,5 +221,5 @@ class ModelDrafter:
                 batch.tables[seq.slot.id] = cache.table
                 cache.sent = True
             if builder.n_most > 0 and end >= len(seq.tokens):
-                builder.ask(batch, len(batch.tokens) - 1, self._n_vocab)
+                builder.ask(batch, len(batch.tokens) - 1, range(self._n_vocab))
         return self._engine.step(batch)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from collections.abc import Sequence as Ordered
 
 from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, UBatch
 from logitless.engine.runner.hidden_rows import NOTHING, HiddenRows
@@ -21,10 +22,11 @@ REST = 12  # steps without drafts after a failed draft step
 class MTPDrafter:
     """Drafts by the model's MTP head."""
 
-    def __init__(self, engine: StepRunner, hidden: HiddenRows, n_vocab: int, eog_ids: Iterable[int] = ()) -> None:
+    def __init__(self, engine: StepRunner, hidden: HiddenRows, ids: Ordered[int], eog_ids: Iterable[int] = ()) -> None:
+        """`ids`: token ids of the columns of the head's logits."""
         self._engine = engine
         self._hidden = hidden
-        self._n_vocab = n_vocab
+        self._ids = ids
         self._eog_ids = frozenset(eog_ids)
         self._rest = 0  # remaining steps without drafts
 
@@ -61,7 +63,7 @@ class MTPDrafter:
                 log.warning("drafting by the MTP head failed: %s", " ".join(str(error).split()))
                 self._rest = REST
                 return
-            builders = [g for i, g in enumerate(builders) if g.take(result, i, self._n_vocab, self._eog_ids)]
+            builders = [g for i, g in enumerate(builders) if g.take(result, i, self._ids, self._eog_ids)]
 
     def _batch(self, builders: list[DraftBuilder], weights: int) -> UBatch:
         """Batch of the last token of each draft."""
@@ -79,7 +81,7 @@ class MTPDrafter:
             batch.hidden_to.append(own)
             if not seq.kv.uploaded and not builder.draft:
                 batch.tables[id] = seq.kv.blocks
-            builder.ask(batch, i, self._n_vocab)
+            builder.ask(batch, i, self._ids)
         return batch
 
     def sleep(self) -> None:

@@ -38,7 +38,7 @@ def test_device_runs_the_mtp_head(
         assert placed.nodes_of(1) == [], "the CPU has nothing to do"
     engine.load()
     assert engine.hidden is not None
-    drafter = MTPDrafter(engine, engine.hidden, engine.hparams.n_vocab)
+    drafter = MTPDrafter(engine, engine.hidden, range(engine.hparams.n_vocab))
     speculator = Speculator(SpeculationSettings(draft_n_max=2), {"draft-mtp": drafter})
     scheduler = Scheduler(
         engine,

@@ -124,5 +124,5 @@ def let_guess(bench: Bench, wrong: int = 0) -> GuessingEngine:
     engine.wrong = wrong
     engine.open(scheduler.n_ubatch, len(scheduler.slots))
     assert engine.hidden is not None
-    scheduler.speculator.models["draft-mtp"] = MTPDrafter(engine, engine.hidden, N_VOCAB, [0])
+    scheduler.speculator.models["draft-mtp"] = MTPDrafter(engine, engine.hidden, range(N_VOCAB), [0])
     return engine

@@ -71,7 +71,7 @@ def test_steps_that_verify_have_their_plans(tmp_path: Path) -> None:
     while engine.prepare_ahead():
         pass
     assert engine.hidden is not None
-    drafter = MTPDrafter(engine, engine.hidden, 512)
+    drafter = MTPDrafter(engine, engine.hidden, range(512))
     scheduler = Scheduler(
         engine,
         from_metadata(engine.gguf.metadata),
