@@ -51,6 +51,10 @@ Kernel(
     wg=WG,
     functions=SEEN,
 )
+# The decay of element (d, c) of a head's state: one a head, one a row, or one an element (`axes` 2 to 4).
+DECAYS = """
+#define FADES(d, c) (axes == 2u ? fades : DECAY[axes == 3u ? own * size + (d) : (own * size + (d)) * width + (c)])
+"""
 # A group has 16 columns of a head, from the first row of a sequence to its last. Its state is in
 # the group's memory.
 Kernel(
@@ -68,7 +72,7 @@ Kernel(
     ],
     [
         *("uint n", "uint rows", "uint n_heads", "uint k_heads", "uint size", "uint width", "float factor"),
-        *("uint keeps", "uint delta", "uint grouped"),
+        *("uint keeps", "uint delta", "uint grouped", "uint axes"),
     ],
     """
   uint n_parts = (width + 15u) / 16u;
@@ -87,11 +91,14 @@ Kernel(
       uint at = (t * k_heads + kept) * size, own = t * n_heads + h;
       for (uint d = LID; d < size; d += WG) { keys[d] = K[at + d]; queries[d] = Q[at + d]; }
       BARRIER();
-      float fades = DECAY[own];
+      float fades = axes == 2u ? DECAY[own] : 1.0f;
       for (uint i = delta != 0u ? LID : 128u; i < 128u; i += WG) {
-        uint c = i % 16u;
+        uint c = i % 16u, last = min(c0 + c, width - 1u);
         PRECISE float sum = 0.0f;
-        for (uint d = i / 16u; d < size; d += 8u) sum = FMA(s[d * 16u + c], keys[d], sum);
+        for (uint d = i / 16u; d < size; d += 8u) {
+          PRECISE float faded = axes == 2u ? keys[d] : keys[d] * FADES(d, last);
+          sum = FMA(s[d * 16u + c], faded, sum);
+        }
         sums[i] = sum;
       }
       BARRIER();
@@ -103,10 +110,10 @@ Kernel(
       }
       BARRIER();
       for (uint i = LID; i < 128u; i += WG) {
-        uint c = i % 16u;
+        uint c = i % 16u, last = min(c0 + c, width - 1u);
         PRECISE float sum = 0.0f;
         for (uint d = i / 16u; d < size; d += 8u) {
-          PRECISE float faded = fades * s[d * 16u + c];
+          PRECISE float faded = FADES(d, last) * s[d * 16u + c];
           float new_one = FMA(keys[d], missing[c], faded);
           s[d * 16u + c] = new_one;
           sum = FMA(new_one, queries[d], sum);
@@ -131,6 +138,7 @@ Kernel(
     }
   }""",
     wg=128,
+    functions=DECAYS,
     local=[
         ("float", "s", str(SIZE * COLUMNS)),
         ("float", "keys", str(SIZE)),
@@ -164,10 +172,10 @@ def _conv(t: Tensor, shape: Shape) -> list[Dispatch]:
 
 def _attention(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     (rows, heads, width), (_, k_heads, size) = t.shape, t.src[0].shape
-    if size > SIZE or len(t.src[3].shape) > 2:
+    if size > SIZE:
         return None
     n = rows * heads * -(-width // COLUMNS)
-    forms = int(_updates(t)), int(t.attrs["delta"]), int(t.attrs["grouped"])
+    forms = int(_updates(t)), int(t.attrs["delta"]), int(t.attrs["grouped"]), len(t.src[3].shape)
     words = (n, rows, heads, k_heads, size, width, bits(t.attrs["scale"]), *forms)
     groups = min(n, shape.units if shape.name == "cpu" else 16384)
     return [dispatch("linear_attention", shape, _buffers(t), words, groups)]

@@ -38,7 +38,7 @@ MADE_UP = (
     *("gpt-oss", "deepseek2 in groups", "deepseek2 together", "hunyuan-moe", "command-r plus", "apertus"),
     *("qwen35", "qwen35 with a state last", "lfm2"),
     *("mixtral, experts of 172", "deepseek2 of odd heads"),
-    *("granitehybrid", "nemotron_h_moe of shorter rows", "falcon-h1", "mamba2", "llama4"),
+    *("granitehybrid", "nemotron_h_moe of shorter rows", "falcon-h1", "mamba", "kimi-linear", "llama4"),
     "olmo",
 )
 
