@@ -100,7 +100,10 @@ def real_models(request: pytest.FixtureRequest) -> Path:
 
 
 def rewrite_assertions(config: pytest.Config) -> None:
-    """Write the bytecode of all test modules, on two cores: each worker would rewrite all of them for 7 s."""
+    """Write the bytecode of all test modules, on two cores: each worker would rewrite all of them for 7 s.
+
+    By forks and pytest's own functions: none that is public writes bytecode without running the module
+    (`--collect-only` in two processes would import all of the package, too)."""
     paths = sorted([*REPO_ROOT.glob("tests/**/test_*.py"), *REPO_ROOT.glob("tests/**/conftest.py")])
     children = []
     for part in (paths[::2], paths[1::2]):

@@ -218,12 +218,20 @@ class DiskCache:
             self._place, self._space = self.folder / space.hex(), space
             self._is_settled.set()
             self._scan()
-        except OSError as error:
-            self._refused(error)
-            self.switch_off()
+        except Exception as error:
+            self._stop(error)
         self._is_settled.set()
-        while self._turn():
-            pass
+        goes_on = True
+        while goes_on:
+            try:
+                goes_on = self._turn()
+            except Exception as error:
+                self._stop(error)
+
+    def _stop(self, error: Exception) -> None:
+        """Go on without files, which the log says: the end must not wait for a thread that is dead."""
+        self._refused(error)
+        self.switch_off()
 
     def _turn(self) -> bool:
         """Do what waits, a block at most; False at the end."""
@@ -312,11 +320,12 @@ class DiskCache:
                     elif stat.S_ISREG(status.st_mode):
                         files.append((status.st_mtime_ns, status.st_size, entry.path))
 
-    def _refused(self, error: OSError) -> None:
-        cure = "; --cache-disk-size takes less" if error.errno in FULL else ""
-        log.warning(
-            "--cache-disk %s cannot be used: %s%s; prompts stay in memory", self.folder, error.strerror or error, cure
-        )
+    def _refused(self, error: Exception) -> None:
+        reason: object = f"{type(error).__name__}: {error}"
+        if isinstance(error, OSError):
+            cure = "; --cache-disk-size takes less" if error.errno in FULL else ""
+            reason = f"{error.strerror or error}{cure}"
+        log.warning("--cache-disk %s cannot be used: %s; prompts stay in memory", self.folder, reason)
 
 
 def private_folder(path: Path) -> Path:

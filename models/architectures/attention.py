@@ -16,6 +16,7 @@ from logitless.graph.tensor import Tensor, const
 from logitless.models.architectures.architecture import OutputGate, QKNorm
 from logitless.models.batch import AttentionParams, Memory
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.hparams.layer_sizes import LayerSizes
 from logitless.models.weights.weights import Weights
 
 
@@ -57,7 +58,7 @@ def self_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory:
     if "attn_gate" in queries.b:
         gate = queries.b.linear("attn_gate", queries.x)
     elif h.architecture.attention.gate is OutputGate.WITH_QUERY:
-        x, gate = _query_and_gate(x, h)
+        x, gate = _query_and_gate(x, size)
     q = _with_rope(queries, "attn_q", clamped(x, h), h, layer)
     # both norms' weights go to the query, so that cached keys can be shifted
     if h.architecture.attention.qk_norm_after_rope:
@@ -87,10 +88,10 @@ def clamped(x: Tensor, h: Hparams) -> Tensor:
     return clamp(x, low=-h.qkv_limit, high=h.qkv_limit) if h.qkv_limit else x
 
 
-def _query_and_gate(x: Tensor, h: Hparams) -> tuple[Tensor, Tensor]:
+def _query_and_gate(x: Tensor, size: LayerSizes) -> tuple[Tensor, Tensor]:
     """Split attn_q's output into queries and output gates, (T, n_head · head_dim) each."""
-    shape = (x.shape[0], h.n_head, 1, h.head_dim)
-    both = reshape(x, shape=(x.shape[0], h.n_head, 2, h.head_dim))
+    shape = (x.shape[0], size.n_head, 1, size.head_dim)
+    both = reshape(x, shape=(x.shape[0], size.n_head, 2, size.head_dim))
     q, gate = (take_block(both, start=(0, 0, i, 0), shape=shape) for i in range(2))
     return reshape(q, shape=(x.shape[0], -1)), reshape(gate, shape=(x.shape[0], -1))
 

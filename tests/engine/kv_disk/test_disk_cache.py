@@ -254,6 +254,28 @@ def test_forgotten_blocks_are_deleted_written_or_not(tmp_path: Path) -> None:
         assert [key in cache for key in (b"a", b"d")] == [False, False]
 
 
+@pytest.mark.parametrize("part", ["space", "_write"])
+def test_an_unexpected_error_of_the_thread_is_one_line_and_switches_the_cache_off(
+    tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise KeyError("blk.0")
+
+    if part == "_write":
+        monkeypatch.setattr(disk_cache, part, fail)
+    cache = DiskCache(tmp_path, 1 << 20, fail if part == "space" else lambda _: b"s" * 16)
+    for key in (b"a", b"b"):
+        cache.put(key, block(1))
+        cache.touch([key])
+        cache.forget([b"c"])
+        assert cache.drain(LONG)
+        assert key not in cache
+    cache.close(LONG)
+    assert [r.getMessage() for r in caplog.records] == [
+        f"--cache-disk {tmp_path} cannot be used: KeyError: 'blk.0'; prompts stay in memory"
+    ]
+
+
 def test_too_much_at_once_is_dropped_but_waited_for_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

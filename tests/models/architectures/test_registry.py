@@ -201,6 +201,16 @@ def test_long_rope_factors(tmp_path: Path, kind: str | None, n_ctx: int, top: fl
     check(tmp_path, s, rope=plain(s, factors=top, magnitude=1.19))
 
 
+def test_heads_and_gates_of_a_layer_are_its_own(tmp_path: Path) -> None:
+    plain = PLAIN["qwen35"]
+    s = replace(plain, keys=plain.keys | {"attention.head_count": [8, 4, 8, 4]})  # recurrent, attends, …
+    logits = []
+    for i, spec in enumerate((plain, s)):
+        write(tmp_path / f"{i}.gguf", spec)
+        logits.append(compute(tmp_path / f"{i}.gguf", spec, tokens(spec)))
+    np.testing.assert_array_equal(*logits)
+
+
 @pytest.mark.parametrize("n_layer", [3, 46])
 def test_gemma2(tmp_path: Path, n_layer: int) -> None:
     s = Spec("gemma2", n_embd=48, n_layer=n_layer, n_head=4, head_dim=16, keys={"attention.sliding_window": 8})
