@@ -123,16 +123,12 @@ class Stopwatch:
         return result
 
 
-def prepared(
-    dispatches: Sequence[Dispatch], contents: Sequence[Any], rates: Rates, *, divides: bool = False
-) -> list[Launch]:
-    """Launches with their expected durations. `contents`: of each, see `Launch`; `divides`: they have parts."""
+def prepared(dispatches: Sequence[Dispatch], contents: Sequence[Any], rates: Rates) -> list[Launch]:
+    """Launches with their expected durations. `contents`: of each, see `Launch`."""
     separable = _separable(dispatches)
     works = _works(dispatches)
     return [
-        Launch(
-            content, work, rates.seconds(work), alone, max(d.groups) if divides and KERNELS[d.kernel].divisible else 1
-        )
+        Launch(content, work, rates.seconds(work), alone, max(d.groups) if KERNELS[d.kernel].divisible else 1)
         for d, content, work, alone in zip(dispatches, contents, works, separable, strict=True)
     ]
 

@@ -6,6 +6,7 @@ typedef float float4 __attribute__((ext_vector_type(4)));
 #define OVERLOADED __attribute__((overloadable)) static inline
 #define get_local_id(i) __nvvm_read_ptx_sreg_tid_x()
 #define get_group_id(i) ((i) ? __nvvm_read_ptx_sreg_ctaid_y() : __nvvm_read_ptx_sreg_ctaid_x())
+#define get_global_offset(i) 0u
 #define get_num_groups(i) ((i) ? __nvvm_read_ptx_sreg_nctaid_y() : __nvvm_read_ptx_sreg_nctaid_x())
 #define CLK_LOCAL_MEM_FENCE 1
 #define CLK_GLOBAL_MEM_FENCE 2

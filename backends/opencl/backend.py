@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -195,6 +195,11 @@ class _Content:
     row: Row
     kernels: Kernels
     memories: Sequence[OpenCLMemory]
+
+    def part(self, first: int, count: int) -> _Content:
+        from logitless.backends.opencl.native_launch import part
+
+        return replace(self, row=part(self.row, first, count))
 
 
 class OpenCLProgram:

@@ -35,7 +35,7 @@ LOADERS = {  # by sys.platform
     "darwin": ("/System/Library/Frameworks/OpenCL.framework/OpenCL",),
 }
 OTHER_LOADERS = ("libOpenCL.so.1", "libOpenCL.so")  # of Linux and the BSDs
-ROW = 7  # words of a launch: the kernel, threads in all (x, y, z), threads a group (x, y, z)
+ROW = 10  # words of a launch: the kernel, threads in all (x, y, z), threads a group, threads before the first
 LAUNCH_ALL = f"""
 define i32 @launch_all(ptr %enqueue, ptr %queue, ptr %rows, i64 %n) {{
 entry:
@@ -48,7 +48,8 @@ each:
   %kernel = load ptr, ptr %row
   %all = getelementptr i64, ptr %row, i64 1
   %own = getelementptr i64, ptr %row, i64 4
-  %status = call i32 %enqueue(ptr %queue, ptr %kernel, i32 3, ptr null, ptr %all, ptr %own, i32 0, ptr null, ptr null)
+  %first = getelementptr i64, ptr %row, i64 7
+  %status = call i32 %enqueue(ptr %queue, ptr %kernel, i32 3, ptr %first, ptr %all, ptr %own, i32 0, ptr null, ptr null)
   %failed = icmp ne i32 %status, 0
   br i1 %failed, label %done, label %queued
 queued:
@@ -130,7 +131,16 @@ class Kernels:
             if status := bind(kernel, i, len(value), value):
                 raise CallFailed("clSetKernelArg", status)
         gx, gy, gz = groups
-        return kernel, gx * threads, gy, gz, threads, 1, 1
+        return kernel, gx * threads, gy, gz, threads, 1, 1, 0, 0, 0
+
+
+def part(row: Row, first: int, count: int) -> Row:
+    """A range of the groups of a launch, along the axis that has most."""
+    kernel, sizes, own, before = row[0], list(row[1:4]), row[4:7], list(row[7:])
+    axis = max(range(3), key=lambda i: sizes[i] // own[i])
+    sizes[axis] = count * own[axis]
+    before[axis] += first * own[axis]
+    return kernel, *sizes, *own, *before
 
 
 def table(rows: Sequence[Row]) -> Table:

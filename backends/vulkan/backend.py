@@ -189,7 +189,7 @@ class _Binder:
         self._backend, self._place, self._scratch = backend, locate, scratch
         # the range where order matters
         self._places: dict[Tensor, tuple[Location, Range | None]] = {}
-        self.launches = prepared(work, [self._bound(d) for d in work], backend.rates, divides=True)
+        self.launches = prepared(work, [self._bound(d) for d in work], backend.rates)
 
     def _bound(self, d: Dispatch) -> _Content:
         addresses, memories, reads, writes = [], [], [], []

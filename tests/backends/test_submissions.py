@@ -203,8 +203,7 @@ def test_several_submissions_have_the_bits_of_one(device: Any) -> None:
     several = session.plan(build)
     assert n_submissions(whole) == 1
     n_launches = sum(len(program.launches) for program in several.programs)  # type: ignore[attr-defined]
-    # products are divided by Vulkan
-    assert n_submissions(several) >= (2 * n_launches if device.name.startswith("vulkan") else n_launches)
+    assert n_submissions(several) > 1.5 * n_launches  # products are divided
     (expected,) = whole.run({"x": X})
     (found,) = several.run({"x": X})
     assert found.tobytes() == expected.tobytes()
