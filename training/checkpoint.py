@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
@@ -40,6 +41,7 @@ _EXACT = "training.past_losses"  # the same as doubles, so that a run goes on to
 _BATCH = "training.batch"  # answers of reinforcement learning that have steps before them
 _REFERENCE = "training.reference"  # log-probability of each row of data before the first step
 _LORA = "training.lora.options"  # all of them; llama.cpp's keys have the ranks and alpha
+_OPTIMIZERS = {"adamw": "adam"}  # our names → llama.cpp's, where they differ
 # our names for the kinds of tensors → llama.cpp's
 _RANK_KEYS = {
     "tok_embd": "token_embd",
@@ -61,7 +63,7 @@ def save_checkpoint(path: str | Path, trainer: Trainer, arch: str) -> None:
     """Write all that the rest of the run depends on. OSError when the disk is full."""
     state, trainable = trainer.state(), trainer.trainable
     c, order, stopping = state["counters"], state["order"], state["stopping"]
-    o, result = trainer.settings.optimizer, state["epoch_result"]
+    optimizer, result = trainer.settings.optimizer, state["epoch_result"]
     keys: dict[str, Key] = {
         "general.type": text("checkpoint"),
         "training.type": text(trainable.kind),
@@ -77,8 +79,8 @@ def save_checkpoint(path: str | Path, trainer: Trainer, arch: str) -> None:
         "training.shuffle.epoch": u64(order["epoch"]),
         "training.shuffle.seed": u64(order["seed"]),
         "training.epoch_result": text(json.dumps(asdict(result), separators=(",", ":"))),
-        "training.settings": text(json.dumps(asdict(trainer.settings), separators=(",", ":"), sort_keys=True)),
-        "optimizer.type": text("adam" if o.kind == "adamw" else o.kind),
+        "training.settings": text(json.dumps(structs.asdict(trainer.settings), separators=(",", ":"), sort_keys=True)),
+        "optimizer.type": text(_OPTIMIZERS.get(optimizer, optimizer)),
         "optimizer.file_version": u32(OPTIMIZER_VERSION),
         "optimizer.convergence_past_count": u32(max(0, trainer.stopping.past)),
         "optimizer.parameter_count": u64(trainable.n_params),
@@ -108,7 +110,7 @@ def save_checkpoint(path: str | Path, trainer: Trainer, arch: str) -> None:
             keys[f"training.lora.rank.{key}"] = u32(trainable.lora.rank_of(name))
     named = (*zip(trainable.names, trainable.params, strict=True), *trainable.frozen)
     tensors = [(name, Data(partial(trainable.numbers, p), p.shape)) for name, p in named]
-    if o.kind == "adamw":
+    if optimizer == "adamw":
         for i, name in enumerate((_FIRST, _SECOND)):
             tensors.append((name, Data(partial(_moments, trainer, i), (trainable.n_params,))))
     if stopping["history"]:
@@ -148,7 +150,7 @@ class Checkpoint:
         if self.reference is not None:
             self._check_rows(trainer)
             trainer.reference = self.reference
-        kind = "adam" if trainer.settings.optimizer.kind == "adamw" else trainer.settings.optimizer.kind
+        kind = _OPTIMIZERS.get(trainer.settings.optimizer, trainer.settings.optimizer)
         if self.optimizer != kind:
             raise TrainingError(f"{self.path}: the optimizer was {self.optimizer}, not {kind}")
         try:

@@ -348,6 +348,17 @@ class TrainingConfig(Struct, frozen=True, kw_only=True):
         H("projector of rows with images or sounds (default: the only one beside the model)", flag=NONE, job=NONE),
     ] = None
 
+    @property
+    def n_ctx(self) -> int:
+        """Tokens of a window; they have been chosen."""
+        assert self.ctx_size is not None
+        return self.ctx_size
+
+    @property
+    def n_logical(self) -> int:
+        """Samples or examples of an optimizer step."""
+        return self.batch_examples or self.batch_size * self.grad_acc
+
 
 FIELDS: Mapping[str, tuple[Any, Hyperparameter]] = params_of(TrainingConfig)  # type: ignore[assignment]
 DEFAULTS: Mapping[str, Any] = {name: getattr(TrainingConfig(), name) for name in FIELDS}
@@ -388,6 +399,20 @@ def _plain(value: Any) -> Any:
     if isinstance(value, PathLike):
         return str(value)
     return value.tolist() if hasattr(value, "tolist") else value
+
+
+def check(config: TrainingConfig) -> None:
+    """TrainingError: a number that a run divides by, or a name, is outside its limits, or the run has none."""
+    for name in _CHECKED:
+        _check(name, getattr(config, name))
+    if not (config.epochs or config.iterations):
+        raise TrainingError("a run needs a limit: epochs or iterations")
+
+
+_CHECKED = (
+    *("ctx_size", "batch_size", "grad_acc", "schedule", "learning_rate", "cos_decay_restart"),
+    *("optimizer", "adam_beta1", "adam_beta2", "weight_decay"),
+)
 
 
 def _check(name: str, value: Any) -> None:

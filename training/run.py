@@ -7,14 +7,14 @@ plan's trainer on the server's model."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from logitless.graph.backend import Backend
 from logitless.graph.execution.session import Session
@@ -29,15 +29,13 @@ from logitless.models.media.projector_choice import fitting_projector
 from logitless.models.model import define_model, hparams_of
 from logitless.models.tokenizer import Tokenizer
 from logitless.training.adapters.lora import lora
-from logitless.training.adapters.neftune import Neftune
 from logitless.training.adapters.options import LoraOptions, lora_options
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
-from logitless.training.config import TrainingConfig, changed, unused
+from logitless.training.config import TrainingConfig, changed, check, unused
 from logitless.training.data.arrangement import Data, arranged, context_for, rows_in
 from logitless.training.data.dataset_rows import DatasetRow
-from logitless.training.data.load import DataOptions, Reader
+from logitless.training.data.load import Reader
 from logitless.training.data.media import NO_PROJECTOR, MediaReader, folder_of
-from logitless.training.data.packing import SampleOptions
 from logitless.training.data.run_media import RunMedia, projector_media
 from logitless.training.data.sampler import ExampleSampler, Sampler, split
 from logitless.training.data.tokenize_rows import I32
@@ -48,10 +46,10 @@ from logitless.training.methods.registry import hyperparameters, learning_rate, 
 from logitless.training.parallel.coordinator import DataParallel, OpenTransport
 from logitless.training.parallel.worker import Recipe
 from logitless.training.save import save_result
-from logitless.training.schedule import OptimizerSettings, Schedule, Stopping, default_warmup
+from logitless.training.schedule import Stopping, default_warmup
 from logitless.training.step import GradientHook
 from logitless.training.trainable import FULL, Trainable, full
-from logitless.training.trainer import Control, Event, Finished, Settings, Trainer, n_steps_of
+from logitless.training.trainer import Control, Event, Finished, Trainer, n_steps_of
 
 MakeTrainable = Callable[..., Trainable]  # as trainable_of
 OpenMedia = Callable[[GGUFFile, Hparams, Tokenizer], RunMedia]
@@ -68,62 +66,22 @@ def lora_of(config: TrainingConfig) -> LoraOptions:
     return lora_options(values, config.seed, config.lora_ranks)
 
 
-def settings_of(config: TrainingConfig) -> Settings:
-    """Settings of a run, whose data say the rest: `RunPlan`."""
+def settings_of(config: TrainingConfig) -> TrainingConfig:
+    """The configuration with a number for each that has none; a run's data say the rest: `RunPlan`.
+
+    TrainingError names a field outside its limits."""
     rate = learning_rate(config.method) if config.learning_rate is None else config.learning_rate
     decay = 0.1 if config.optimizer == "adamw" else 0.0
-    return Settings(
-        n_ctx=128 if config.ctx_size is None else config.ctx_size,
-        n_batch=config.batch_size,
-        grad_acc=config.grad_acc,
-        n_examples=config.batch_examples,
-        n_epochs=config.epochs,
-        max_steps=config.iterations,
-        save_every=config.save_every,
-        checkpointing=config.use_checkpointing,
-        validate_every=config.validate_every,
-        schedule=Schedule(
-            alpha=rate * config.learning_rate_multiplier,
-            kind=config.schedule,
-            warmup=config.warmup or 0,
-            cos_decay_steps=config.cos_decay_steps,
-            cos_decay_min=config.cos_decay_min,
-            cos_decay_restart=config.cos_decay_restart,
-            enable_restart=config.enable_restart,
-            min_alpha=config.adam_min_alpha,
-            lr_min=config.learning_rate_min,
-            decay_epochs=config.decay_epochs,
-        ),
-        optimizer=OptimizerSettings(
-            kind=config.optimizer,
-            beta1=config.adam_beta1,
-            beta2=config.adam_beta2,
-            eps=config.adam_eps,
-            decay=decay if config.weight_decay is None else config.weight_decay,
-            decay_min_ndim=config.adam_decay_min_ndim,
-            gclip=config.max_grad_norm,
-            lora_plus_ratio=config.lora_plus_ratio,
-        ),
-        noise=Neftune(config.neftune_noise_alpha, config.seed),
+    settings = replace(
+        config,
+        ctx_size=128 if config.ctx_size is None else config.ctx_size,
+        learning_rate=rate * config.learning_rate_multiplier,
+        learning_rate_multiplier=1.0,
+        warmup=config.warmup or 0,
+        weight_decay=decay if config.weight_decay is None else config.weight_decay,
     )
-
-
-def data_options(config: TrainingConfig, n_ctx: int) -> DataOptions:
-    """Options of the reader, which makes samples of `n_ctx` tokens of a file or of rows."""
-    return DataOptions(
-        n_ctx=n_ctx,
-        stride=config.stride,
-        pack=config.pack,
-        sample_start=config.sample_start,
-        include_sample_start=config.include_sample_start,
-        overlapping_samples=config.overlapping_samples,
-        samples=SampleOptions(
-            fill_with_next=config.fill_with_next_samples,
-            separate_with_eos=config.separate_with_eos,
-            separate_with_bos=config.separate_with_bos,
-            random_offsets=config.sample_random_offsets,
-        ),
-    )
+    check(settings)
+    return settings
 
 
 @dataclass(frozen=True)
@@ -133,7 +91,7 @@ class RunPlan:
     `choices`: a line about what was chosen from the data; `warnings`: what is not learned as it stands."""
 
     config: TrainingConfig
-    settings: Settings
+    settings: TrainingConfig  # with what was chosen
     order: Sampler | ExampleSampler
     validation: I32
     objective: Objective | None = None
@@ -144,16 +102,20 @@ class RunPlan:
 
     @classmethod
     def of(
-        cls, config: TrainingConfig, settings: Settings, order: Sampler | ExampleSampler, validation: I32, **more: Any
+        cls,
+        config: TrainingConfig,
+        settings: TrainingConfig,
+        order: Sampler | ExampleSampler,
+        validation: I32,
+        **more: Any,
     ) -> RunPlan:
         """The plan, with a schedule as long as its run."""
         n_steps = n_steps_of(order, settings, more.get("grpo"))
-        schedule = settings.schedule
         if config.warmup is None:
-            schedule = replace(schedule, warmup=default_warmup(n_steps))
+            settings = replace(settings, warmup=default_warmup(n_steps))
         if not config.cos_decay_steps:
-            schedule = replace(schedule, cos_decay_steps=max(1, n_steps))
-        return cls(config, replace(settings, schedule=schedule), order, validation, **more)
+            settings = replace(settings, cos_decay_steps=max(1, n_steps))
+        return cls(config, settings, order, validation, **more)
 
     @property
     def n_steps(self) -> int:
@@ -198,20 +160,17 @@ def plan_run(config: TrainingConfig, data: Data | None, reader: Reader, n_ctx_tr
     name = data_name(data)
     if n_ctx is None:
         n_ctx = min(128, n_ctx_train) if data is None else context_for(data, name, reader, n_ctx_train)
-    settings = replace(settings_of(config), n_ctx=n_ctx)
+    settings = replace(settings_of(config), ctx_size=n_ctx)
     if data is None:
         return RunPlan(config, settings, order=None, validation=np.zeros(0, np.int32))  # type: ignore[arg-type]
-    layout = arranged(
-        data,
-        name,
-        reader,
-        data_options(config, n_ctx),
-        batch=(config.batch_size, config.grad_acc),
-        validation=config.val_split,
-        seed=config.seed,
-        shuffle=config.shuffle,
+    layout = arranged(data, name, reader, settings)
+    settings = replace(
+        settings,
+        ctx_size=layout.n_ctx,
+        batch_size=layout.n_batch,
+        grad_acc=layout.grad_acc,
+        batch_examples=0 if reader.objective is None else settings.n_logical,
     )
-    settings = settings.laid_out(layout, 0 if reader.objective is None else settings.n_logical)
     return RunPlan.of(
         config,
         settings,
@@ -266,7 +225,7 @@ def plan_examples(
         dataset = dataset.joined(datasets[1])
         validation = np.arange(n, len(dataset), dtype=np.int32)
     dataset, n_batch, n_runs = dataset.lay(training, config.batch_examples)
-    settings = replace(settings_of(config), n_ctx=dataset.n_tokens, n_batch=n_batch, grad_acc=n_runs)
+    settings = replace(settings_of(config), ctx_size=dataset.n_tokens, batch_size=n_batch, grad_acc=n_runs)
     media = None if reader.media is None else reader.media.media
     return RunPlan.of(
         config,

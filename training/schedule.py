@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from logitless.training.errors import TrainingError
+from logitless.training.config import TrainingConfig
 
 MOST_WARMUP = 100  # steps
 
@@ -16,69 +16,53 @@ def default_warmup(n_steps: int) -> int:
     return min(MOST_WARMUP, n_steps // 10)
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The rate at a step. Names and defaults are llama.cpp's.
+def factor_at(c: TrainingConfig, step: float, epoch: int = 0) -> float:
+    """Factor of the peak rate, in [0, 1], at optimizer step `step` (from 0) of epoch `epoch` (from 0).
 
     `cosine`: linear warm-up, then a cosine down to `cos_decay_min`. With restarts every period is
     `cos_decay_restart` times longer than the one before, counted from the end of the warm-up;
-    without, the cosine is counted from step 0, as llama.cpp's trainer does. `min_alpha` is a floor
-    for all of it, the warm-up too. `halving`: the rate falls from `alpha` to `lr_min` over
+    without, the cosine is counted from step 0, as llama.cpp's trainer does. `adam_min_alpha` is a
+    floor for all of it, the warm-up too. `halving`: the rate falls to `learning_rate_min` over
     `decay_epochs`, by powers of one half, constant within an epoch. `constant`: warm-up only."""
+    assert c.learning_rate is not None
+    assert c.warmup is not None
+    if c.schedule == "halving":
+        return _halved(c, c.learning_rate, epoch)
+    s = 1.0
+    if step < c.warmup:
+        s = step / c.warmup
+    elif c.schedule == "cosine":
+        s = _cosine(c, step, c.warmup)
+    m = c.adam_min_alpha / c.learning_rate
+    return m + s * (1 - m)
 
-    alpha: float = 1e-3
-    kind: str = "cosine"  # "cosine" | "halving" | "constant"
-    warmup: int = 100
-    cos_decay_steps: int = 1000
-    cos_decay_min: float = 0.1
-    cos_decay_restart: float = 1.1
-    enable_restart: bool = False
-    min_alpha: float = 0.0
-    lr_min: float = 0.0
-    decay_epochs: float = 0.0  # 0: all epochs of the run
 
-    def __post_init__(self) -> None:
-        if self.kind not in ("cosine", "halving", "constant"):
-            raise TrainingError(f"schedule {self.kind!r} is not cosine, halving or constant")
-        if not (self.alpha > 0 and math.isfinite(self.alpha)):
-            raise TrainingError(f"the learning rate must be positive, not {self.alpha} (--learning-rate)")
-        if self.enable_restart and self.cos_decay_restart < 1:
-            raise TrainingError(f"cos-decay-restart must be at least 1, not {self.cos_decay_restart}")
+def _halved(c: TrainingConfig, peak: float, epoch: int) -> float:
+    """0.5 ** (epoch · log2(peak / least) / decay_epochs), not below the least rate."""
+    least = c.learning_rate_min
+    if least <= 0 or least >= peak:
+        return 1.0
+    rate: float = 0.5 ** (epoch * math.log2(peak / least) / (c.decay_epochs or c.epochs or 1))
+    return max(rate, least / peak)
 
-    def factor(self, step: int, epoch: int = 0, n_epochs: float = 1) -> float:
-        """Factor of the peak rate, in [0, 1], at optimizer step `step` (from 0) of epoch `epoch` (from 0)."""
-        if self.kind == "halving":
-            return self._halved(epoch, n_epochs)
-        s = 1.0
-        if step < self.warmup:
-            s = step / self.warmup
-        elif self.kind == "cosine":
-            s = self._cosine(step)
-        m = self.min_alpha / self.alpha
-        return m + s * (1 - m)
 
-    def _cosine(self, step: int) -> float:
-        period = float(max(1, self.cos_decay_steps))
-        if self.enable_restart:
-            at = float(step - self.warmup)
-            while at > period:
-                at -= period
-                period *= self.cos_decay_restart
-        else:
-            at = min(float(step), period)
-        wave = 0.5 * (1 + math.cos(math.pi * at / period))
-        return self.cos_decay_min + (1 - self.cos_decay_min) * wave
+def _cosine(c: TrainingConfig, step: float, warmup: int) -> float:
+    period = float(max(1, c.cos_decay_steps))
+    if c.enable_restart:
+        at = float(step - warmup)
+        while at > period:
+            at -= period
+            period *= c.cos_decay_restart
+    else:
+        at = min(float(step), period)
+    wave = 0.5 * (1 + math.cos(math.pi * at / period))
+    return c.cos_decay_min + (1 - c.cos_decay_min) * wave
 
-    def _halved(self, epoch: int, n_epochs: float) -> float:
-        """0.5 ** (epoch · log2(alpha / lr_min) / decay_epochs), not below lr_min."""
-        if self.lr_min <= 0 or self.lr_min >= self.alpha:
-            return 1.0
-        span = self.decay_epochs or n_epochs
-        rate: float = 0.5 ** (epoch * math.log2(self.alpha / self.lr_min) / span)
-        return max(rate, self.lr_min / self.alpha)
 
-    def rate(self, step: int, epoch: int = 0, n_epochs: float = 1) -> float:
-        return self.alpha * self.factor(step, epoch, n_epochs)
+def rate_at(c: TrainingConfig, step: float, epoch: int = 0) -> float:
+    """The learning rate of a step."""
+    assert c.learning_rate is not None
+    return c.learning_rate * factor_at(c, step, epoch)
 
 
 @dataclass(slots=True)
@@ -154,29 +138,3 @@ class Stopping:
     def restore(self, counters: dict[str, Any]) -> None:
         for name, value in counters.items():
             setattr(self, name, value)
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    """AdamW or SGD, with the defaults of llama.cpp's trainer. `decay` is multiplied by the rate; of
-    the rest SGD has nothing."""
-
-    kind: str = "adamw"  # "adamw" | "sgd"
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-    decay: float = 0.1
-    decay_min_ndim: int = 2  # tensors with fewer dimensions are spared from decay
-    gclip: float = 1.0  # of the gradient's norm over all parameters; 0: none
-    lora_plus_ratio: float = 1.0  # factor of the rate of LoRA's B (LoRA+, Hayou et al., 2024)
-
-    def __post_init__(self) -> None:
-        if self.kind not in ("adamw", "sgd"):
-            raise TrainingError(f"optimizer {self.kind!r} is not adamw or sgd")
-        for name, value, flag in (
-            ("beta1", self.beta1, "--adam-beta1"),
-            ("beta2", self.beta2, "--adam-beta2"),
-            ("decay", self.decay, "--weight-decay"),
-        ):
-            if not 0 <= value <= 1:
-                raise TrainingError(f"adam-{name} must be between 0 and 1, not {value} ({flag})")

@@ -15,10 +15,10 @@ from logitless.graph.ops.training.optimizer import global_norm
 from logitless.graph.tensor import Tensor
 from logitless.models.batch import Sequences
 from logitless.models.model import AdaptedModel, Model
+from logitless.training.config import TrainingConfig
 from logitless.training.data.packing import Sample
 from logitless.training.data.tokenize_rows import Example
 from logitless.training.head import evaluation, gradients
-from logitless.training.schedule import OptimizerSettings
 from logitless.training.step import Feeds, Steps
 from logitless.training.trainable import FULL, Trainable
 
@@ -44,7 +44,7 @@ def score(tuned: AdaptedModel, example: Example, *, gradient: bool = False) -> S
     length = -(-n // _UNIT) * _UNIT
     trainable = Trainable(FULL, tuned.session, tuned.model(length), (), ())
     prefix = f"score.{tuned.name}.{length}"
-    steps = Steps(trainable, OptimizerSettings(kind="sgd"), n_batch=1, n_ctx=length, prefix=prefix)
+    steps = Steps(trainable, TrainingConfig(optimizer="sgd", batch_size=1, ctx_size=length), prefix=prefix)
     tokens, labels = np.zeros(length, np.int32), np.zeros(length, np.int32)
     tokens[:n], labels[:n] = example.tokens[:-1], example.tokens[1:]
     every, counted = np.zeros(length, np.float32), np.zeros(length, np.float32)

@@ -30,12 +30,12 @@ from logitless.graph.ops.training.optimizer import (
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.batch import Memory, Rows, Sequences
 from logitless.training.adapters.neftune import Neftune
+from logitless.training.config import TrainingConfig
 from logitless.training.data.packing import Sample
 from logitless.training.data.run_media import RunMedia
 from logitless.training.errors import TrainingError
 from logitless.training.head import Loss, evaluation, gradients, logit_chunks
 from logitless.training.policy.served_forward import ServedForward, sampled_loss
-from logitless.training.schedule import OptimizerSettings
 from logitless.training.trainable import Trainable
 
 Feeds = dict[str, npt.NDArray[Any]]
@@ -112,43 +112,43 @@ class Footprint:
 class Steps:
     """Plans and optimizer state of one run. `prefix` separates the runs of one session."""
 
-    def __init__(  # noqa: PLR0913  (parts of a run, most of which few runs have)
+    def __init__(
         self,
         trainable: Trainable,
-        optimizer: OptimizerSettings,
+        config: TrainingConfig,
         *,
-        n_batch: int,
-        n_ctx: int,
-        checkpointing: bool = True,
         segment: int = 0,
         prefix: str = "train",
         apart: bool = False,
         media: RunMedia | None = None,
         on_gradients: GradientHook | None = None,
         served: ServedForward | None = None,
-        noise: Neftune | None = None,
     ) -> None:
         """`apart`: plans in memory of their own, so that others can run between a run's parts.
         `served`: the forward pass is the server's; sequences begin at multiples of its alignment.
-        `media`: those among the samples' tokens, if there are some. `noise`: that of training steps.
+        `media`: those among the samples' tokens, if there are some.
 
         `on_gradients`: called with the gradients of each step before the optimizer uses them; they
         take memory as large as the parameters, and a trip to the host."""
+        n_batch, n_ctx = config.batch_size, config.n_ctx
         if n_batch < 1 or n_ctx < 1:
             raise TrainingError(f"a batch of {n_batch} samples of {n_ctx} tokens cannot be trained on")
-        self.trainable, self.optimizer = trainable, optimizer
+        self.trainable, self.config = trainable, config
         self.n_batch, self.n_ctx, self.prefix = n_batch, n_ctx, prefix
         self._apart = prefix if apart else ""
         self.media = media
         self.on_gradients = on_gradients
-        self.noise = noise if noise is not None and noise.alpha else None
+        noise = Neftune(config.neftune_noise_alpha, config.seed)
+        self.noise = noise if noise.alpha else None
         self.workers: GradientWorkers | None = None  # those that share the micro-batches of a step
         # less memory, the same bits, a second forward pass; layers between two checkpoints, 0: as
         # the formula has it
-        self.segment = segment if checkpointing and served is None else None  # what writes cannot be computed again
+        self.segment = (
+            segment if config.use_checkpointing and served is None else None
+        )  # what writes cannot be computed again
         self._served = served
         session, params = trainable.session, trainable.params
-        kinds = "mv" if optimizer.kind == "adamw" else ""
+        kinds = "mv" if config.optimizer == "adamw" else ""
         self.moments = [[session.define(f"{prefix}.{k}.{p.name}", p.shape) for k in kinds] for p in params]
         self._totals: list[Tensor] = []  # gradient sums over micro-batches
         self._ahead: dict[str, Measurement] = {}  # of plans not made yet
@@ -225,11 +225,11 @@ class Steps:
 
         Clipping needs the norm first, so all gradients live at once; without it each is freed after
         its own step. SGD is llama.cpp's: no clipping, and all tensors decay."""
-        o = self.optimizer
+        o = self.config
         sums = [square_sums(g) for g in gradients]
         norm = norm_of_sums(*sums)
-        factor = clip_factor(norm, feed("clip", ())) if o.kind == "adamw" and o.gclip > 0 else const(1.0)
-        size = (N_ADAMW if o.kind == "adamw" else N_SGD,)
+        factor = clip_factor(norm, feed("clip", ())) if o.optimizer == "adamw" and o.max_grad_norm > 0 else const(1.0)
+        size = (N_ADAMW if o.optimizer == "adamw" else N_SGD,)
         usual = feed("optimizer", size)
         of_b = feed("optimizer_b", size) if o.lora_plus_ratio != 1 else usual
         updates = []
@@ -238,8 +238,8 @@ class Steps:
             list(zip(t.names, t.params, self.moments, gradients, sums, strict=True))
         ):
             g, params = after(g, s), of_b if name.endswith(".lora_b") else usual
-            if o.kind == "adamw":
-                decays = len(p.shape) >= o.decay_min_ndim
+            if o.optimizer == "adamw":
+                decays = len(p.shape) >= o.adam_decay_min_ndim
                 updates.append(adamw_step(p, *moments, g, params, factor, decays=decays))
             else:
                 updates.append(sgd_step(p, g, params, factor))
@@ -410,14 +410,15 @@ class Steps:
         return [value for value, n in zip(values, fetched, strict=True) if n is None]
 
     def _optimizer_feeds(self, n: int, rate: float) -> Feeds:
-        o = self.optimizer
+        o = self.config
+        decay = o.weight_decay or 0.0
 
         def params(rate: float) -> npt.NDArray[np.float32]:
-            if o.kind == "adamw":
-                return adamw_params(n, rate, betas=(o.beta1, o.beta2), eps=o.eps, decay=o.decay)
-            return sgd_params(rate, decay=o.decay)
+            if o.optimizer == "adamw":
+                return adamw_params(n, rate, betas=(o.adam_beta1, o.adam_beta2), eps=o.adam_eps, decay=decay)
+            return sgd_params(rate, decay=decay)
 
-        feeds: Feeds = {"optimizer": params(rate), "clip": np.array(o.gclip, np.float32)}
+        feeds: Feeds = {"optimizer": params(rate), "clip": np.array(o.max_grad_norm, np.float32)}
         return feeds if o.lora_plus_ratio == 1 else {**feeds, "optimizer_b": params(rate * o.lora_plus_ratio)}
 
     @property

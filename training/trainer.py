@@ -13,86 +13,22 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from logitless.training.adapters.neftune import Neftune
-from logitless.training.config import SUPERVISED
-from logitless.training.data.arrangement import Arrangement
+from logitless.training.config import SUPERVISED, TrainingConfig
 from logitless.training.data.packing import Groups, Sample
 from logitless.training.data.run_media import RunMedia
 from logitless.training.data.sampler import ExampleSampler, Sampler
 from logitless.training.data.tokenize_rows import I32
-from logitless.training.errors import TrainingDiverged, TrainingError
+from logitless.training.errors import TrainingDiverged
 from logitless.training.methods.grpo import GRPO
 from logitless.training.methods.objective import F32, F64, Measured, Objective, token_rows, weighted
 from logitless.training.policy.served_forward import ServedForward
 from logitless.training.reporting.results import Result, means
-from logitless.training.schedule import OptimizerSettings, Schedule, Stopping
+from logitless.training.schedule import Stopping, rate_at
 from logitless.training.step import GradientHook, Slice, Steps
 from logitless.training.trainable import Trainable
 
 GUESS = 0.9  # of the loss of a model that knows nothing, log n_vocab
 Metrics = Mapping[str, tuple[float, int]]  # sum, number of values
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Settings of one run. A logical batch is `n_batch` samples times `grad_acc` micro-batches, or
-    `n_examples` examples in at most so many windows. 0 or less means no limit."""
-
-    n_ctx: int = 128
-    n_batch: int = 8
-    grad_acc: int = 1
-    n_examples: int = 0  # of an optimizer step, with an ExampleSampler
-    n_epochs: float = 0
-    max_steps: int = 256
-    save_every: int = 0  # optimizer steps
-    checkpointing: bool = True  # gradient checkpointing: less memory, same bits, a second forward pass
-    validate_every: int = 0  # optimizer steps; 0: after each epoch
-    schedule: Schedule = field(default_factory=Schedule)
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    noise: Neftune = field(default_factory=Neftune)
-
-    def __post_init__(self) -> None:
-        for name, flag in (("n_ctx", "--ctx-size"), ("n_batch", "--batch-size"), ("grad_acc", "--grad-acc")):
-            if getattr(self, name) < 1:
-                raise TrainingError(f"{name} must be at least 1, not {getattr(self, name)} ({flag})")
-        if self.n_epochs <= 0 and self.max_steps <= 0:
-            raise TrainingError("a run needs a limit: epochs or iterations")
-
-    @property
-    def n_logical(self) -> int:
-        """Samples or examples of an optimizer step."""
-        return self.n_examples or self.n_batch * self.grad_acc
-
-    def laid_out(self, collected: Arrangement, n_examples: int = 0) -> Settings:
-        """These settings with the windows of a run's data."""
-        layout = {"n_ctx": collected.n_ctx, "n_batch": collected.n_batch, "grad_acc": collected.grad_acc}
-        return replace(self, **layout, n_examples=n_examples)  # type: ignore[arg-type]
-
-
-def steps_of(
-    trainable: Trainable,
-    s: Settings,
-    prefix: str = "train",
-    *,
-    apart: bool = False,
-    media: RunMedia | None = None,
-    on_gradients: GradientHook | None = None,
-    served: ServedForward | None = None,
-) -> Steps:
-    """The graphs of a run with these settings."""
-    return Steps(
-        trainable,
-        s.optimizer,
-        n_batch=s.n_batch,
-        n_ctx=s.n_ctx,
-        checkpointing=s.checkpointing,
-        prefix=prefix,
-        apart=apart,
-        media=media,
-        on_gradients=on_gradients,
-        served=served,
-        noise=s.noise,
-    )
 
 
 @dataclass
@@ -226,11 +162,11 @@ class Control:
     cancel: bool = False
 
 
-def n_steps_of(order: Sampler | ExampleSampler, s: Settings, grpo: GRPO | None = None) -> int:
+def n_steps_of(order: Sampler | ExampleSampler, s: TrainingConfig, grpo: GRPO | None = None) -> int:
     """Optimizer steps of a whole run; `grpo`: of reinforcement."""
-    by_epochs = order.n_batches(s.n_epochs, s.n_logical) if s.n_epochs > 0 else 0
+    by_epochs = order.n_batches(s.epochs, s.n_logical) if s.epochs > 0 else 0
     by_epochs *= 1 if grpo is None else grpo.n_updates
-    return min(n for n in (by_epochs, s.max_steps) if n > 0)
+    return min(n for n in (by_epochs, s.iterations) if n > 0)
 
 
 class Trainer:
@@ -255,7 +191,7 @@ class Trainer:
     def __init__(  # noqa: PLR0913  (parts of a run, most of which few runs have)
         self,
         trainable: Trainable,
-        settings: Settings,
+        settings: TrainingConfig,
         order: Sampler | ExampleSampler,
         validation_indices: I32,
         *,
@@ -277,8 +213,9 @@ class Trainer:
         self.stopping = stopping or Stopping()
         self.before_step = before_step
         self.counters = Counters()
-        named: Any = {"apart": apart, "media": media, "on_gradients": on_gradients, "served": served}
-        self.steps = steps_of(trainable, settings, prefix, **named)
+        self.steps = Steps(
+            trainable, settings, prefix=prefix, apart=apart, media=media, on_gradients=on_gradients, served=served
+        )
         self.epoch_result = Result()
         self.just_initialized = True
 
@@ -344,14 +281,19 @@ class Trainer:
 
     def _limit(self) -> str:
         s = self.settings
-        if s.max_steps > 0 and self.counters.iterations >= s.max_steps:
-            return f"{s.max_steps} iterations are done"
-        return f"{s.n_epochs:g} epochs are done"
+        if 0 < s.iterations <= self.counters.iterations:
+            return f"{s.iterations} iterations are done"
+        return f"{s.epochs:g} epochs are done"
 
     def _control(self) -> Control:
         epoch = self._epoch
-        rate = self.settings.schedule.rate(self.counters.iterations, epoch, self.settings.n_epochs or 1)
+        rate = rate_at(self.settings, self.counters.iterations, epoch)
         return Control(self.counters.iterations, epoch, rate)
+
+    def _factor(self, control: Control) -> float:
+        """A step's rate as a part of the peak."""
+        assert self.settings.learning_rate is not None
+        return control.rate / self.settings.learning_rate
 
     @property
     def _epoch(self) -> int:
@@ -369,7 +311,7 @@ class Trainer:
             losses = yield from self._losses(windows)
             measured, windows = self._measured(windows, losses)
             total = 1.0  # slopes are those of the mean already
-        batches = [windows[i : i + s.n_batch] for i in range(0, len(windows), s.n_batch)]
+        batches = [windows[i : i + s.batch_size] for i in range(0, len(windows), s.batch_size)]
         results, norm = yield from self.steps.step(batches, c.iterations + 1, control.rate, total)
         n_labels = sum(r.n_data for r in results)
         if measured is None:
@@ -397,7 +339,7 @@ class Trainer:
             accuracy,
             norm,
             control.rate,
-            control.rate / s.schedule.alpha,
+            self._factor(control),
             len(windows) * s.n_ctx,
             self.epoch_result,
             means(metrics) or {"mean_token_accuracy": accuracy},
@@ -421,7 +363,7 @@ class Trainer:
     def _check_model(self) -> Generator[Event, None, None]:
         """TrainingDiverged: the loss of the last step's windows is not finite after it, or their gradient. This
         is measured only where the loss has risen or is that of a guess: parameters that are too large make it so."""
-        i, samples = self.counters.iterations, self._recent[: self.settings.n_batch]
+        i, samples = self.counters.iterations, self._recent[: self.settings.batch_size]
         if self._checked != i and samples:
             outputs = yield from self.steps.evaluation(samples)
             loss = outputs.total / max(1, outputs.n_data)
@@ -452,7 +394,7 @@ class Trainer:
 
     def _losses(self, windows: Sequence[Sample]) -> Generator[Event, None, list[F32]]:
         """−log-probability of each label (T,) of each window."""
-        n, n_ctx = self.settings.n_batch, self.settings.n_ctx
+        n, n_ctx = self.settings.batch_size, self.settings.n_ctx
         collected: list[F32] = []
         for i in range(0, len(windows), n):
             outputs = yield from self.steps.evaluation(windows[i : i + n])
@@ -476,7 +418,7 @@ class Trainer:
         indices = np.concatenate([self.order.indices, self.validation_indices])
         n, windows = self.order.validation(indices)
         done = 0
-        while samples := list(islice(windows, self.settings.n_batch)):
+        while samples := list(islice(windows, self.settings.batch_size)):
             losses = yield from self._losses(samples)
             rows, numbers, _ = token_rows(samples, losses, groups.values, reference)
             reference[numbers] = rows.sums
@@ -507,7 +449,7 @@ class Trainer:
         done = 0
         every: list[Sample] = []
         losses: list[F32] = []
-        while samples := list(islice(windows, self.settings.n_batch)):
+        while samples := list(islice(windows, self.settings.batch_size)):
             outputs = yield from self.steps.evaluation(samples)
             if self.objective is None:
                 result.add(outputs.total / max(1, outputs.n_data), outputs.n_data, outputs.n_correct)

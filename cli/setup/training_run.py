@@ -270,11 +270,11 @@ def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output
         f"{len(trainer.validation_indices)} to validate, {trainer.n_steps} steps on {devices}",
         file=sys.stderr,
     )
-    warmup = trainer.settings.schedule.warmup
-    if trainer.settings.schedule.kind != "halving" and warmup >= trainer.n_steps:
+    warmup = trainer.settings.warmup or 0
+    if trainer.settings.schedule != "halving" and warmup >= trainer.n_steps:
         reached = f"the {trainer.n_steps} steps of the run never reach the learning rate"
         print(f"logitless: warning: --warmup {warmup}: {reached}", file=sys.stderr)
-    epochs, n = trainer.settings.n_epochs, trainer.settings.n_logical
+    epochs, n = trainer.settings.epochs, trainer.settings.n_logical
     if trainer.n_steps < epochs and n > len(trainer.order):
         few = f"a step takes {n} samples, more than there are: {epochs:g} epochs are {trainer.n_steps} steps"
         print(f"logitless: warning: --batch-size: {few}", file=sys.stderr)

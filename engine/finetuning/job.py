@@ -161,7 +161,7 @@ def prepare(
     sources = [row_source(store, id) for id in (job["training_file"], job["validation_file"]) if id]
     reader = Reader(tokenizer, template, objective_of(first), media)
     plan = plan_examples(first, sources[0], sources[1] if len(sources) > 1 else None, reader, choose)
-    warnings, warmup = plan.warnings, plan.settings.schedule.warmup
+    warnings, warmup = plan.warnings, plan.settings.warmup or 0
     if warmup >= plan.n_steps:
         never = f"the {plan.n_steps} steps of the job never reach the learning rate"
         warnings += (f"warmup_steps of {warmup}: {never}",)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from logitless.engine.finetuning.hyperparameters import choices_line, resolved_rewards, room_of
 from logitless.engine.finetuning.job import row_source
@@ -51,7 +51,7 @@ def plan_rewards(
     assert config.max_completion_tokens is not None
     room = room_of(int(prompts.sizes.max()), config.max_completion_tokens, n_ctx)
     n_batch = max(1, RUN_TOKENS // room)
-    settings = replace(settings_of(config), n_ctx=room, n_batch=n_batch, grad_acc=1)
+    settings = replace(settings_of(config), ctx_size=room, batch_size=n_batch, grad_acc=1)
     order = ExampleSampler(prompts, training, name, config.seed, config.shuffle)
     return RunPlan.of(config, settings, order, validation, grpo=grpo_of(config), **more)
 
@@ -96,7 +96,7 @@ def reinforcement_trainer(
     served = None
     types = engine.options.type_k, engine.options.type_v
     if is_served(engine.hparams, types):
-        served = ServedForward.define(engine.session, engine.hparams, s.n_batch, s.n_ctx, types, prefix)
+        served = ServedForward.define(engine.session, engine.hparams, s.batch_size, s.n_ctx, types, prefix)
     return ReinforcementTrainer(
         trainable,
         s,

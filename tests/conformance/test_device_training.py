@@ -24,13 +24,13 @@ from logitless.models.synthetic.model import ModelShape
 from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
+from logitless.training.config import TrainingConfig
 from logitless.training.data.packing import StridedSamples
 from logitless.training.data.sampler import Sampler
-from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.scratch import new_model
 from logitless.training.step import Slice
 from logitless.training.trainable import FULL, LORA, full
-from logitless.training.trainer import Settings, Step, Trainer
+from logitless.training.trainer import Step, Trainer
 
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.uint8).astype(np.int32) + 3
 N_BATCH, N_CTX, N_STEPS = 2, 16, 5
@@ -63,10 +63,10 @@ def start(model: Path, cpu: Backend) -> Iterator[Start]:
             options = LoraOptions(rank=3, alpha=6.0)
             trainable = lora(session, base, options) if kind == LORA else full(session, base, gguf, h)
             data = StridedSamples(TEXT, N_CTX)
-            schedule = Schedule(alpha=1e-2, kind="constant", warmup=0)
-            default = {"n_ctx": N_CTX, "n_batch": N_BATCH, "max_steps": N_STEPS, "schedule": schedule}
+            limits = {"ctx_size": N_CTX, "batch_size": N_BATCH, "iterations": N_STEPS}
+            default = {**limits, "learning_rate": 1e-2, "weight_decay": 0.1}
             indices = np.arange(len(data), dtype=np.int32)
-            settings = Settings(**(default | changes))  # type: ignore[arg-type]
+            settings = TrainingConfig(**(default | changes))  # type: ignore[arg-type]
             return Trainer(trainable, settings, Sampler(data, indices[:-4], "text", 5), indices[-2:], apart=apart)
 
         yield make
@@ -150,12 +150,12 @@ def test_resumed_training_ends_with_the_same_bytes(
     there too. The rest is left at every part for another run, whose arena is filled with numbers.
     """
     backend = open_device(device)
-    whole = start(LORA, backend, grad_acc=2, max_steps=4)
+    whole = start(LORA, backend, grad_acc=2, iterations=4)
     losses(whole)
-    part = start(LORA, backend, grad_acc=2, max_steps=2)
+    part = start(LORA, backend, grad_acc=2, iterations=2)
     losses(part)
     save_checkpoint(tmp_path / "c.gguf", part, "llama")
-    rest = start(LORA, backend, apart=True, grad_acc=2, max_steps=4)
+    rest = start(LORA, backend, apart=True, grad_acc=2, iterations=4)
     assert read_checkpoint(tmp_path / "c.gguf").restore(rest)
     x = np.full((1 << 16,), 7.0, np.float32)
     other = rest.trainable.session.plan(lambda: [add(silu(feed("x", x.shape)), scale(feed("y", x.shape), factor=2.0))])
@@ -176,9 +176,8 @@ def test_resumed_training_ends_with_the_same_bytes(
 def test_sgd_on_a_device_has_the_losses_of_the_cpu(
     device: str, start: Start, cpu: Backend, open_device: Callable[[str], Backend]
 ) -> None:
-    optimizer = OptimizerSettings(kind="sgd")
-    found = losses(start(FULL, open_device(device), optimizer=optimizer, max_steps=2))
-    np.testing.assert_allclose(found, losses(start(FULL, cpu, optimizer=optimizer, max_steps=2)), rtol=1e-3)
+    found = losses(start(FULL, open_device(device), optimizer="sgd", iterations=2))
+    np.testing.assert_allclose(found, losses(start(FULL, cpu, optimizer="sgd", iterations=2)), rtol=1e-3)
 
 
 @pytest.mark.parametrize("device", DEVICES)

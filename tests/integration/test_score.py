@@ -19,10 +19,10 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
+from logitless.training.config import TrainingConfig
 from logitless.training.data.packing import PackedExamples
 from logitless.training.data.sources import read_rows
 from logitless.training.data.tokenize_rows import examples_of
-from logitless.training.schedule import OptimizerSettings
 from logitless.training.step import Steps, outcome
 from logitless.training.trainable import full
 from tests.integration.conftest import ServerFactory
@@ -46,7 +46,7 @@ def test_scores_are_the_trainers(serve_here: ServerFactory, shared_data: Path) -
         vocabulary = tokenizer.from_metadata(gguf.metadata, path=path)
         rows = BytesIO("\n".join(map(json.dumps, ROWS)).encode())
         examples = list(examples_of(read_rows(rows, "rows"), vocabulary, None))
-        steps = Steps(trainable, OptimizerSettings(), n_batch=2, n_ctx=32)
+        steps = Steps(trainable, TrainingConfig(batch_size=2, ctx_size=32))
         dataset = PackedExamples(examples, 32, pack=False)
         windows = [dataset.sample(i, np.random.default_rng(0)) for i in range(2)]
         ((result,), _) = outcome(steps.step([windows], 1, 1e-3))  # measured before the step changes anything
@@ -54,7 +54,7 @@ def test_scores_are_the_trainers(serve_here: ServerFactory, shared_data: Path) -
             of_row = result.losses[32 * i : 32 * (i + 1)]
             assert row["loss"] == float(of_row.sum(dtype=np.float64)) / row["n_counted"]
         whole = full(session, trainable.model, gguf, h)
-        steps = Steps(whole, OptimizerSettings(gclip=0), n_batch=1, n_ctx=32, prefix="whole")
+        steps = Steps(whole, TrainingConfig(max_grad_norm=0, batch_size=1, ctx_size=32), prefix="whole")
         norms = [outcome(steps.step([windows[i : i + 1]], 1, 0.0))[1] for i in range(2)]
         assert [row["gradient_norm"] for row in found] == pytest.approx(norms, rel=1e-6)
         session.close()

@@ -15,12 +15,12 @@ from logitless.models.model import define_model, hparams_of
 from logitless.models.quantization.quantize import dequantized
 from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
+from logitless.training.config import TrainingConfig
 from logitless.training.data.packing import StridedSamples
 from logitless.training.data.sampler import Sampler
 from logitless.training.save import save_result
-from logitless.training.schedule import Schedule
 from logitless.training.trainable import Trainable, full
-from logitless.training.trainer import Settings, Step, Trainer
+from logitless.training.trainer import Step, Trainer
 from tests.helpers.reference_model import Spec, write
 from tests.models.architectures.test_gemma3n import EXPERTS, GEMMA3N, SMALL
 from tests.models.architectures.test_registry import compute
@@ -31,8 +31,7 @@ TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.u
 def trained(trainable: Trainable) -> list[float]:
     """The losses of some steps, with checkpoints of gradients after every second layer."""
     data = StridedSamples(TEXT, 16)
-    schedule = Schedule(alpha=1e-2, kind="constant", warmup=0)
-    settings = Settings(n_ctx=16, n_batch=4, max_steps=6, schedule=schedule)
+    settings = TrainingConfig(ctx_size=16, batch_size=4, iterations=6, learning_rate=1e-2, weight_decay=0.1)
     found: list[float] = []
     trainer = Trainer(trainable, settings, Sampler(data, np.arange(len(data), dtype=np.int32), "text", 5), np.arange(0))
     trainer.fit(lambda e: found.append(e.loss) if isinstance(e, Step) else None)

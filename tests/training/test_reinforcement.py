@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from logitless.engine.finetuning.rollouts import Rollouts
 from logitless.engine.loading.open_model import OpenModel, open_model
@@ -18,6 +19,7 @@ from logitless.graph.backend import Backend
 from logitless.models.synthetic.model import ModelShape
 from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
+from logitless.training.config import TrainingConfig
 from logitless.training.data.prompts import Prompts
 from logitless.training.data.sampler import ExampleSampler
 from logitless.training.errors import TrainingError
@@ -32,14 +34,14 @@ from logitless.training.policy.reinforcement import (
     reference_steps,
 )
 from logitless.training.policy.served_forward import ServedForward
-from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.scratch import new_model
 from logitless.training.step import Steps, outcome
 from logitless.training.trainable import Trainable
-from logitless.training.trainer import Settings, Settled, Step
+from logitless.training.trainer import Settled, Step
 
 F64 = np.ndarray[Any, np.dtype[np.float64]]
 LENGTH = 64
+CONFIG = TrainingConfig(batch_size=2, ctx_size=LENGTH, weight_decay=0.1)
 
 
 # -- the formula
@@ -144,7 +146,7 @@ class Run:
     ) -> ReinforcementTrainer:
         ids = tuple(np.array(p, np.int32) for p in prompts)
         order = ExampleSampler(Prompts(ids, ({},) * len(ids)), np.arange(len(ids), dtype=np.int32), "prompts")
-        settings = Settings(n_ctx=LENGTH, n_batch=2, n_examples=2, n_epochs=4, schedule=Schedule(3e-3, "constant", 0))
+        settings = replace(CONFIG, batch_examples=2, epochs=4, learning_rate=3e-3)
         served = self.served()
         beta = grpo.get("beta", 0.0)
         runner = self.runner
@@ -259,7 +261,7 @@ def test_the_trainers_own_forward_pass_rounds_otherwise(run: Run) -> None:
     """What the test above is worth: another sum of the same numbers differs."""
     trainer = run.trainer([[1, 70], [1, 71]], lambda *_: 0.0)
     prompts, answers = answers_of(run, 4, 48)
-    plain = Steps(run.trainable, OptimizerSettings(), n_batch=2, n_ctx=LENGTH, prefix="plain")
+    plain = Steps(run.trainable, CONFIG, prefix="plain")
     served = _all(trainer._log_probs(trainer.steps, prompts, answers))
     own = _all(trainer._log_probs(plain, prompts, answers))
     assert any(a.tobytes() != b.tobytes() for a, b in zip(served, own, strict=True))
@@ -276,9 +278,7 @@ def test_gradients_are_those_of_the_trainers_own_graph(model: Path) -> None:
     for served in (run.served(prefix="other"), None):
         steps = Steps(
             run.trainable,
-            OptimizerSettings(),
-            n_batch=2,
-            n_ctx=LENGTH,
+            CONFIG,
             prefix=f"{served is None}",
             on_gradients=lambda g: found.append(g),
             served=served,

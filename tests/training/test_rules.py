@@ -4,48 +4,54 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import replace
+from dataclasses import replace as changed
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from logitless.training.config import TrainingConfig
 from logitless.training.errors import TrainingError
 from logitless.training.reporting.progress import Reporter, bar, clock, status
 from logitless.training.reporting.results import Result
-from logitless.training.schedule import OptimizerSettings, Schedule, Stopping
+from logitless.training.run import settings_of
+from logitless.training.schedule import Stopping, factor_at, rate_at
 from logitless.training.trainer import Step, Validated, Validating
+
+COSINE = TrainingConfig(schedule="cosine", learning_rate=1e-3, warmup=10, cos_decay_steps=100, cos_decay_min=0.1)
 
 
 def test_warm_up_and_cosine() -> None:
-    s = Schedule(alpha=2e-3, warmup=10, cos_decay_steps=100, cos_decay_min=0.1)
-    assert [s.factor(n) for n in (0, 5)] == [0, 0.5]
-    assert s.factor(10) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 0.1)))  # counted from step 0
-    assert s.factor(50) == pytest.approx(0.55)
-    assert s.factor(100) == s.factor(5000) == pytest.approx(0.1)
-    assert s.rate(50) == pytest.approx(1.1e-3)
+    s = replace(COSINE, learning_rate=2e-3)
+    assert [factor_at(s, n) for n in (0, 5)] == [0, 0.5]
+    assert factor_at(s, 10) == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * 0.1)))  # counted from step 0
+    assert factor_at(s, 50) == pytest.approx(0.55)
+    assert factor_at(s, 100) == factor_at(s, 5000) == pytest.approx(0.1)
+    assert rate_at(s, 50) == pytest.approx(1.1e-3)
 
 
 def test_restarts_are_longer_each_time_and_counted_from_the_warm_up() -> None:
-    s = Schedule(warmup=10, cos_decay_steps=100, cos_decay_restart=1.5, cos_decay_min=0, enable_restart=True)
-    assert s.factor(10) == 1
-    assert s.factor(60) == pytest.approx(0.5)
-    assert s.factor(110) == pytest.approx(0, abs=1e-12)
-    assert s.factor(111) > 0.99
-    assert s.factor(110 + 75) == pytest.approx(0.5)
-    assert s.factor(110 + 150 + 112.5) == pytest.approx(0.5)  # type: ignore[arg-type]
+    s = replace(COSINE, cos_decay_restart=1.5, cos_decay_min=0, enable_restart=True)
+    assert factor_at(s, 10) == 1
+    assert factor_at(s, 60) == pytest.approx(0.5)
+    assert factor_at(s, 110) == pytest.approx(0, abs=1e-12)
+    assert factor_at(s, 111) > 0.99
+    assert factor_at(s, 110 + 75) == pytest.approx(0.5)
+    assert factor_at(s, 110 + 150 + 112.5) == pytest.approx(0.5)  # type: ignore[arg-type]
 
 
 def test_a_floor_lifts_the_warm_up_too() -> None:
-    s = Schedule(alpha=1e-3, warmup=10, min_alpha=1e-4)
-    assert s.rate(0) == pytest.approx(1e-4)
-    assert all(1e-4 <= s.rate(n) <= 1e-3 for n in range(2000))
+    s = replace(COSINE, cos_decay_steps=1000, adam_min_alpha=1e-4)
+    assert rate_at(s, 0) == pytest.approx(1e-4)
+    assert all(1e-4 <= rate_at(s, n) <= 1e-3 for n in range(2000))
 
 
 def test_halving_is_constant_within_an_epoch() -> None:
-    s = Schedule(alpha=8e-5, kind="halving", lr_min=1e-5, decay_epochs=3)
-    assert [s.rate(n, epoch) for n, epoch in ((0, 0), (99, 0), (7, 1), (0, 2), (0, 3), (0, 9))] == pytest.approx(
+    s = TrainingConfig(learning_rate=8e-5, schedule="halving", learning_rate_min=1e-5, decay_epochs=3)
+    assert [rate_at(s, n, epoch) for n, epoch in ((0, 0), (99, 0), (7, 1), (0, 2), (0, 3), (0, 9))] == pytest.approx(
         [8e-5, 8e-5, 4e-5, 2e-5, 1e-5, 1e-5]
     )
-    assert Schedule(alpha=1e-5, kind="constant", warmup=0).rate(12345) == 1e-5
+    assert rate_at(TrainingConfig(learning_rate=1e-5), 12345) == 1e-5
 
 
 @pytest.mark.parametrize(
@@ -89,15 +95,21 @@ def test_results_have_uncertainties() -> None:
     assert r.accuracy_uncertainty == pytest.approx(math.sqrt(0.6 * 0.4 / 39))
 
 
-def test_settings_that_make_no_sense() -> None:
-    for make in (
-        lambda: Schedule(alpha=0),
-        lambda: Schedule(kind="x"),
-        lambda: OptimizerSettings(kind="adam"),
-        lambda: OptimizerSettings(beta1=2),
-    ):
-        with pytest.raises(TrainingError):
-            make()
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("learning_rate", 0.0), ("learning_rate", math.inf), ("schedule", "x"), ("optimizer", "adam")),
+        *(("adam_beta1", 2.0), ("batch_size", 0), ("grad_acc", 0), ("ctx_size", 0), ("cos_decay_restart", 0.5)),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_names_its_field(field: str, value: Any) -> None:
+    with pytest.raises(TrainingError, match=f"^{field}: "):
+        settings_of(TrainingConfig(**{field: value}))
+
+
+def test_a_run_without_limit_is_refused() -> None:
+    with pytest.raises(TrainingError, match="a run needs a limit: epochs or iterations"):
+        settings_of(TrainingConfig(iterations=0))
 
 
 def test_reporters_lines_fit_the_terminal_that_it_is_told() -> None:
@@ -138,7 +150,7 @@ def test_an_epoch_that_ends_within_a_step_leaves_its_line() -> None:
     written: list[tuple[str, bool]] = []
     report = Reporter(lambda text, final: written.append((text, final)), terminal=True, now=lambda: 1.0)
     for i, sample in ((1, 4), (2, 8), (3, 2), (4, 6), (5, 10)):
-        report(replace(step(i), sample=sample))
+        report(changed(step(i), sample=sample))
     assert [(text.split("| ")[1].split()[0], final) for text, final in written] == [
         ("data=4/10", False),
         ("data=8/10", False),
@@ -176,6 +188,6 @@ def test_a_loss_that_is_no_number_is_shown(loss: float, shown: str, terminal: bo
     lines: list[str] = []
     report = Reporter(lambda text, final: lines.append(text), terminal=terminal, now=lambda: 1.0)
     for i, at in ((1, 4.0), (2, loss), (3, loss)):
-        report(replace(step(i), loss=at, result=Result(10, 5, [at], [1.0])))
+        report(changed(step(i), loss=at, result=Result(10, 5, [at], [1.0])))
     assert f" loss={shown}" in lines[1]
     assert f" loss={shown}" in lines[2]

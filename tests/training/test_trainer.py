@@ -28,20 +28,20 @@ from logitless.training import head
 from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
+from logitless.training.config import TrainingConfig
 from logitless.training.data.packing import PackedExamples, StridedSamples
 from logitless.training.data.sampler import Sampler
 from logitless.training.data.tokenize_rows import Example
 from logitless.training.errors import TrainingDiverged, TrainingError
 from logitless.training.run import trainable_of
 from logitless.training.save import save_result
-from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.scratch import new_model
-from logitless.training.step import GradientHook, outcome
+from logitless.training.step import GradientHook, Steps, outcome
 from logitless.training.trainable import LORA, full
-from logitless.training.trainer import Control, Save, Settings, Step, Trainer, Validated, steps_of
+from logitless.training.trainer import Control, Save, Step, Trainer, Validated
 
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.uint8).astype(np.int32) + 3
-SCHEDULE = Schedule(alpha=1e-2, kind="constant", warmup=0)
+RATE = "logitless.training.trainer.rate_at"
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +80,9 @@ def start(model: Path) -> Iterator[Open]:
         else:
             trainable = full(sessions[-1], base, gguf, h, patterns)
         data = StridedSamples(TEXT, 16)
-        optimizer = OptimizerSettings(kind="sgd" if sgd else "adamw")
-        default = {"n_ctx": 16, "n_batch": 4, "max_steps": 6, "schedule": SCHEDULE, "optimizer": optimizer}
-        settings = Settings(**(default | changes))  # type: ignore[arg-type]
+        limits = {"ctx_size": 16, "batch_size": 4, "iterations": 6}
+        default = {**limits, "learning_rate": 1e-2, "optimizer": "sgd" if sgd else "adamw", "weight_decay": 0.1}
+        settings = TrainingConfig(**(default | changes))  # type: ignore[arg-type]
         indices = np.arange(len(data), dtype=np.int32)
         order = Sampler(data, indices[:-4], "text", 5)
         return Trainer(trainable, settings, order, indices[-4:], on_gradients=on_gradients)
@@ -143,7 +143,7 @@ class Counting(CPUBackend):
     [
         (LORA, {}),
         ("full", {"grad_acc": 2}),
-        ("full", {"checkpointing": False, "optimizer": OptimizerSettings(kind="sgd", gclip=0)}),
+        ("full", {"use_checkpointing": False, "optimizer": "sgd", "max_grad_norm": 0}),
     ],
 )
 def test_the_footprint_is_what_a_run_allocates(model: Path, kind: str, changes: dict[str, object]) -> None:
@@ -153,7 +153,8 @@ def test_the_footprint_is_what_a_run_allocates(model: Path, kind: str, changes: 
         h = hparams_of(gguf)
         base = define_model(session, gguf, h, 64)
         trainable = lora(session, base, LoraOptions(3)) if kind == LORA else full(session, base, gguf, h)
-        settings = Settings(**({"n_ctx": 16, "n_batch": 4, "max_steps": 2} | changes))  # type: ignore[arg-type]
+        default = {"ctx_size": 16, "batch_size": 4, "iterations": 2, "learning_rate": 1e-3}
+        settings = TrainingConfig(**(default | changes))  # type: ignore[arg-type]
         data = StridedSamples(TEXT, 16)
         order = Sampler(data, np.arange(len(data) - 4, dtype=np.int32), "text", 5)
         trainer = Trainer(trainable, settings, order, np.arange(4, dtype=np.int32) + len(order))
@@ -198,7 +199,7 @@ def test_logits_of_a_few_rows_at_a_time_give_the_same_run(
     found, weights = [], []
     for nbytes in (head.LOGITS_NBYTES, 260 * 4 * 17):  # 17 of the 64 rows
         monkeypatch.setattr(head, "LOGITS_NBYTES", nbytes)
-        trainer = start(kind, max_steps=3)
+        trainer = start(kind, iterations=3)
         assert len(head.logit_chunks(trainer.trainable.model, 64)) == (4 if found else 1)
         windows = trainer.order.take(4)
         found.append([trainer.steps.evaluate(windows).losses, *losses(trainer)])
@@ -212,7 +213,7 @@ def test_logits_of_a_few_rows_at_a_time_give_the_same_run(
 def test_a_step_without_clipping_is_one_with_a_limit_that_nothing_reaches(start: Open) -> None:
     runs = []
     for gclip in (0.0, 1e9):
-        trainer = start("full", max_steps=3, optimizer=OptimizerSettings(gclip=gclip))
+        trainer = start("full", iterations=3, max_grad_norm=gclip)
         norms: list[float] = []
         trainer.fit(lambda e, norms=norms: norms.append(e.norm) if isinstance(e, Step) else None)  # type: ignore[misc]
         runs.append((norms, trainer.trainable.read()))
@@ -222,7 +223,7 @@ def test_a_step_without_clipping_is_one_with_a_limit_that_nothing_reaches(start:
 
 
 def test_accumulation_is_one_big_batch(start: Open) -> None:
-    big, small = start("full", n_batch=4), start("full", n_batch=1, grad_acc=4)
+    big, small = start("full", batch_size=4), start("full", batch_size=1, grad_acc=4)
     assert losses(big) == pytest.approx(losses(small), rel=2e-4)
     assert big.counters == small.counters
     assert big.counters.iterations == 6
@@ -233,7 +234,7 @@ def test_accumulation_is_one_big_batch(start: Open) -> None:
 
 def test_epochs_end_with_a_whole_iteration(start: Open) -> None:
     """In one go and event by event."""
-    whole, stepwise = (start(max_steps=0, n_epochs=2, n_batch=3, grad_acc=2) for _ in range(2))
+    whole, stepwise = (start(iterations=0, epochs=2, batch_size=3, grad_acc=2) for _ in range(2))
     found, n_windows = losses(whole), len(whole.order)
     assert [event.loss for event in stepwise.work() if isinstance(event, Step)] == found
     assert stepwise.counters == whole.counters
@@ -242,7 +243,7 @@ def test_epochs_end_with_a_whole_iteration(start: Open) -> None:
 
 
 def test_sgd_has_no_state_and_what_is_not_chosen_stays(start: Open, model: Path, tmp_path: Path) -> None:
-    trainer = start("full", sgd=True, patterns=("blk.0.ffn_down.weight", "output_norm.weight"), max_steps=1)
+    trainer = start("full", sgd=True, patterns=("blk.0.ffn_down.weight", "output_norm.weight"), iterations=1)
     assert trainer.steps.optimizer_nbytes == 0
     before = trainer.trainable.read()
     losses(trainer)
@@ -260,7 +261,7 @@ def test_sgd_is_the_plain_formula(start: Open) -> None:
     large."""
     g = {}
     for decay in (0.0, 0.5):
-        trainer = start("full", optimizer=OptimizerSettings(kind="sgd", decay=decay), max_steps=1)
+        trainer = start("full", sgd=True, weight_decay=decay, iterations=1)
         before = {name: w * np.float32(1.5) for name, w in trainer.trainable.read().items()}  # for a large gradient
         trainer.trainable.write(before)
         losses(trainer)
@@ -275,8 +276,7 @@ def test_sgd_is_the_plain_formula(start: Open) -> None:
 
 def test_only_matrices_decay(start: Open) -> None:
     """With full decay and steps of nothing, matrices shrink by rate · decay, and vectors stay."""
-    optimizer = OptimizerSettings(decay=1.0, eps=1e12)
-    trainer = start("full", optimizer=optimizer, max_steps=1)
+    trainer = start("full", weight_decay=1.0, adam_eps=1e12, iterations=1)
     before = trainer.trainable.read()
     losses(trainer)
     for name, value in trainer.trainable.read().items():
@@ -288,7 +288,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bytes(start: Open,
     with GGUFFile.open(model) as gguf:
         h = hparams_of(gguf)
         for kind in (LORA, "full"):
-            changes = {"max_steps": 0, "n_epochs": 1.4, "n_batch": 3, "grad_acc": 2}
+            changes = {"iterations": 0, "epochs": 1.4, "batch_size": 3, "grad_acc": 2}
             whole = start(kind, **changes)
             whole.stopping.past = 3
             found = losses(whole)
@@ -315,7 +315,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bytes(start: Open,
 
 
 def test_result_of_a_step_sums_up_its_epoch(start: Open) -> None:
-    trainer, found = start(max_steps=0, n_epochs=2), list[int]()
+    trainer, found = start(iterations=0, epochs=2), list[int]()
     trainer.fit(lambda e: found.append(len(e.result.losses)) if isinstance(e, Step) else None)
     second = found.index(1, 1)
     assert len(found) == pytest.approx(2 * second, abs=1)
@@ -324,7 +324,7 @@ def test_result_of_a_step_sums_up_its_epoch(start: Open) -> None:
 
 @pytest.mark.parametrize("moments", [None, np.zeros(3, np.float32)])
 def test_checkpoint_with_bad_moments_is_refused(start: Open, tmp_path: Path, moments: Any) -> None:
-    trainer, path = start(max_steps=1), tmp_path / "c.gguf"
+    trainer, path = start(iterations=1), tmp_path / "c.gguf"
     losses(trainer)
     save_checkpoint(path, trainer, "llama")
     found = read_checkpoint(path)
@@ -376,7 +376,7 @@ def test_checkpoints_have_llama_cpps_keys(start: Open, model: Path, tmp_path: Pa
 
 
 def test_a_packed_example_has_the_loss_that_it_has_alone(start: Open) -> None:
-    trainer = start(n_batch=2)
+    trainer = start(batch_size=2)
     pieces = [Example(TEXT[a : a + n], np.arange(n) > 0) for a, n in ((0, 7), (20, 9), (40, 12))]
     alone, packed = PackedExamples(pieces, 16, pack=False), PackedExamples(pieces, 16)
     assert (len(alone), len(packed)) == (3, 2)
@@ -438,10 +438,8 @@ def test_the_adapter_is_the_trained_one(start: Open, model: Path, tmp_path: Path
 
 
 def test_wrong_settings_are_told(start: Open) -> None:
-    with pytest.raises(TrainingError, match="n_batch must be at least 1, not 0"):
-        start(n_batch=0)
-    with pytest.raises(TrainingError, match="a run needs a limit"):
-        start(max_steps=0)
+    with pytest.raises(TrainingError, match="a batch of 0 samples of 16 tokens cannot be trained on"):
+        start(batch_size=0)
     with pytest.raises(TrainingError, match="no tensor is named like nothing"):
         start("full", patterns=("nothing",))
 
@@ -449,7 +447,7 @@ def test_wrong_settings_are_told(start: Open) -> None:
 def test_checkpointing_changes_memory_and_nothing_else(start: Open) -> None:
     sizes, found = [], []
     for on in (False, True):
-        trainer = start("full", checkpointing=on, n_batch=8)
+        trainer = start("full", use_checkpointing=on, batch_size=8)
         found.append(losses(trainer))
         arena = trainer.trainable.session.arena(0, 0)
         assert arena is not None
@@ -493,15 +491,13 @@ def test_a_hook_gets_the_gradient_whose_norm_the_step_reports(start: Open) -> No
 
 def test_the_optimizer_uses_what_a_hook_returns(start: Open) -> None:
     """Gradients of zero leave plain SGD where it is; those of one tensor move that tensor alone."""
-    optimizer = OptimizerSettings(kind="sgd", decay=0)
-    still = start("full", optimizer=optimizer, on_gradients=lambda g: {name: 0 * x for name, x in g.items()})
+    sgd: dict[str, Any] = {"sgd": True, "weight_decay": 0.0}
+    still = start("full", **sgd, on_gradients=lambda g: {name: 0 * x for name, x in g.items()})
     first = parameters(still)
     losses(still)
     assert parameters(still) == first
     alone = "blk.1.ffn_up.weight"
-    moved = start(
-        "full", optimizer=optimizer, on_gradients=lambda g: {name: 0 * x for name, x in g.items() if name != alone}
-    )
+    moved = start("full", **sgd, on_gradients=lambda g: {name: 0 * x for name, x in g.items() if name != alone})
     losses(moved)
     assert [name for name, value in parameters(moved).items() if value != first[name]] == [alone]
 
@@ -509,15 +505,15 @@ def test_the_optimizer_uses_what_a_hook_returns(start: Open) -> None:
 def test_two_processes_that_average_their_gradients_train_as_one(start: Open) -> None:
     """Data parallel: each has half of the batch; the mean of their gradients is the gradient of the
     whole batch."""
-    whole = start("full", n_batch=4, max_steps=1)
+    whole = start("full", batch_size=4, iterations=1)
     batch = whole.order.take(4)
     gradients: list[Gradients] = []
     for half in (batch[:2], batch[2:]):
-        part = start("full", n_batch=2, on_gradients=gradients.append)
+        part = start("full", batch_size=2, on_gradients=gradients.append)
         outcome(part.steps.step([half], 1, 1e-2))
     mean = {name: (gradients[0][name] + gradients[1][name]) / 2 for name in gradients[0]}
     together: list[Gradients] = []
-    outcome(start("full", n_batch=4, on_gradients=together.append).steps.step([batch], 1, 1e-2))
+    outcome(start("full", batch_size=4, on_gradients=together.append).steps.step([batch], 1, 1e-2))
     for name, g in together[0].items():
         np.testing.assert_allclose(mean[name], g, rtol=1e-4, atol=1e-7)
 
@@ -547,7 +543,7 @@ def test_a_deep_models_step_is_planned(tmp_path: Path, session: Session, kind: s
     with GGUFFile.open(path) as gguf:
         adapter = LoraOptions(rank=3) if kind == "lora" else None
         trainable = trainable_of(session, gguf, hparams_of(gguf), n_ctx=16, adapter=adapter)
-        steps = steps_of(trainable, Settings(n_ctx=16, n_batch=2, checkpointing=checkpointing))
+        steps = Steps(trainable, TrainingConfig(ctx_size=16, batch_size=2, use_checkpointing=checkpointing))
         ((placement, layout),) = session.measure_all([steps.everything])
     assert len(placement.order) > 96 * 100
     assert 0 < layout.sizes[0] < 1 << 27
@@ -560,10 +556,10 @@ def test_a_deep_models_step_is_planned(tmp_path: Path, session: Session, kind: s
 @pytest.mark.parametrize(
     ("rates", "changes", "message"),
     [
-        ({0: math.inf}, {"max_steps": 3}, r"at step 2: loss (nan|inf)|at step 2: loss [\d.]+, gradient norm (nan|inf)"),
-        ({2: math.inf}, {"max_steps": 3}, r"at step 3: loss after it (nan|inf), gradient norm \d"),
-        ({1: math.inf}, {"max_steps": 9, "save_every": 2}, r"at step 2: loss after it (nan|inf), gradient norm \d"),
-        ({1: math.inf}, {"max_steps": 9, "validate_every": 2}, r"at step 2: loss after it (nan|inf), gradient norm \d"),
+        ({0: math.inf}, {"iterations": 3}, r"at step 2: loss (nan|inf|[\d.]+, gradient norm (nan|inf))"),
+        ({2: math.inf}, {"iterations": 3}, r"at step 3: loss after it (nan|inf), gradient norm \d"),
+        ({1: math.inf}, {"iterations": 9, "save_every": 2}, r"at step 2: loss after it (nan|inf), gradient norm \d"),
+        ({1: math.inf}, {"iterations": 9, "validate_every": 2}, r"at step 2: loss after it (nan|inf), gradient"),
     ],
 )
 @pytest.mark.parametrize("sgd", [False, True])
@@ -580,7 +576,7 @@ def test_a_diverged_run_ends_and_writes_nothing(
 ) -> None:
     """A rate without bound at one step: its loss is finite, and nothing is after it."""
     usual = 1.0 if sgd else 1e-2
-    monkeypatch.setattr(Schedule, "rate", lambda _, step, *more: rates.get(step, usual))
+    monkeypatch.setattr(RATE, lambda _, step, *more: rates.get(step, usual))
     trainer = start("full" if kind == "full" else LORA, sgd=sgd, **changes)
     events: list[object] = []
     with pytest.raises(TrainingDiverged, match=message):
@@ -635,7 +631,7 @@ def test_numbers_too_large_for_the_files_type_are_refused(start: Open, model: Pa
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_step_whose_model_has_no_gradient_is_not_saved(start: Open, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """Parameters so large that the loss is that of a guess, finite, and the next gradient is not."""
-    monkeypatch.setattr(Schedule, "rate", lambda _, step, *more: 1e8 if step == at else 1e-3)
+    monkeypatch.setattr(RATE, lambda _, step, *more: 1e8 if step == at else 1e-3)
     trainer = start("full", save_every=1)
     events: list[object] = []
     with pytest.raises(TrainingDiverged, match=rf"at step {at + 1}: loss after it \d.*, gradient norm nan"):
@@ -649,7 +645,7 @@ def test_a_callback_that_saves_writes_no_model_that_has_diverged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, rate: float
 ) -> None:
     """The step before was sound, and its own loss is finite: what is saved is the model after it."""
-    monkeypatch.setattr(Schedule, "rate", lambda _, step, *more: rate if step == 1 else 1e-3)
+    monkeypatch.setattr(RATE, lambda _, step, *more: rate if step == 1 else 1e-3)
     written: list[int] = []
 
     def save(event: object) -> None:
@@ -667,7 +663,7 @@ def test_a_callback_that_saves_writes_no_model_that_has_diverged(
 
 
 def test_a_loss_that_falls_is_saved_without_another_gradient(start: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Schedule, "rate", lambda *_: 1e-2)
+    monkeypatch.setattr(RATE, lambda *_: 1e-2)
     monkeypatch.setattr("logitless.training.trainer.GUESS", 1e3)
     trainer = start("full", save_every=1)
     monkeypatch.setattr(trainer.steps, "gradient_norm", None)
@@ -675,7 +671,7 @@ def test_a_loss_that_falls_is_saved_without_another_gradient(start: Open, monkey
 
 
 def test_a_validation_without_labels_is_no_divergence(start: Open) -> None:
-    trainer = start(max_steps=2)
+    trainer = start(iterations=2)
     dataset, sample = trainer.order.dataset, trainer.order.dataset.sample
     held_out = set(trainer.validation_indices.tolist())
 

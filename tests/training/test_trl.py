@@ -25,17 +25,13 @@ from logitless.training.methods.grpo import GRPO
 from logitless.training.methods.registry import hyperparameters
 from logitless.training.policy.reinforcement import Answer, PolicyBatch, ReinforcementTrainer
 from logitless.training.run import FineTuning
-from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.step import outcome
-from logitless.training.trainer import Settings, Step, Trainer
+from logitless.training.trainer import Step, Trainer
 from tests.helpers.paths import ROOT
 
 RECORD = ROOT / "docs" / "experiments" / "trl.json"
 RATE, N_STEPS, GROUP = 2e-5, 50, 4
-SETTINGS = Settings(
-    n_ctx=64, n_batch=8, grad_acc=1, max_steps=N_STEPS, schedule=Schedule(RATE, "constant", 0),
-    optimizer=OptimizerSettings(decay=0.0, gclip=0.0),
-)  # fmt: skip
+SETTINGS = TrainingConfig(ctx_size=64, batch_size=8, iterations=N_STEPS, learning_rate=RATE, max_grad_norm=0.0)
 PAIRS = [
     {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     for prompt, chosen, rejected in (

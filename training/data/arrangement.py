@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from logitless.training.config import TrainingConfig
 from logitless.training.data.dataset_rows import DatasetRow
 from logitless.training.data.load import (
-    DataOptions,
     Reader,
     Rows,
     context_of,
@@ -62,35 +62,26 @@ def arranged(
     data: Data,
     name: str,
     reader: Reader,
-    o: DataOptions,
-    *,
-    batch: tuple[int, int] = (8, 1),
-    validation: float = 0.0,
-    seed: int = 0,
-    shuffle: bool = True,
+    o: TrainingConfig,
 ) -> Arrangement:
-    """A run's data. `batch`: n_batch and grad_acc.
-
-    Of supervised learning a step takes n_batch · grad_acc samples of `o.n_ctx`
+    """A run's data. Of supervised learning a step takes batch_size · grad_acc samples of ctx_size
     tokens, of another method so many examples, in windows as long as they need. TrainingError names
     the line at fault; `name` stands for the data in messages."""
-    n_batch, grad_acc = batch
     of_file = isinstance(data, str | Path)
     short = Path(str(data)).name if of_file else name
     if reader.objective is None:
         dataset = load_dataset(data, reader, o) if of_file else packed_rows(_records(data, name), name, reader, o)  # type: ignore[arg-type]
-        training, held_out = split_samples(dataset, validation, seed)
+        training, held_out = split_samples(dataset, o.val_split, o.seed)
         losses = tuple(dataset.losses) if isinstance(dataset, PackedExamples) else ()
-        return Arrangement(
-            Sampler(dataset, training, short, seed, shuffle), held_out, o.n_ctx, n_batch, grad_acc, losses
-        )
+        order = Sampler(dataset, training, short, o.seed, o.shuffle)
+        return Arrangement(order, held_out, o.n_ctx, o.batch_size, o.grad_acc, losses)
     if of_file and not is_rows(data):  # type: ignore[arg-type]
         raise TrainingError(f"{name}: is a text, and {reader.objective.NAME} needs rows, such as of a .jsonl file")
     groups = Groups(reader.examples(_records(data, name), name), o.n_ctx, name=name)
-    training, held_out = split(len(groups), validation, seed)
-    laid, windows, runs = groups.lay(training, n_batch * grad_acc)
-    order = ExampleSampler(laid, training, short, seed, shuffle)
-    return Arrangement(order, held_out, laid.n_tokens, windows, runs, tuple(groups.losses))
+    training, held_out = split(len(groups), o.val_split, o.seed)
+    laid, windows, runs = groups.lay(training, o.batch_size * o.grad_acc)
+    examples = ExampleSampler(laid, training, short, o.seed, o.shuffle)
+    return Arrangement(examples, held_out, laid.n_tokens, windows, runs, tuple(groups.losses))
 
 
 def _records(data: Data, name: str) -> Iterator[DatasetRow]:

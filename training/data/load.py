@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.tokenizer import Tokenizer
+from logitless.training.config import TrainingConfig
 from logitless.training.data.dataset_rows import DatasetRow, RowAnswer
 from logitless.training.data.formats import of_one_format, parse_row
 from logitless.training.data.media import MediaReader
@@ -19,7 +20,6 @@ from logitless.training.data.packing import (
     Examples,
     Groups,
     PackedExamples,
-    SampleOptions,
     StridedSamples,
     TextSamples,
     find_samples,
@@ -31,20 +31,6 @@ from logitless.training.methods.objective import Group, Objective
 
 Rows = Iterable[Mapping[str, Any]]
 LEAST_CONTEXT = 128  # tokens of a window that follows the data
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """Splitting of a file into samples of `n_ctx` tokens. `sample_start` None: one every
-    `stride` tokens (0: n_ctx/2)."""
-
-    n_ctx: int = 128
-    stride: int = 0
-    pack: bool = True
-    sample_start: str | None = None  # "": a sample begins at every token
-    include_sample_start: bool = False
-    overlapping_samples: bool = False
-    samples: SampleOptions = field(default_factory=SampleOptions)
 
 
 @dataclass(frozen=True)
@@ -92,7 +78,7 @@ class Lengths:
     longest: int
 
 
-def load_dataset(path: str | Path, reader: Reader, o: DataOptions) -> Dataset:
+def load_dataset(path: str | Path, reader: Reader, o: TrainingConfig) -> Dataset:
     """Samples of a file for supervised learning: of rows, else of one text. TrainingError names the fault."""
     if is_rows(path):
         return packed_rows(rows_of(path, str(path)), str(path), reader, o)
@@ -113,13 +99,13 @@ def parsed_rows(rows: Rows, name: str = "rows") -> Iterator[DatasetRow]:
     return of_one_format((parse_row(row, i, f"{name}: line {i}") for i, row in enumerate(rows, 1)), name)
 
 
-def packed_rows(records: Iterable[DatasetRow], name: str, reader: Reader, o: DataOptions) -> PackedExamples:
+def packed_rows(records: Iterable[DatasetRow], name: str, reader: Reader, o: TrainingConfig) -> PackedExamples:
     """Rows, tokenized and packed into samples of `o.n_ctx` tokens."""
     examples = (example for (example,) in reader.examples(records, name))
     return PackedExamples(examples, o.n_ctx, pack=o.pack, name=name)
 
 
-def text_dataset(text: str, name: str, tokenizer: Tokenizer, o: DataOptions) -> Dataset:
+def text_dataset(text: str, name: str, tokenizer: Tokenizer, o: TrainingConfig) -> Dataset:
     text = text.rstrip("\0")
     if not text:
         raise TrainingError(f"{name}: is empty")
@@ -132,7 +118,7 @@ def text_dataset(text: str, name: str, tokenizer: Tokenizer, o: DataOptions) -> 
         ids = np.array(tokenizer.encode(text, add_special=False), np.int32)
         n = max(1, len(ids) - o.n_ctx + 1)
         begins = list(range(n))
-        return TextSamples(ids, begins, [min(o.n_ctx, len(ids) - b) for b in begins], o.n_ctx, bos, eos, o.samples)
+        return TextSamples(ids, begins, [min(o.n_ctx, len(ids) - b) for b in begins], o.n_ctx, bos, eos, o)
     spans = find_samples(
         text,
         o.sample_start,
@@ -147,4 +133,4 @@ def text_dataset(text: str, name: str, tokenizer: Tokenizer, o: DataOptions) -> 
     sizes = [len(part) for part in parts]
     begins = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(int).tolist()
     tokens = np.array([id for part in parts for id in part], np.int32)
-    return TextSamples(tokens, begins, sizes, o.n_ctx, bos, eos, o.samples)
+    return TextSamples(tokens, begins, sizes, o.n_ctx, bos, eos, o)

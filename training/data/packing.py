@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.models.errors import shown
+from logitless.training.config import TrainingConfig
 from logitless.training.data.run_media import PlacedMedia, TokenMedia
 from logitless.training.data.tokenize_rows import I32, Example
 from logitless.training.errors import TrainingError
@@ -389,44 +390,34 @@ def _count(beyond: Beyond, row: Example, piece: Example) -> None:
         beyond.n_media_tokens += int((row.media.rows[n:] != 0).sum())
 
 
-@dataclass(frozen=True)
-class SampleOptions:
-    """Padding and separators of text samples."""
-
-    fill_with_next: bool = False
-    separate_with_eos: bool = False
-    separate_with_bos: bool = True
-    random_offsets: bool = False
-
-
 class TextSamples:
     """Samples of a text, one of T tokens each: BOS, the sample, then EOS padding or the samples after it."""
 
     def __init__(
         self, tokens: I32, begins: Sequence[int], sizes: Sequence[int], n_tokens: int, bos: int, eos: int,
-        options: SampleOptions | None = None,
+        options: TrainingConfig | None = None,
     ) -> None:  # fmt: skip
         if not len(begins):
             raise TrainingError("the text has no sample")
         self.tokens, self.n_tokens, self.bos, self.eos = tokens, n_tokens, bos, eos
         self.begins, self.sizes = np.array(begins, np.int32), np.array(sizes, np.int32)
-        self.options = options or SampleOptions()
+        self.options = options or TrainingConfig()
 
     def __len__(self) -> int:
         return len(self.begins)
 
     @property
     def ends(self) -> I32:
-        return self.begins + self.sizes + (self.n_tokens if self.options.fill_with_next else 0)
+        return self.begins + self.sizes + (self.n_tokens if self.options.fill_with_next_samples else 0)
 
     def sample(self, i: int, rng: np.random.Generator) -> Sample:
         o, n = self.options, self.n_tokens
         labels = np.empty(n, np.int32)
-        offset = int(rng.integers(0, max(1, int(self.sizes[i])))) if o.random_offsets else 0
+        offset = int(rng.integers(0, max(1, int(self.sizes[i])))) if o.sample_random_offsets else 0
         eos_due, bos_due = o.separate_with_eos, o.separate_with_bos
         for k in range(n):
             token = self.eos
-            if offset >= self.sizes[i] and o.fill_with_next:
+            if offset >= self.sizes[i] and o.fill_with_next_samples:
                 if eos_due:
                     eos_due = False
                 elif bos_due:

@@ -18,9 +18,9 @@ from logitless.graph.execution.session import Session
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.model import hparams_of
+from logitless.training.config import TrainingConfig
 from logitless.training.step import Arrays, Feeds, Steps, outcome
 from logitless.training.trainable import F32, Trainable
-from logitless.training.trainer import Settings, steps_of
 
 Ref = Any  # names an array in a store; messages to other processes may have it
 
@@ -49,7 +49,7 @@ class Recipe:
     backends: Callable[[], Sequence[Backend]]
     model: Path
     trainable: Callable[[Session, GGUFFile, Hparams], Trainable]
-    settings: Settings
+    settings: TrainingConfig
     sharded: bool  # each rank sums a shard of the gradients; else rank 0 sums all
 
     @contextmanager
@@ -58,7 +58,7 @@ class Recipe:
         with GGUFFile.open(self.model) as gguf, Session(self.backends()) as session:
             for backend in session.backends:
                 backend.prefetch_training(())
-            yield steps_of(self.trainable(session, gguf, hparams_of(gguf)), self.settings)
+            yield Steps(self.trainable(session, gguf, hparams_of(gguf)), self.settings)
 
 
 def flat(arrays: Sequence[npt.NDArray[Any]]) -> F32:

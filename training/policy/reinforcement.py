@@ -14,9 +14,11 @@ from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import structs
 
 from logitless.graph.execution.session import Session
 from logitless.models.model import Model
+from logitless.training.config import TrainingConfig
 from logitless.training.data.packing import Groups, Sample
 from logitless.training.data.prompts import Prompts
 from logitless.training.data.sampler import ExampleSampler
@@ -27,7 +29,6 @@ from logitless.training.methods.grpo import GRPO, PolicyLoss, of_answers, reward
 from logitless.training.methods.objective import F64
 from logitless.training.policy.served_forward import ALIGNMENT, ServedForward
 from logitless.training.reporting.results import Result, means
-from logitless.training.schedule import OptimizerSettings
 from logitless.training.step import Slice, Steps
 from logitless.training.trainable import FULL, Trainable
 from logitless.training.trainer import (
@@ -35,7 +36,6 @@ from logitless.training.trainer import (
     Event,
     LogMessage,
     OffDeviceWork,
-    Settings,
     Settled,
     Step,
     Trainer,
@@ -197,7 +197,7 @@ class ReinforcementTrainer(Trainer):
         batch = self.batch
         assert batch is not None
         measured, windows = yield from self._measured_batch(batch)
-        batches = [windows[i : i + s.n_batch] for i in range(0, len(windows), s.n_batch)]
+        batches = [windows[i : i + s.batch_size] for i in range(0, len(windows), s.batch_size)]
         _, norm = yield from self.steps.step(batches, c.iterations + 1, control.rate, 1.0)
         self.batch = replace(batch, n_done=batch.n_done + 1)
         c.iterations += 1
@@ -218,7 +218,7 @@ class ReinforcementTrainer(Trainer):
             summary.get("mean_reward", math.nan),
             norm,
             control.rate,
-            control.rate / s.schedule.alpha,
+            self._factor(control),
             len(windows) * s.n_ctx,
             self.epoch_result,
             summary,
@@ -341,7 +341,7 @@ class ReinforcementTrainer(Trainer):
     ) -> Generator[Event, None, list[F32]]:
         """Log-probabilities of the answers' tokens, by a forward pass."""
         measured: list[F32] = [np.zeros(0, np.float32)] * len(answers)
-        windows, n = self._windows(prompts, answers), self.settings.n_batch
+        windows, n = self._windows(prompts, answers), self.settings.batch_size
         for i in range(0, len(windows), n):
             part = windows[i : i + n]
             outputs = yield from steps.evaluation(part)
@@ -416,11 +416,13 @@ class ReinforcementTrainer(Trainer):
         return same
 
 
-def reference_steps(session: Session, model: Model, s: Settings, served: ServedForward | None, prefix: str) -> Steps:
+def reference_steps(
+    session: Session, model: Model, s: TrainingConfig, served: ServedForward | None, prefix: str
+) -> Steps:
     """Graphs of the log-probabilities of a model that the run does not change."""
     frozen = Trainable(FULL, session, model, (), ())
-    sgd = OptimizerSettings(kind="sgd")
-    return Steps(frozen, sgd, n_batch=s.n_batch, n_ctx=s.n_ctx, prefix=f"{prefix}.reference", apart=True, served=served)
+    plain = structs.replace(s, optimizer="sgd", neftune_noise_alpha=0.0, use_checkpointing=True)
+    return Steps(frozen, plain, prefix=f"{prefix}.reference", apart=True, served=served)
 
 
 def _answered(answers: Sequence[Answer], items: Sequence[Mapping[str, Any]]) -> Answered:

@@ -10,12 +10,16 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
+
+from msgspec.structs import asdict
+
+from logitless.training.config import unused
 
 if TYPE_CHECKING:
     from logitless.training.trainer import Event, Trainer
@@ -71,19 +75,13 @@ def measured(event: Event) -> tuple[int, dict[str, float]] | None:
 
 
 def configuration(trainer: Trainer) -> dict[str, Any]:
-    """Settings of a run as flat names and values."""
-
-    def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-        for name, value in values.items():
-            if isinstance(value, Mapping):
-                yield from flat(value, f"{prefix}{name}.")
-            else:
-                yield f"{prefix}{name}", value
-
+    """Hyperparameters of a run that have an effect, by name."""
     trainable = trainer.trainable
     adapter = dict(trainable.lora.changes()) if trainable.lora is not None else {}
     about = {"method": trainer.method, "kind": trainable.kind, "n_params": trainable.n_params, **adapter}
-    return {**about, **dict(flat(asdict(trainer.settings)))}
+    values = asdict(trainer.settings)
+    idle = {name for name, _ in unused(values, values)}
+    return {name: value for name, value in values.items() if name not in idle} | about
 
 
 class _Wandb:

@@ -60,7 +60,7 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
     from logitless.training import checkpoint, save
     from logitless.training.reporting import plot, progress
     from logitless.training.run import plan_run, reader_of
-    from logitless.training.trainer import steps_of
+    from logitless.training.step import Steps
 
     with GGUFFile.open(path) as gguf, ExitStack() as stack:
         h = generating_hparams(gguf, path)
@@ -72,13 +72,13 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
         adapter = None if full else finetune.adapter_of(config)
         more = {"n_ctx": settings.n_ctx, "patterns": config.train_tensors}
         trainable = finetune.trainable(session, gguf, h, adapter=adapter, options=o, **more)
-        steps = steps_of(trainable, settings, media=None if reader.media is None else reader.media.media)
+        steps = Steps(trainable, settings, media=None if reader.media is None else reader.media.media)
         devices = steps.footprint(settings.grad_acc)
         saved = 0 if full else 4 * trainable.n_params  # an adapter is written as a whole
         pages = sum(large_pages(d.device, d.weights, d.total - d.weights - d.feeds) for d in devices)
         process = own_bytes() + saved + pages
         del plan, steps, checkpoint, plot, progress, save  # the process of a run has them too
-        return _as_report(name, trainable, settings.n_batch, settings.n_ctx, devices, process)
+        return _as_report(name, trainable, settings.batch_size, settings.n_ctx, devices, process)
 
 
 def _as_report(

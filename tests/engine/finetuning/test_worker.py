@@ -44,7 +44,7 @@ from logitless.training import checkpoint, save
 from logitless.training.errors import TrainingError
 from logitless.training.reporting import trackers
 from logitless.training.reporting.trackers import Integration, RunInfo
-from logitless.training.schedule import Schedule, Stopping
+from logitless.training.schedule import Stopping, rate_at
 
 ROWS = b'{"prompt": "Once", "completion": " upon a time there was a cat."}\n' * 20
 HYPERPARAMETERS = {"n_epochs": 1, "batch_size": 2, "context_length": 96, "learning_rate_multiplier": 5.0}
@@ -584,8 +584,8 @@ def test_a_job_that_diverges_keeps_and_names_its_last_good_checkpoint(
     engine: ModelRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int, last: int, full: bool
 ) -> None:
     """Step n (from 0) of two epochs of ten has a rate without bound: at an epoch's end it would be published."""
-    rate = Schedule.rate
-    monkeypatch.setattr(Schedule, "rate", lambda self, i, *more: math.inf if i == n else rate(self, i, *more))
+    rate = "logitless.training.trainer.rate_at"
+    monkeypatch.setattr(rate, lambda c, i, *more: math.inf if i == n else rate_at(c, i, *more))
     job = Job(tmp_path, engine, full=full)
     job.tuning.set_status(job.id, ("queued", "running"), "cancelled")
     job.leave()

@@ -32,13 +32,13 @@ from logitless.training.adapters.lora import lora, principal, start_from
 from logitless.training.adapters.neftune import Neftune
 from logitless.training.adapters.options import LoraOptions
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
+from logitless.training.config import TrainingConfig
 from logitless.training.data.packing import Sample, StridedSamples
 from logitless.training.data.sampler import Sampler
 from logitless.training.errors import TrainingError
 from logitless.training.save import save_result
-from logitless.training.schedule import OptimizerSettings, Schedule
 from logitless.training.scratch import new_model
-from logitless.training.trainer import Settings, Step, Trainer
+from logitless.training.trainer import Step, Trainer
 from tests.models.adapters.test_lora import refusals
 
 TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.uint8).astype(np.int32) + 3
@@ -73,8 +73,8 @@ class Opened:
         trainable = lora(self.session, self.base, options, gguf=self.gguf)
         data = StridedSamples(TEXT, 16)
         order = Sampler(data, np.arange(len(data), dtype=np.int32), "text", 5)
-        default = {"n_ctx": 16, "n_batch": 4, "max_steps": 4, "schedule": Schedule(1e-2, "constant", 0)}
-        return Trainer(trainable, Settings(**(default | changes)), order, np.zeros(0, np.int32))
+        default = {"ctx_size": 16, "batch_size": 4, "iterations": 4, "learning_rate": 1e-2, "weight_decay": 0.1}
+        return Trainer(trainable, TrainingConfig(**(default | changes)), order, np.zeros(0, np.int32))
 
     def close(self) -> None:
         self.session.close()
@@ -288,14 +288,10 @@ def test_a_merged_model_computes_what_the_adapter_does(name: str, opened: Callab
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_resumes_to_the_same_bytes(name: str, opened: Callable[[], Opened], tmp_path: Path) -> None:
     """With noise, and a rate of its own for B; a checkpoint has the adapter's options."""
-    changes = {
-        "noise": Neftune(5.0, 7),
-        "optimizer": OptimizerSettings(lora_plus_ratio=8.0),
-        "grad_acc": 2,
-    }
+    changes = {"neftune_noise_alpha": 5.0, "seed": 7, "lora_plus_ratio": 8.0, "grad_acc": 2}
     whole = opened().trainer(METHODS[name], **changes)
     whole.fit()
-    half = opened().trainer(METHODS[name], **{**changes, "max_steps": 2})
+    half = opened().trainer(METHODS[name], **{**changes, "iterations": 2})
     half.fit()
     save_checkpoint(tmp_path / "c.gguf", half, "llama")
     checkpoint = read_checkpoint(tmp_path / "c.gguf")
@@ -311,8 +307,8 @@ def test_a_run_resumes_to_the_same_bytes(name: str, opened: Callable[[], Opened]
 def test_lora_plus_multiplies_the_rate_of_b(opened: Callable[[], Opened]) -> None:
     found = []
     for ratio in (1.0, 4.0):
-        optimizer = OptimizerSettings("sgd", decay=0, lora_plus_ratio=ratio)
-        trainer = opened().trainer(LoraOptions(2), optimizer=optimizer, max_steps=1)
+        changes = {"optimizer": "sgd", "weight_decay": 0, "lora_plus_ratio": ratio}
+        trainer = opened().trainer(LoraOptions(2), iterations=1, **changes)
         trainer.fit()
         found.append(trainer.trainable.read())
     for name, values in found[0].items():
@@ -337,7 +333,7 @@ def test_noise_follows_from_seed_step_and_window() -> None:
 def test_noise_is_that_of_training_alone(opened: Callable[[], Opened]) -> None:
     losses, evaluated = [], []
     for alpha in (0.0, 50.0):
-        trainer = opened().trainer(LoraOptions(2), noise=Neftune(alpha, 1), max_steps=1)
+        trainer = opened().trainer(LoraOptions(2), neftune_noise_alpha=alpha, iterations=1)
         evaluated.append(trainer.steps.evaluate(trainer.order.take(4)).losses)
         trainer.fit(lambda e: losses.append(e.loss) if isinstance(e, Step) else None)
     assert np.array_equal(*evaluated)

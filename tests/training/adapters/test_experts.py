@@ -28,12 +28,12 @@ from logitless.models.weights.weights import check_weights
 from logitless.training.adapters.lora import lora
 from logitless.training.adapters.options import LoraOptions
 from logitless.training.checkpoint import read_checkpoint, save_checkpoint
+from logitless.training.config import TrainingConfig
 from logitless.training.data.packing import StridedSamples
 from logitless.training.data.sampler import Sampler
 from logitless.training.errors import TrainingError
 from logitless.training.save import save_result
-from logitless.training.schedule import Schedule
-from logitless.training.trainer import Settings, Trainer
+from logitless.training.trainer import Trainer
 from tests.helpers.reference_model import Spec, write
 from tests.models.adapters.test_lora import refusals
 
@@ -55,7 +55,8 @@ class Opened:
         trainable = lora(self.session, self.base, options, gguf=self.gguf)
         tokens = np.random.default_rng(0).integers(0, self.h.n_vocab, 200).astype(np.int32)
         data = StridedSamples(tokens, LENGTH)
-        settings = Settings(n_ctx=LENGTH, n_batch=3, max_steps=n, schedule=Schedule(3e-2, "constant", 0))
+        limits = {"ctx_size": LENGTH, "batch_size": 3, "iterations": n}
+        settings = TrainingConfig(**limits, learning_rate=3e-2, weight_decay=0.1)  # type: ignore[arg-type]
         order = Sampler(data, np.arange(len(data), dtype=np.int32), "tokens", 5)
         return Trainer(trainable, settings, order, np.zeros(0, np.int32))
 

@@ -15,15 +15,15 @@ from logitless.models import tokenizer
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.tokenizer import Tokenizer
+from logitless.training.config import TrainingConfig
 from logitless.training.data import tokenize_rows
 from logitless.training.data.dataset_rows import DatasetRow
 from logitless.training.data.formats import parse_row
-from logitless.training.data.load import DataOptions, Reader, load_dataset, text_dataset
+from logitless.training.data.load import Reader, load_dataset, text_dataset
 from logitless.training.data.packing import (
     Examples,
     Groups,
     PackedExamples,
-    SampleOptions,
     StridedSamples,
     TextSamples,
     find_samples,
@@ -73,7 +73,8 @@ BOS, EOS = 1, 2
 
 def filled(offset: int, **options: bool) -> str:
     tokens = np.frombuffer(SAMPLES.encode(), np.uint8).astype(np.int32)
-    samples = TextSamples(tokens, [0, 4, 8], [4, 4, 4], 8, BOS, EOS, SampleOptions(random_offsets=True, **options))
+    config = TrainingConfig(sample_random_offsets=True, **options)
+    samples = TextSamples(tokens, [0, 4, 8], [4, 4, 4], 8, BOS, EOS, config)
     fixed = SimpleNamespace(integers=lambda low, high: offset)
     window = samples.sample(0, fixed)  # type: ignore[arg-type]
     assert window.tokens.tolist() == [BOS, *window.labels[:-1].tolist()]
@@ -83,10 +84,10 @@ def filled(offset: int, **options: bool) -> str:
 def test_samples_fill_windows() -> None:
     """The example of llama.cpp's finetune: samples abcd, ABCD, 0123 and windows of 8."""
     assert [filled(o) for o in range(3)] == ["abcd>>>>", "bcd>>>>>", "cd>>>>>>"]
-    joined = [filled(o, fill_with_next=True, separate_with_bos=False) for o in range(4)]
+    joined = [filled(o, fill_with_next_samples=True, separate_with_bos=False) for o in range(4)]
     assert joined == ["abcdABCD", "bcdABCD0", "cdABCD01", "dABCD012"]
-    assert filled(0, fill_with_next=True, separate_with_eos=True) == "abcd><AB"
-    assert filled(2, fill_with_next=True) == "cd<ABCD<"
+    assert filled(0, fill_with_next_samples=True, separate_with_eos=True) == "abcd><AB"
+    assert filled(2, fill_with_next_samples=True) == "cd<ABCD<"
 
 
 def test_where_samples_begin() -> None:
@@ -98,7 +99,7 @@ def test_where_samples_begin() -> None:
 
 
 def test_every_token_begins_a_sample() -> None:
-    dataset = text_dataset("abcdef", "t", bytes_vocabulary(), DataOptions(n_ctx=4, sample_start=""))
+    dataset = text_dataset("abcdef", "t", bytes_vocabulary(), TrainingConfig(ctx_size=4, sample_start=""))
     assert dataset.begins.tolist() == [0, 1, 2]
     assert [chr(t - 3) for t in dataset.sample(1, RNG).labels] == ["b", "c", "d", "e"]
 
@@ -143,8 +144,8 @@ def test_cut_and_dropped_examples_are_told() -> None:
 
 def test_validation_tokens_are_never_trained_on() -> None:
     text = np.arange(3, 203, dtype=np.int32)
-    every = DataOptions(n_ctx=16, sample_start="")
-    filled = DataOptions(n_ctx=16, sample_start="ab", samples=SampleOptions(fill_with_next=True))
+    every = TrainingConfig(ctx_size=16, sample_start="")
+    filled = TrainingConfig(ctx_size=16, sample_start="ab", fill_with_next_samples=True)
     letters = "".join(chr(0x21 + i % 90) for i in range(200)).replace("!", "ab")
     for data in (
         StridedSamples(text, 16),
@@ -394,11 +395,11 @@ def test_encodings_and_empty_files() -> None:
 def test_files_are_read_by_their_ending(tmp_path: Path) -> None:
     v = bytes_vocabulary()
     (tmp_path / "a.txt").write_text("To be, or not to be\0\0")
-    windows = load_dataset(tmp_path / "a.txt", Reader(v, None), DataOptions(n_ctx=6, stride=6))
+    windows = load_dataset(tmp_path / "a.txt", Reader(v, None), TrainingConfig(ctx_size=6, stride=6))
     assert len(windows) == 3
     assert windows.sample(0, RNG).tokens[0] == v.bos_id
     (tmp_path / "b.jsonl").write_text('{"text": "ab"}\n')
-    assert load_dataset(tmp_path / "b.jsonl", Reader(v, None), DataOptions(n_ctx=6)).sample(0, RNG).labels[
+    assert load_dataset(tmp_path / "b.jsonl", Reader(v, None), TrainingConfig(ctx_size=6)).sample(0, RNG).labels[
         :3
     ].tolist() == [
         *v.encode("ab", add_special=False),
@@ -406,7 +407,7 @@ def test_files_are_read_by_their_ending(tmp_path: Path) -> None:
     ]
     (tmp_path / "c.txt").write_bytes(b"a\xff")
     with pytest.raises(TrainingError, match="byte 1 is not UTF-8"):
-        load_dataset(tmp_path / "c.txt", Reader(v, None), DataOptions())
+        load_dataset(tmp_path / "c.txt", Reader(v, None), TrainingConfig())
 
 
 class CountingTemplate:

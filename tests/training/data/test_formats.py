@@ -14,10 +14,11 @@ import pytest
 from logitless.models import tokenizer
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.tokenizer import Tokenizer
+from logitless.training.config import TrainingConfig
 from logitless.training.data.arrangement import arranged, context_for
 from logitless.training.data.dataset_rows import DatasetRow, RowAnswer
 from logitless.training.data.formats import parse_row
-from logitless.training.data.load import DataOptions, Reader
+from logitless.training.data.load import Reader
 from logitless.training.data.prompts import prompts_of
 from logitless.training.data.sources import is_rows, rows_of
 from logitless.training.errors import TrainingError
@@ -220,7 +221,7 @@ def test_fields_that_nothing_is_made_of_are_named_once(rows: list[dict[str, Any]
     pairs = any("chosen" in row or "preferred_output" in row for row in rows)
     template = ChatTemplate("chatml", bos_token="", eos_token="</s>")
     reader = Reader(vocabulary(), template, objective("dpo") if pairs else None)
-    found = arranged(rows, "rows", reader, DataOptions(n_ctx=512), batch=(1, 1))
+    found = arranged(rows, "rows", reader, TrainingConfig(ctx_size=512, batch_size=1))
     lines = [line for line in found.losses if "nothing is made of" in line]
     assert lines == ([f"fields of rows that nothing is made of: {', '.join(map(repr, names))}"] if names else [])
 
@@ -229,7 +230,7 @@ def test_a_message_field_that_the_template_reads_is_not_named() -> None:
     source = "{% for m in messages %}{{ m.role }}:{{ m.thinking }}{{ m.content }}{% endfor %}"
     rows = [{"messages": [USER, {**ANSWER, "thinking": "Hm.", "think": "x"}]}]
     reader = Reader(vocabulary(), ChatTemplate(source, bos_token="", eos_token=""))
-    found = arranged(rows, "rows", reader, DataOptions(n_ctx=512), batch=(1, 1))
+    found = arranged(rows, "rows", reader, TrainingConfig(ctx_size=512, batch_size=1))
     assert next(line for line in found.losses if "nothing" in line).endswith(": 'messages[].think'")
 
 
@@ -401,7 +402,7 @@ def test_the_context_follows_the_longest_answer() -> None:
     rows = [{"prompt": "a" * 100, "chosen": "b" * 99, "rejected": "c"}, {"prompt": "a", "chosen": "b", "rejected": "c"}]
     assert context_for(rows, "rows", reader, 4096) == 208  # BOS, 199 bytes, and an end that is a label alone
     assert context_for(rows, "rows", reader, 128) == 128
-    data = arranged(rows, "rows", reader, DataOptions(n_ctx=208), batch=(2, 1))
+    data = arranged(rows, "rows", reader, TrainingConfig(ctx_size=208, batch_size=2))
     windows = data.order.take(2)
     learned = np.concatenate([w.labels[w.weights > 0] for w in windows])
     assert len(learned) == 99 + 1 + 2 + 2 + 2  # answers, and their ends
