@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from logitless.engine.params import Generation, Speculative
-from logitless.engine.speculation.settings import KINDS, MODEL, MODEL_ONLY, MTP, SpeculationParams
+from logitless.engine.speculation.settings import EAGLE3, KINDS, MODEL, MODEL_ONLY, MTP, SpeculationParams
 from logitless.frontend.config import FrontendConfig
 from logitless.frontend.fields import article, as_text, bad_request, read
 from logitless.models.tokenizer import Tokenizer
@@ -56,7 +56,11 @@ def parse_speculation(params: Generation, config: FrontendConfig, tokenizer: Tok
     return TextDraft(drafts, prediction[: n_ctx * MOST_CHARACTERS])
 
 
-_NEEDED = {MODEL: "with a draft model (--model-draft)", MTP: "started with --spec-type draft-mtp"}
+_NEEDED = {
+    MODEL: "with a draft model (--model-draft)",
+    MTP: "started with --spec-type draft-mtp",
+    EAGLE3: "with an EAGLE-3 drafter (--model-draft)",
+}
 DOTTED = "speculative."
 
 

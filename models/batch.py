@@ -30,6 +30,7 @@ from logitless.graph.ops.linear_attention import (
 from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.hparams.layer_sizes import LayerSizes
 from logitless.models.kv_pool import PagePool, Pool
 
 
@@ -245,10 +246,12 @@ class PagedMemory:
         n_window: int = 0,
         mtp: bool = False,
         prefix: str = "",
+        behind: Sequence[LayerSizes | int] = (),
     ) -> PagedMemory:
         """Define the variables, with `prefix` in front of their names. `n_window`: pages of
         sliding-window layers; 0: they share the pool of full attention. `mtp`: with the layer of
-        the MTP block."""
+        the MTP block. `behind`: a drafter's layers behind the model's: their sizes, or the layer of the
+        model whose cache they read."""
         convs, recurrent = {}, {}
         full: dict[int, list[Tensor]] = {}
         window: dict[int, list[Tensor]] = {}
@@ -264,6 +267,13 @@ class PagedMemory:
             layers[i] = [session.define(f"{prefix}k.{i}", (n, size.n_head_kv, size.head_dim, PAGE), type_k)]
             if not h.mla:
                 layers[i].append(session.define(f"{prefix}v.{i}", (n, size.n_head_kv, PAGE, size.head_dim), type_v))
+        for i, own in enumerate(behind, h.n_layer):
+            if not isinstance(own, int):
+                shape = n_pages, own.n_head_kv
+                full[i] = [
+                    session.define(f"{prefix}draft.k.{i}", (*shape, own.head_dim, PAGE), type_k),
+                    session.define(f"{prefix}draft.v.{i}", (*shape, PAGE, own.head_dim), type_v),
+                ]
         tables = session.define(f"{prefix}tables", table_shape, "i32", host_written=True)
         pool = None
         if n_window:
@@ -273,7 +283,10 @@ class PagedMemory:
         return cls(
             PagePool(full, n_pages, tables),
             pool,
-            tuple(h.kv_source(i) for i in range(h.n_layer + mtp)),
+            (
+                *(h.kv_source(i) for i in range(h.n_layer + mtp)),
+                *(own if isinstance(own, int) else i for i, own in enumerate(behind, h.n_layer)),
+            ),
             convs,
             recurrent,
         )

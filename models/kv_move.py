@@ -7,20 +7,25 @@ from logitless.graph.ops.rope import rope
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.architectures.rope import Rotary
 from logitless.models.batch import PagedMemory, rotate
+from logitless.models.drafters.drafter import Drafter
 from logitless.models.hparams.hparams import Hparams
 
 
-def move_cells(h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int) -> list[Tensor]:
+def move_cells(
+    h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int, drafter: Drafter | None = None
+) -> list[Tensor]:
     """The caches after token slots `from` moved to `to`, `turn` positions further on (inputs
-    (n_cells,) i32 each).
+    (n_cells,) i32 each). `drafter`: whose layers lie behind the model's.
 
     All are read before any is written. This is llama.cpp's K-shift: keys are rotated in f32 and
     rounded to the cache's type again."""
     source, to, turn = (feed(name, (n_cells,), "i32") for name in ("from", "to", "turn"))
     full, local = rotary.shift_angles(turn), rotary.shift_angles(turn, local=True)
-    written = []
-    for layer, (keys, *_) in memory.full.layers.items():
-        angles = local if h.is_local(layer) and rotary.local_frequency is not None else full
+    n_layer, written = h.n_layer, []
+    for i, (keys, *_) in memory.full.layers.items():
+        layer, angles = i, local if h.is_local(i) and rotary.local_frequency is not None else full
+        if drafter is not None and i >= n_layer:
+            h, layer, angles = drafter.file.hparams, i - n_layer, drafter.rotary.shift_angles(turn)
         k = load_k(keys, source)
         if h.has_rope(layer):
             k = rotate(rope(rotate(k, keys), angles, interleaved=h.interleaved), keys)

@@ -14,7 +14,7 @@ from logitless.graph.ops.training.loss import softmax
 from logitless.graph.tensor import Tensor
 from logitless.models.adapters.low_rank import LowRank
 from logitless.models.architectures import decoder, encoder, feed_forward, gemma3n
-from logitless.models.architectures.registry import ARCHITECTURES
+from logitless.models.architectures.registry import ARCHITECTURES, DRAFTERS
 from logitless.models.architectures.rope import Rotary, define_rotary
 from logitless.models.batch import Batch, Cached, Memory, PagedMemory, Rows, Sequences
 from logitless.models.errors import ModelFileError
@@ -146,9 +146,13 @@ def hparams_of(gguf: GGUFFile) -> Hparams:
 
 
 def check_is_model(gguf: GGUFFile) -> None:
-    """ModelFileError: the file is an adapter, a checkpoint, an importance matrix or a projector."""
+    """ModelFileError: the file is an adapter, a checkpoint, an importance matrix, a projector or a drafter."""
     if problem := _OTHER_KINDS.get(_kind(gguf)):
         raise ModelFileError(gguf.path, problem)
+    if (arch := gguf.metadata.get("general.architecture")) in DRAFTERS:
+        raise ModelFileError(
+            gguf.path, f"is a drafter ({arch}), not a model: load its model, and this as --model-draft"
+        )
     if "general.architecture" not in gguf.metadata:
         raise ModelFileError(gguf.path, "key 'general.architecture' is missing")
 

@@ -307,7 +307,7 @@ GUESSING_TAKES = (
     *("cache_type_k_draft", "cache_type_v_draft"),
 )
 GUESSING = Group(
-    "Speculation (a model that drafts, and draft-mtp, take memory)",
+    "Speculation (models and heads that draft take memory)",
     tuple(f for f in SPECULATION.flags if f.dest in GUESSING_TAKES),
 )
 PLAN = (

@@ -115,19 +115,18 @@ class Hub:
         here = next((cached for cached in caches if _has(cached.names(), repo, file)), caches[0])
         return here.path(choose(here.names(), repo, file)[0])
 
-    def block(self, repo: Repo, model: Path | None = None) -> Path | None:
-        """The file with the MTP head (models/gguf/file.py) for this model of the repository; None
-        where it
-        has none."""
+    def block(self, repo: Repo, model: Path | None = None, kind: str = "mtp") -> Path | None:
+        """The file with the MTP head (models/gguf/file.py) for this model of the repository, or with its drafter
+        of another kind; None where it has none."""
         like = "" if model is None else model.name
         if not self._offline:
             try:
-                name = choose_block(self._names(repo), like)
+                name = choose_block(self._names(repo), like, kind)
                 return self._download(repo, name) if name else None
             except _NoAnswerError:
                 pass
         caches = [CachedFile(folder, repo) for folder in self._folders]
-        return next((c.path(name) for c in caches if (name := choose_block(c.names(), like))), None)
+        return next((c.path(name) for c in caches if (name := choose_block(c.names(), like, kind))), None)
 
     def projector(self, repo: Repo, model: Path) -> Path | None:
         """The projector of this model of the repository; None where it has none."""

@@ -17,7 +17,8 @@ from logitless.models.media.projector_names import n_bits
 DEFAULT = "Q4_K_M"  # llama-server's
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _QUANT = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*))(?=[-.])", re.ASCII | re.IGNORECASE)
-_BLOCK = re.compile(r"(?:.*/)?mtp-[^/]*\.gguf", re.IGNORECASE)  # as llama.cpp's converter calls them
+# as llama.cpp's converter calls them
+_BLOCK = re.compile(r"(?:.*/)?(mtp|eagle3|dflash|dspark)-[^/]*\.gguf", re.IGNORECASE)
 _PROJECTOR = re.compile(r".*mmproj.*\.gguf", re.IGNORECASE)
 _OF_FOLDER = re.compile(
     r"(generation_config|tokenizer|tokenizer_config|added_tokens|chat_template|preprocessor_config)\.json"
@@ -70,10 +71,10 @@ def choose_folder(names: Iterable[str]) -> list[str]:
     return ["config.json", *(n for n in top if _OF_FOLDER.fullmatch(n)), *whole]
 
 
-def choose_block(names: Iterable[str], like: str) -> str:
-    """The file with the block that guesses beside a repository's models, of the same type as this one, or any; "" where
+def choose_block(names: Iterable[str], like: str, kind: str = "mtp") -> str:
+    """The file of this kind that drafts beside a repository's models, of the same type as this one, or any; "" where
     there is none."""
-    blocks = sorted(n for n in names if _BLOCK.match(n))
+    blocks = sorted(n for n in names if (found := _BLOCK.match(n)) and found[1].lower() == kind)
     quant = _QUANT.search(like)
     return (_first_with(blocks, quant[1]) if quant else "") or next(iter(blocks), "")
 

@@ -48,16 +48,16 @@ def named_model(options: SimpleNamespace) -> Path | None:
 
 
 def find_draft_model(options: SimpleNamespace, path: Path) -> None:
-    """Set `model_draft` to the draft model, or the MTP head, of the hub, downloaded if need be.
+    """Set `model_draft` to the draft model, the MTP head or the drafter of the hub, downloaded if need be.
 
     `path`: the model's file."""
-    from logitless.engine.speculation.settings import MODEL, MTP
+    from logitless.engine.speculation.settings import HEADS, MODEL, MTP
 
     if options.hf_repo_draft is not None and options.model_draft:
         raise UsageError("--hf-repo-draft and --model-draft: give one of them")
     kinds = [kind.strip() for kind in options.spec_type.split(",")]
-    repo, wants_head = options.hf_repo_draft, MTP in kinds and MODEL not in kinds
-    if repo is None and wants_head and not options.model_draft and not _has_mtp_head(path):
+    repo, head = options.hf_repo_draft, next((kind for kind in HEADS if kind in kinds and MODEL not in kinds), "")
+    if repo is None and head and not options.model_draft and not (head == MTP and _has_mtp_head(path)):
         repo = options.hf_repo
     if repo is None:
         return
@@ -65,7 +65,7 @@ def find_draft_model(options: SimpleNamespace, path: Path) -> None:
 
     allow = getattr(options, "allow_private_addresses", False)
     hub = Hub(options.hf_token, offline=options.offline, allow_private=allow)
-    file = hub.block(repo, path) if wants_head else None
+    file = hub.block(repo, path, head.removeprefix("draft-")) if head else None
     if file is None and options.hf_repo_draft is not None:
         file = hub.model(repo)
     options.model_draft = None if file is None else str(file)

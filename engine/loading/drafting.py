@@ -1,4 +1,4 @@
-"""Speculative decoding from the options: kinds of drafters, the draft model, the MTP head."""
+"""Speculative decoding from the options: kinds of drafters, the draft model, the MTP head, drafter files."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from dataclasses import replace
 from logitless.engine.loading.options import ModelOptions, OptionConflict, OptionError
 from logitless.engine.loading.placement import draft_placement
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
+from logitless.engine.speculation.draft_builder import TokenSelection
 from logitless.engine.speculation.draft_length import AdaptiveDraftLength
 from logitless.engine.speculation.draft_model import N_ROWS, ModelDrafter
 from logitless.engine.speculation.mtp import MTPDrafter
 from logitless.engine.speculation.settings import (
+    EAGLE3,
+    HEADS,
     KINDS,
     MODEL,
     MODEL_ONLY,
+    MODELS,
     MTP,
     NgramSizes,
     SpeculationParams,
@@ -22,6 +26,7 @@ from logitless.engine.speculation.settings import (
 from logitless.engine.speculation.speculator import BatchDrafter, Speculator
 from logitless.models.architectures.mtp import can_guess
 from logitless.models.architectures.registry import ARCHITECTURES
+from logitless.models.drafters.drafter_file import drafter_kind, open_drafter
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.overrides import Overrides
@@ -31,6 +36,7 @@ from logitless.models.weights.weights import check_weights
 
 MAX_VOCAB_DIFFERENCE = 128  # tokens; like the next, llama.cpp's rule
 FIRST_COMMON = 5  # the token id from which on both vocabularies must agree
+KIND_OF = {"eagle3": EAGLE3}  # by architecture of a drafter's file
 
 
 def spec_kinds(options: ModelOptions) -> tuple[str, ...]:
@@ -44,16 +50,48 @@ def spec_kinds(options: ModelOptions) -> tuple[str, ...]:
     return tuple(dict.fromkeys(kinds))
 
 
+def with_own_kind(options: ModelOptions) -> ModelOptions:
+    """The options with the kind of drafter that `model_draft` is, if it is none that has to be asked for.
+
+    OptionConflict: `spec_type` names another kind, or one that needs such a file."""
+    kinds, path = spec_kinds(options), options.model_draft
+    own = "" if path is None else KIND_OF.get(drafter_kind(path), "")
+    for kind in kinds:
+        if kind in KIND_OF.values() and kind not in (own, MTP):
+            what = (
+                f"{path} is no file of such a drafter" if path else "needs --model-draft FILE, a drafter of this model"
+            )
+            raise OptionConflict(f"--spec-type {kind}: {what}")
+        if own and kind in MODELS and kind != own:
+            raise OptionConflict(f"--spec-type {kind}: {path} is a drafter for {own}")
+    if not own and path is not None and not set(kinds) & set(MODELS) and _has_mtp_head(path):
+        own = MTP
+    return options if not own or own in kinds else replace(options, spec_type=",".join((*kinds, own)))
+
+
+def _has_mtp_head(path: str) -> bool:
+    """True if the file's last block predicts one token more."""
+    with GGUFFile.open(path) as gguf:
+        n = gguf.metadata.get(f"{gguf.metadata.get('general.architecture')}.block_count")
+        return isinstance(n, int) and f"blk.{n - 1}.nextn.eh_proj.weight" in gguf.tensors
+
+
+def drafter_file(options: ModelOptions) -> str:
+    """The file of a drafter that reads the model's hidden states; "": none."""
+    return options.model_draft if options.model_draft and drafter_kind(options.model_draft) else ""
+
+
 def mtp_file(options: ModelOptions) -> str:
     """The file of the MTP head: `model_draft`, where draft-mtp and no draft model is wanted; "": none."""
     kinds = spec_kinds(options)
-    return options.model_draft or "" if MTP in kinds and MODEL not in kinds else ""
+    wants_head = MTP in kinds and MODEL not in kinds and not drafter_file(options)
+    return options.model_draft or "" if wants_head else ""
 
 
 def model_kinds(options: ModelOptions) -> tuple[str, ...]:
-    """The kinds of drafters that have weights: a draft model, the MTP head."""
-    with_model = bool(options.model_draft) and not mtp_file(options)
-    return ((MODEL,) if with_model else ()) + ((MTP,) if MTP in spec_kinds(options) else ())
+    """The kinds of drafters that have weights: a draft model, the MTP head, a drafter."""
+    with_model = bool(options.model_draft) and not mtp_file(options) and not drafter_file(options)
+    return ((MODEL,) if with_model else ()) + tuple(kind for kind in HEADS if kind in spec_kinds(options))
 
 
 def default_speculation(options: ModelOptions) -> SpeculationParams:
@@ -84,13 +122,13 @@ def speculation_settings(options: ModelOptions) -> SpeculationSettings:
 
 
 def n_draft_tokens(options: ModelOptions) -> int:
-    """Draft tokens that recurrent states need rows for; 0: the MTP head is not loaded."""
-    return max(1, options.spec_draft_n_max) if MTP in model_kinds(options) else 0
+    """Draft tokens that recurrent states need rows for; 0: no MTP head or drafter is loaded."""
+    return max(1, options.spec_draft_n_max) if set(HEADS) & set(model_kinds(options)) else 0
 
 
 def check_mtp_head(options: ModelOptions, gguf: GGUFFile, hparams: Hparams) -> None:
     """OptionConflict: draft-mtp is wanted, and the file has no MTP head."""
-    if MTP not in model_kinds(options):
+    if MTP not in model_kinds(options) or drafter_file(options):
         return
     if not can_guess(gguf, hparams):
         known = ", ".join(name for name, architecture in ARCHITECTURES.items() if architecture.mtp.enabled)
@@ -100,9 +138,16 @@ def check_mtp_head(options: ModelOptions, gguf: GGUFFile, hparams: Hparams) -> N
     check_weights(gguf, hparams, mtp=True)
 
 
-def check_draft_model(options: ModelOptions, overrides: Overrides, target: GGUFFile) -> None:
-    """OptionConflict: the draft model has another vocabulary. ModelFileError: it cannot be read."""
+def check_draft_model(options: ModelOptions, overrides: Overrides, target: GGUFFile, hparams: Hparams) -> None:
+    """OptionConflict: the draft model or the drafter has another vocabulary. ModelFileError: it cannot be read,
+    or does not fit."""
     if options.model_draft is None or mtp_file(options):
+        return
+    if drafter_file(options):
+        with open_drafter(options.model_draft, hparams).gguf as gguf:
+            reason = _vocabulary_difference(target, gguf)
+        if reason:
+            raise OptionConflict(f"--model-draft {options.model_draft}: {reason[:300]}")
         return
     with GGUFFile.open(options.model_draft, overrides) as draft:
         if any(".nextn." in name for name in draft.tensors) and not any(n.startswith("blk.0.") for n in draft.tensors):
@@ -147,6 +192,7 @@ def draft_engine_options(options: ModelOptions, engine: ModelRunner) -> RunnerOp
         n_draft_tokens=0,
         control_vectors=(),
         block="",
+        drafter="",
     )
 
 
@@ -156,7 +202,11 @@ def make_speculator(
     """The drafters of a model; `draft`: the loaded engine of the draft model."""
     drafters: dict[str, BatchDrafter] = {}
     if engine.hidden is not None:
-        drafters[MTP] = MTPDrafter(engine, engine.hidden, range(engine.hparams.n_vocab), tokenizer.eog_ids)
+        file, ids = engine.drafter_file, None
+        kind = MTP if file is None else KIND_OF[file.hparams.arch]
+        if file is not None and file.ids is not None:
+            ids = TokenSelection(file.ids.tolist())
+        drafters[kind] = MTPDrafter(engine, engine.hidden, ids or range(engine.hparams.n_vocab), tokenizer.eog_ids)
     if draft is not None:
         drafters[MODEL] = ModelDrafter(
             draft,

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.block_pool import window_pool_size
 from logitless.engine.kv_cache.recurrent_state import n_state_rows
 from logitless.engine.loading.options import ModelOptions, OptionConflict
 from logitless.engine.runner.placement import MIN_CTX, usable
-from logitless.engine.speculation.settings import MTP
 from logitless.graph.dtype import nbytes
 from logitless.models.batch import cache_types
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.hparams.layer_sizes import LayerSizes
 
 log = logging.getLogger("logitless.loading")
 
@@ -31,6 +31,12 @@ class CacheBytes:
     cell: int  # of a token slot in all layers
     windows: int = 0
     full: int = 0
+
+    def beside(self, drafter: Sequence[LayerSizes | int], type_k: str, type_v: str) -> CacheBytes:
+        """The same with a drafter's layers behind the model's (PagedMemory.define)."""
+        rows = [own.n_head_kv * own.head_dim for own in drafter if not isinstance(own, int)]
+        more = sum(_nbytes(t, row) for row in rows for t in (type_k, type_v))
+        return replace(self, cell=self.cell + more, full=self.full + more)
 
     def of(self, n_ctx: int) -> int:
         """Bytes of n_ctx token slots."""
@@ -63,7 +69,7 @@ def cache_bytes(
 
     def of_cell(layers: Iterable[int]) -> int:
         rows = [h.sizes(i).n_head_kv * h.sizes(i).head_dim for i in layers if h.attends(i)]
-        return sum(nbytes(t, (row,)) if row % 32 == 0 else 4 * row for row in rows for t in types)
+        return sum(_nbytes(t, row) for row in rows for t in types)
 
     cell = of_cell(layers)
     if swa_full or not h.has_windows:
@@ -74,18 +80,32 @@ def cache_bytes(
     )
 
 
-def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_draft_tokens: int, swa_full: bool) -> int:
+def _nbytes(dtype: str, n: int) -> int:
+    """Bytes of a cache's row of n numbers."""
+    return nbytes(dtype, (n,)) if n % 32 == 0 else 4 * n
+
+
+def fitting_context(
+    options: ModelOptions,
+    h: Hparams,
+    weights: int,
+    *,
+    n_draft_tokens: int,
+    swa_full: bool,
+    behind: Sequence[LayerSizes | int] = (),
+) -> int:
     """The context in tokens: `ctx_size`, or the largest useful one that fits beside `weights`
     bytes.
 
-    OptionConflict: `ctx_size`, checkpoints or drafts need more memory than there is."""
+    `behind`: a drafter's layers. OptionConflict: `ctx_size`, checkpoints or drafts need more memory than there
+    is."""
     room = usable(total_memory(), options.fit_target[-1:], 0) - weights
     if h.recurrent:
         states = n_state_rows(options.n_slots, options.ctx_checkpoints, n_draft_tokens) * h.recurrent.nbytes
         if states > max(room, 0) and (options.ctx_checkpoints > 2 or n_draft_tokens):
             needed, free = states / 2**30, max(room, 0) / 2**30
             checkpoints = f"--ctx-checkpoints {options.ctx_checkpoints}"
-            flag = checkpoints if options.ctx_checkpoints > 2 else f"--spec-type {MTP}"
+            flag = checkpoints if options.ctx_checkpoints > 2 else f"--spec-type {options.spec_type}"
             raise OptionConflict(f"{flag}: would need {needed:.1f} GiB, there is room for {free:.1f}")
         room -= states
     cache = cache_bytes(
@@ -96,8 +116,8 @@ def fitting_context(options: ModelOptions, h: Hparams, weights: int, *, n_draft_
         n_ubatch=min(options.ubatch_size, options.batch_size),
         n_checkpoints=options.ctx_checkpoints,
         swa_full=swa_full,
-        mtp=n_draft_tokens > 0,
-    )
+        mtp=n_draft_tokens > 0 and not behind,
+    ).beside(behind, options.cache_type_k, options.cache_type_v)
     n_ctx = options.ctx_size
     if cache.of(n_ctx) > max(room, 0) and n_ctx > MIN_CTX:
         needed, free = cache.of(n_ctx) / 2**30, max(room, 0) / 2**30

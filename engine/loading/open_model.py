@@ -6,7 +6,7 @@ device memory. `OpenModel.load` then reads the weights and makes the scheduler."
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.util import find_spec
@@ -22,9 +22,11 @@ from logitless.engine.loading.drafting import (
     check_mtp_head,
     default_speculation,
     draft_engine_options,
+    drafter_file,
     make_speculator,
     mtp_file,
     n_draft_tokens,
+    with_own_kind,
 )
 from logitless.engine.loading.memory import (
     cache_disk_bytes,
@@ -46,10 +48,12 @@ from logitless.models import tokenizer
 from logitless.models.adapters.control_vector import read_directions
 from logitless.models.chat.errors import ChatTemplateError
 from logitless.models.chat.template import ChatTemplate, builtin_names, from_metadata, of_file
+from logitless.models.drafters.drafter_file import open_drafter
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.types import FILE_TYPES
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.hparams.layer_sizes import LayerSizes
 from logitless.models.hparams.overrides import Overrides, Value
 from logitless.models.model import hparams_of
 from logitless.models.tokenizer import Tokenizer
@@ -70,7 +74,7 @@ def open_model(path: str | Path, options: ModelOptions | None = None, *, generat
 
     `generates`: refuse models that make embeddings only. OptionError names the option and
     ModelFileError the part of a file that cannot be used."""
-    options = options or ModelOptions()
+    options = with_own_kind(options or ModelOptions())
     _check_kv_events(options)
     _check_cache_disk(options)
     overrides = metadata_overrides(options)
@@ -87,7 +91,7 @@ def open_model(path: str | Path, options: ModelOptions | None = None, *, generat
         engine_options = _engine_options(options, overrides, projector, gguf, h)
         adapters = read_adapters(options, gguf, h)
         read_directions(engine_options.control_vectors, h, engine_options.control_layers)
-        check_draft_model(options, overrides, gguf)
+        check_draft_model(options, overrides, gguf, h)
     return OpenModel(Path(path), options, h, words, template, engine_options, speculation, adapters)
 
 
@@ -96,6 +100,7 @@ def open_engine(path: str | Path, options: ModelOptions) -> ModelRunner:
 
     The file needs neither a vocabulary nor a chat template. Errors: as of `open_model` and
     `OpenModel.engine`."""
+    options = with_own_kind(options)
     overrides = metadata_overrides(options)
     with GGUFFile.open(path, overrides, block=mtp_file(options)) as gguf:
         h = generating_hparams(gguf, path)
@@ -123,7 +128,7 @@ class OpenModel:
 
     def draft_engine(self, engine: ModelRunner) -> ModelRunner | None:
         """The draft model's engine beside the model's, without weights; None: no model drafts."""
-        if self.options.model_draft is None or mtp_file(self.options):
+        if self.options.model_draft is None or mtp_file(self.options) or drafter_file(self.options):
             return None
         runner_options = draft_engine_options(self.options, engine)
         shares = runner_options.devices == engine.options.devices
@@ -373,11 +378,15 @@ def _engine_options(
 ) -> RunnerOptions:
     options, why = _with_devices(options)
     devices, places = placement(options)
-    n_draft = n_draft_tokens(options)
+    n_draft, drafter = n_draft_tokens(options), drafter_file(options)
     swa_full = options.swa_full or bool(options.moves_flag)
     if devices == ("cpu",) or options.gpu_layers == 0:
         weights = weights_nbytes(gguf)
-        n_ctx = fitting_context(options, h, weights, n_draft_tokens=n_draft, swa_full=swa_full)
+        behind: Sequence[LayerSizes | int] = ()
+        if drafter:
+            with (file := open_drafter(drafter, h)).gguf:
+                weights, behind = weights + weights_nbytes(file.gguf), file.kv_layers
+        n_ctx = fitting_context(options, h, weights, n_draft_tokens=n_draft, swa_full=swa_full, behind=behind)
     else:  # the runner knows the memory of its devices
         n_ctx = options.ctx_size or whole_context(options, h)
     return RunnerOptions(
@@ -404,6 +413,7 @@ def _engine_options(
         swa_full=swa_full,
         n_draft_tokens=n_draft,
         block=mtp_file(options),
+        drafter=drafter,
         mmproj=projector,
         projector_device=(options.mmproj_device or "") if options.mmproj_offload else "cpu",
         image_tokens=(options.image_min_tokens, options.image_max_tokens),

@@ -34,7 +34,7 @@ from logitless.engine.loading.values import (
 )
 from logitless.graph.dtype import KV_TYPES
 
-DRAFT_KINDS = "draft-simple, draft-mtp, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache"
+DRAFT_KINDS = "draft-simple, draft-mtp, draft-eagle3, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache"
 
 
 class OptionError(ValueError):
@@ -363,24 +363,24 @@ class ModelOptions:
         env="LLAMA_ARG_SPEC_TYPE", common=True)
     spec_default: bool = _option("--spec-default", False, "the same as --spec-type ngram-mod")
     model_draft: str | None = _option(
-        "-md --model-draft --spec-draft-model", None, "a draft model with the same vocabulary, for draft-simple; or a "
-        "file with the MTP head of draft-mtp", file_name, "FILE",
+        "-md --model-draft --spec-draft-model", None, "a draft model with the same vocabulary, for draft-simple; the "
+        "MTP head of draft-mtp; or a drafter made for the model, which says its kind itself", file_name, "FILE",
         env="LLAMA_ARG_SPEC_DRAFT_MODEL LLAMA_ARG_MODEL_DRAFT", common=True)
     device_draft: str | None = _option(
         "-devd --device-draft --spec-draft-device", None, "devices of the draft model (default: the model's)",
         device_list, "NAME,...")
     spec_draft_n_max: int = _option(
-        "--spec-draft-n-max --draft --draft-n --draft-max", 3, "draft-simple, draft-mtp: most tokens to draft",
+        "--spec-draft-n-max --draft --draft-n --draft-max", 3, "most tokens of a draft by a model, MTP head or drafter",
         whole(0, 1024), env="LLAMA_ARG_SPEC_DRAFT_N_MAX LLAMA_ARG_DRAFT_MAX")
     spec_draft_adapt: bool = _option(
-        "--spec-draft-adapt", True, "draft-simple, draft-mtp: adapt the draft length to the acceptance rate; off: "
-        "always draft the most", off="--no-spec-draft-adapt")
+        "--spec-draft-adapt", True, "adapt the length of such drafts to the acceptance rate; off: always draft the "
+        "most", off="--no-spec-draft-adapt")
     spec_draft_n_min: int = _option(
         "--spec-draft-n-min --draft-min --draft-n-min", 0, "shorter drafts are not verified", whole(0, 1024),
         env="LLAMA_ARG_SPEC_DRAFT_N_MIN LLAMA_ARG_DRAFT_MIN")
     spec_draft_p_min: float = _option(
-        "--spec-draft-p-min --draft-p-min", 0.0, "draft-simple, draft-mtp: stop drafting at a token with less "
-        "probability", number(0, 1), "X", env="LLAMA_ARG_SPEC_DRAFT_P_MIN LLAMA_ARG_DRAFT_P_MIN")
+        "--spec-draft-p-min --draft-p-min", 0.0, "end such drafts at a token with less probability", number(0, 1), "X",
+        env="LLAMA_ARG_SPEC_DRAFT_P_MIN LLAMA_ARG_DRAFT_P_MIN")
     cache_type_k_draft: str = _kv_type(
         "-ctkd --cache-type-k-draft --spec-draft-type-k", "number type of the draft model's cached keys",
         "LLAMA_ARG_SPEC_DRAFT_CACHE_TYPE_K LLAMA_ARG_CACHE_TYPE_K_DRAFT")

@@ -11,6 +11,7 @@ from logitless.engine.batch import BLOCK_SIZE
 from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.batch import PagedMemory
+from logitless.models.drafters.drafter import Drafter
 from logitless.models.kv_move import move_cells
 from logitless.models.kv_pool import PagePool
 from logitless.models.model import Model
@@ -25,8 +26,8 @@ class KVMover:
     Padding uses the last block of a pool, which no sequence owns. `can_move` is set by
     `prepare_moves`."""
 
-    def __init__(self, session: Session, model: Model, memory: PagedMemory) -> None:
-        self._session, self._model, self._memory = session, model, memory
+    def __init__(self, session: Session, model: Model, memory: PagedMemory, drafter: Drafter | None = None) -> None:
+        self._session, self._model, self._memory, self._drafter = session, model, memory, drafter
         self.can_move = False
 
     def prepare_copies(self) -> None:
@@ -63,7 +64,7 @@ class KVMover:
 
     def moved(self) -> list[Tensor]:
         """Graph of `move`: the caches after it."""
-        return move_cells(self._model.hparams, self._model.rotary, self._memory, MOVES)
+        return move_cells(self._model.hparams, self._model.rotary, self._memory, MOVES, self._drafter)
 
     def move(self, moves: Sequence[tuple[int, int, int]]) -> None:
         """Move token slots: (source, target, change of position), ordered so that reads precede writes."""

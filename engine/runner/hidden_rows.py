@@ -1,7 +1,8 @@
-"""Last hidden states for the MTP head: a ring buffer of rows on the device."""
+"""Hidden states for the MTP head or a drafter: a ring buffer of rows on the device."""
 
 from __future__ import annotations
 
+from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.sequence import Sequence
 
 Span = tuple[int, range]  # (row counter before the step minus its first position, positions)
@@ -15,7 +16,9 @@ class HiddenRows:
     Stale rows only lower the acceptance rate of drafts; they never affect results. A sequence that
     has waited for long, or resumes from a cached prefix, has no row before its next token."""
 
-    def __init__(self, n_ubatch: int, n_slots: int) -> None:
+    def __init__(self, n_ubatch: int, n_slots: int, *, behind: bool = False) -> None:
+        """`behind`: a token's keys and values go to the cell of the one before (EAGLE-3)."""
+        self.behind = behind
         self._n_valid = n_ubatch  # latest tokens whose rows are still valid
         self._n_turns = 2 * n_ubatch
         self.n = 1 + self._n_turns + n_slots + 1
@@ -37,6 +40,14 @@ class HiddenRows:
         self._spans[seq.slot.id] = seq.id, [last, *self._spans_of(seq)[:1]]
         self._next += n
         return [before, *rows[:-1]], rows
+
+    @staticmethod
+    def cells(seq: Sequence, before: list[int]) -> list[int]:
+        """Cells of the tokens before a sequence's next ones; -1 where their hidden state is gone."""
+        start, table = seq.n_computed - 1, seq.kv.blocks
+        places = range(start, start + len(before))
+        cells = [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in places]
+        return [-1 if row == NOTHING else cell for row, cell in zip(before, cells, strict=True)]
 
     def of(self, seq: Sequence, position: int) -> int:
         """Row of a token of one of the sequence's last two steps; NOTHING if it is gone."""

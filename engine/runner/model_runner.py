@@ -52,6 +52,8 @@ from logitless.models.adapters.low_rank import LowRank
 from logitless.models.adapters.stacked_lora import AdapterChoice, StackedLora
 from logitless.models.architectures.mtp import Hidden
 from logitless.models.batch import PagedMemory
+from logitless.models.drafters.drafter_file import open_drafter
+from logitless.models.drafters.kinds import define_drafter
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import GrammarError
@@ -99,8 +101,9 @@ class RunnerOptions:
     moves: str = ""  # flag that needs moves of KV entries, prepared at load; "": none
     # sliding-window layers have full-size KV; else a smaller KV group, where it suffices
     swa_full: bool = True
-    n_draft_tokens: int = 0  # draft tokens of the MTP head; 0: the head is not loaded
+    n_draft_tokens: int = 0  # draft tokens of the MTP head or the drafter; 0: neither is loaded
     block: str = ""  # file of the MTP head, if the model's file has none
+    drafter: str = ""  # file of a drafter (models/drafters/), which drafts instead of the MTP head
     mmproj: str = ""  # file of encoders and projectors of media; "": none
     projector_device: str = ""  # of the encoders; "": the first beside the CPU
     image_tokens: tuple[int, int] = (0, 0)  # least and most rows of an image of dynamic size; 0: the projector's
@@ -122,11 +125,11 @@ class ModelRunner:
         self.gguf = GGUFFile.open(path, options.overrides, block=options.block)
         self.hparams = h = hparams_of(self.gguf)
         self.directions = read_directions(options.control_vectors, h, options.control_layers)
+        self.drafter_file = open_drafter(options.drafter, h) if options.drafter else None
         self._projector: tuple[GGUFFile, MediaParams] | None = None
         if options.mmproj:
             projector = GGUFFile.open(options.mmproj)
-            params = params_for(self.gguf, h, projector, options.image_tokens, options.n_ubatch)
-            self._projector = projector, params
+            self._projector = projector, params_for(self.gguf, h, projector, options.image_tokens, options.n_ubatch)
         self._kv_types = options.type_k, options.type_v, "" if target is None else "-draft"
         check_types(h, *self._kv_types)
         if options.moves and h.recurrent:
@@ -134,7 +137,8 @@ class ModelRunner:
         self._size(options.n_ctx or h.n_ctx_train * (1 if options.unified else options.n_slots))
         n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_draft_tokens)
         self.states = DeviceStore(n_states) if h.recurrent else None
-        self.hidden = HiddenRows(options.n_ubatch, options.n_slots) if options.n_draft_tokens else None
+        behind = self.drafter_file is not None and self.drafter_file.behind
+        self.hidden = HiddenRows(options.n_ubatch, options.n_slots, behind=behind) if options.n_draft_tokens else None
         self._self_tests: list[SelfTest] = []  # that had no time to end
         self._distrusted: dict[str, Failures] = {}  # by device: failures that were found later
         # op that failed a device's self-test and runs elsewhere → reason
@@ -244,35 +248,37 @@ class ModelRunner:
         self._placed = False
         named = options.placement.devices(options.devices, devices, backends)
         self.session.division = division(options.placement, named, self.session, h)
-        model = define_model(self.session, self.gguf, h, self.n_ctx_slot, mtp=options.n_draft_tokens > 0)
+        file, mtp = self.drafter_file, options.n_draft_tokens > 0 and not options.drafter
+        model = define_model(self.session, self.gguf, h, self.n_ctx_slot, mtp=mtp)
+        drafter = define_drafter(self.session, file, self.n_ctx_slot)
         self.model = steered(self.session, model, self.directions)
         tables = (options.n_slots + 1, self.table_blocks)
         # One spare block and one spare table, for padding tokens.
-        types = options.type_k, options.type_v
-        n_window_blocks = self.window_kv.n + 1 if self.window_kv is not None else 0
         self.memory = PagedMemory.define(
             self.session,
             h,
             self.n_blocks + 1,
             tables,
-            *types,
+            options.type_k,
+            options.type_v,
             n_states=self.states.n if self.states is not None else 0,
-            n_window=n_window_blocks,
-            mtp=options.n_draft_tokens > 0,
+            n_window=self.window_kv.n + 1 if self.window_kv is not None else 0,
+            mtp=mtp,
+            behind=file.kv_layers if file is not None else (),
         )
         if self.states is not None:
             self.states.open(self.session, self.memory.states)
         for blocks, pool in zip(self._blocks, self.memory.pools, strict=True):
             blocks.open_blocks(self.session, pool)
-        self.cells = KVMover(self.session, self.model, self.memory)
+        self.cells = KVMover(self.session, self.model, self.memory, drafter)
         sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
-        rows = Hidden.define(self.session, h, self.hidden.n) if self.hidden is not None else None
+        width = h.n_embd if file is None else file.width
+        rows = None if self.hidden is None else Hidden.define(self.session, width, self.hidden.n)
         self.media = None
         if self._projector is not None:
             n_rows = min(self.n_ctx, MOST_MEDIA_ROWS)
             self.media = MediaEncoder(self.session, *self._projector, h.n_embd, n_rows)
-        media = self.media.pools if self.media is not None else ()
-        self._graph = StepGraph(self.memory, sampler_state, rows, media)
+        self._graph = StepGraph(self.memory, sampler_state, rows, self.media.pools if self.media else (), drafter)
         able = h.causal and self.is_first and self.hidden is None and self.states is None
         able = able and all(backend.preemptible for backend in backends)
         self.preemptible = PreemptiblePrefill(self, options.n_ubatch if able else 0, self.n_ctx_slot)
@@ -537,9 +543,14 @@ class ModelRunner:
 
     def _check_files(self) -> None:
         """Raise ModelFileError if a file of the model has changed."""
-        self.gguf.check_unchanged()
-        if self._projector is not None:
-            self._projector[0].check_unchanged()
+        for file in self._files:
+            file.check_unchanged()
+
+    @property
+    def _files(self) -> list[GGUFFile]:
+        """Files of the model, its projector and its drafter."""
+        others = [self._projector[0]] if self._projector is not None else []
+        return [self.gguf, *others, *([self.drafter_file.gguf] if self.drafter_file is not None else [])]
 
     # --- the graph --------------------------------------------------------------------------------
 
@@ -774,8 +785,7 @@ class ModelRunner:
     def cache_kind(self) -> CacheKind:
         """Layout of KV blocks, for slot files."""
         model = fingerprint(self.gguf, self.hparams, self.n_ctx_slot) + digest(self.directions)
-        types = self.options.type_k, self.options.type_v
-        auxiliary = self.window_kv or self.states
+        types, auxiliary = (self.options.type_k, self.options.type_v), self.window_kv or self.states
         window = self.window_kv.window if self.window_kv is not None else 0
         return CacheKind(
             model, *types, BLOCK_SIZE, self.full_kv.nbytes, auxiliary.nbytes if auxiliary is not None else 0, window
@@ -786,6 +796,5 @@ class ModelRunner:
         if self.is_first:
             self.session.close()
         self.weight_sets.close()
-        self.gguf.close()
-        if self._projector is not None:
-            self._projector[0].close()
+        for file in self._files:
+            file.close()

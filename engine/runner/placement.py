@@ -66,9 +66,10 @@ def division(
 
     def n_units(name: str, rows: int) -> int:
         """Heads of queries, keys and values stay whole; other weights are cut at multiples of 32 rows. An
-        embedding that is the output's matrix, too, is whole on the first device anyway, and encoders stay there.
+        embedding that is the output's matrix, too, is whole on the first device anyway, and encoders stay there,
+        as drafters do on the last.
         """
-        if name.endswith("token_embd.weight") or OF_ENCODER.match(name):
+        if name.endswith("token_embd.weight") or OF_ENCODER.match(name) or name.startswith("draft."):
             return 1
         if of_heads := _OF_HEADS.search(name):
             n = h.sizes(int(of_heads[1])).n_head_kv

@@ -14,6 +14,7 @@ from logitless.graph.ops.sampling.sample import log_probs, sample
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.architectures.mtp import Hidden, follow, guess
 from logitless.models.batch import Batch, Cached, PagedMemory
+from logitless.models.drafters.drafter import Drafter
 from logitless.models.model import Model
 
 
@@ -26,6 +27,7 @@ class StepGraph:
     # last hidden states for the MTP head (models/architectures/mtp.py)
     hidden: Tensor | None = None
     media: Sequence[Tensor] = ()  # rows of images (engine/media/media_encoder.py)
+    drafter: Drafter | None = None  # drafts instead of the MTP head
 
     def nodes(self, model: Model, shape: StepShape) -> tuple[list[Tensor], list[Tensor]]:
         """Nodes of a step: (nodes that only run, fetched nodes).
@@ -53,12 +55,20 @@ class StepGraph:
             return model.logits(batch, self.memory), []
         batch = Batch.feeds(shape.n_tokens, None, media, mrope=mrope)
         hidden = Hidden.feeds(self.hidden, shape.n_tokens)
+        drafter, out = self.drafter, None
+        if shape.n_out and not shape.whole:
+            out = feed("out", (shape.n_out,), "i32")
+        if shape.mtp and drafter is not None:
+            return drafter.guess(model, batch, self.memory, hidden, feed("visible", (shape.n_tokens,), "i32"), out)
         if shape.mtp:
             logits, rows = guess(model, batch, self.memory, hidden)
             return logits, [rows]
-        x = model.hidden(batch, Cached(self.memory, batch))
-        effects = follow(model, batch, self.memory, hidden, x)
-        if shape.whole or not shape.n_out:
-            return model.head(x) if shape.n_out else None, effects
-        out = feed("out", (shape.n_out,), "i32")
-        return model.head(get_rows(x, out), out), effects
+        inputs: list[Tensor] | None = None if drafter is None else []
+        x = model.hidden(batch, Cached(self.memory, batch), inputs)
+        if drafter is None or inputs is None:
+            effects = follow(model, batch, self.memory, hidden, x)
+        else:
+            effects = drafter.follow(model, batch, self.memory, hidden, x, inputs)
+        if not shape.n_out:
+            return None, effects
+        return model.head(x if out is None else get_rows(x, out), out), effects

@@ -80,6 +80,8 @@ def build_batch(group: Plan, hidden: HiddenRows | None = None, encoder: MediaEnc
             before, to = hidden.place(seq, n)
             batch.hidden_before += before
             batch.hidden_to += to
+            if hidden.behind:
+                batch.hidden_cells += hidden.cells(seq, before)
         if seq.request.prompt_logprobs is not None:
             _ask_for_prompt(batch, seq, n)
         if start + n >= len(seq.tokens) and seq.samples:

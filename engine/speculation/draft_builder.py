@@ -6,10 +6,10 @@ at any temperature."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, overload
 
 from msgspec.structs import replace
 
@@ -21,6 +21,30 @@ from logitless.graph.ops.sampling import samplers as s
 AllocateSlots = Callable[
     [Sequence, int], int
 ]  # KVCacheManager.allocate_slots: allocates token slots for a sequence's next tokens
+
+
+class TokenSelection(Ordered[int]):
+    """Token ids of a drafter that knows some of the model's tokens only; finds an id's place at once."""
+
+    def __init__(self, ids: Iterable[int]) -> None:
+        self._ids = [int(id) for id in ids]
+        self._places = {id: place for place, id in enumerate(self._ids)}
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[int]: ...
+    def __getitem__(self, place: int | slice) -> int | list[int]:
+        return self._ids[place]
+
+    def __contains__(self, id: object) -> bool:
+        return id in self._places
+
+    def index(self, id: int, start: int = 0, stop: int | None = None) -> int:
+        return self._places[id]
 
 
 class StepRunner(Protocol):

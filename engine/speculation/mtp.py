@@ -1,8 +1,8 @@
-"""MTP drafter (draft-mtp): the model's multi-token-prediction head drafts for a batch of sequences.
+"""Heads that draft token by token (draft-mtp, draft-eagle3), for a batch of sequences.
 
 Each draft token is predicted from the head's hidden state of the one before
-(models/architectures/mtp.py). The head's keys and values lie in the model's KV blocks. The model's
-own steps keep them up to date and overwrite those of draft tokens."""
+(models/architectures/mtp.py, models/drafters/). The head's keys and values lie in the model's KV
+blocks. The model's own steps keep them up to date and overwrite those of draft tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REST = 12  # steps without drafts after a failed draft step
 
 
 class MTPDrafter:
-    """Drafts by the model's MTP head."""
+    """Drafts by the model's MTP head, or by an EAGLE-3 drafter."""
 
     def __init__(self, engine: StepRunner, hidden: HiddenRows, ids: Ordered[int], eog_ids: Iterable[int] = ()) -> None:
         """`ids`: token ids of the columns of the head's logits."""
@@ -60,7 +60,7 @@ class MTPDrafter:
             except DeviceFailed:  # the target's device
                 raise
             except Exception as error:  # the target continues without these drafts
-                log.warning("drafting by the MTP head failed: %s", " ".join(str(error).split()))
+                log.warning("drafting failed: %s", " ".join(str(error).split()))
                 self._rest = REST
                 return
             builders = [g for i, g in enumerate(builders) if g.take(result, i, self._ids, self._eog_ids)]
@@ -73,9 +73,11 @@ class MTPDrafter:
             assert seq.slot is not None
             id, pos = seq.slot.id, len(seq.tokens) - 1 + len(builder.draft)
             batch.tokens.append(builder.draft[-1] if builder.draft else seq.tokens[-1])
+            cell = pos - self._hidden.behind
             batch.pos.append(pos)
+            batch.visible.append(cell)
             batch.slot.append(id)
-            batch.slot_mapping.append(seq.kv.blocks[pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE)
+            batch.slot_mapping.append(seq.kv.blocks[cell // BLOCK_SIZE] * BLOCK_SIZE + cell % BLOCK_SIZE)
             own = self._hidden.draft_row(id)
             batch.hidden_before.append(own if builder.draft else self._hidden.of(seq, pos - 1))
             batch.hidden_to.append(own)

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MODEL, MTP = "draft-simple", "draft-mtp"
-MODELS = (MODEL, MTP)
+MODEL, MTP, EAGLE3 = "draft-simple", "draft-mtp", "draft-eagle3"
+HEADS = (MTP, EAGLE3)  # which read the model's hidden states
+MODELS = (MODEL, *HEADS)
 NGRAM_KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 KINDS = (*MODELS, *NGRAM_KINDS)
 # llama-server's kinds that are not supported: they need special models
-MODEL_ONLY = ("draft-eagle3", "draft-dflash")
+MODEL_ONLY = ("draft-dflash", "draft-dspark")
 CLIENT_N_MAX = 64  # tokens of a client's draft verified at once, by default
 MAX_DRAFT = 4096  # tokens: the longest `speculative.n_max`
 
@@ -29,7 +30,7 @@ class NgramSizes:
 class SpeculationSettings:
     """Command-line settings of each kind of drafter."""
 
-    draft_n_max: int = 3  # draft tokens of a draft model or MTP head
+    draft_n_max: int = 3  # draft tokens of a draft model, MTP head or drafter
     simple: NgramSizes = NgramSizes()
     map_k: NgramSizes = NgramSizes()
     map_k4v: NgramSizes = NgramSizes()

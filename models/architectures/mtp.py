@@ -11,7 +11,7 @@ step."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.paged_attention import PAGE, load_v, store_v
@@ -39,29 +39,34 @@ class Hidden:
     """Ring buffer of last hidden states on the device: a step reads the rows of the tokens before
     its own, and writes its own."""
 
-    rows: Tensor  # (n / 16, 1, 16, n_embd) f32: written and read as values of a cache are
+    rows: Tensor  # (n / 16, 1, 16, width) f32: written and read as values of a cache are
     before: Tensor  # (T,) i32: of each token, the row of the one before it
     to: Tensor  # (T,) i32: and where its own goes
+    cells: Tensor | None = None  # (T,) i32: cell of the token before each (EAGLE-3), or the spare one
 
     @classmethod
-    def define(cls, session: Session, h: Hparams, n: int) -> Tensor:
-        """The buffer: n rows, rounded up to 16."""
-        return session.define("hidden", (-(-n // PAGE), 1, PAGE, h.n_embd), "f32")
+    def define(cls, session: Session, width: int, n: int) -> Tensor:
+        """The buffer: n rows of `width` numbers, rounded up to 16."""
+        return session.define("hidden", (-(-n // PAGE), 1, PAGE, width), "f32")
 
     @classmethod
     def feeds(cls, rows: Tensor, n_tokens: int) -> Hidden:
-        return cls(rows, feed("hidden.before", (n_tokens,), "i32"), feed("hidden.to", (n_tokens,), "i32"))
+        return cls(rows, *(feed(f"hidden.{name}", (n_tokens,), "i32") for name in ("before", "to", "cells")))
+
+    def load(self) -> Tensor:
+        """The rows (T, width) of the tokens before."""
+        return reshape(load_v(self.rows, self.before), shape=(self.before.shape[0], self.rows.shape[-1]))
 
     def store(self, x: Tensor) -> Tensor:
-        """The buffer after x (T, n_embd) is written."""
+        """The buffer after x (T, width) is written."""
         return store_v(self.rows, reshape(x, shape=(x.shape[0], 1, x.shape[1])), self.to)
 
 
 def follow(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, x: Tensor) -> list[Tensor]:
     """MTP prefill: nodes that write the block's KV cache for a step's tokens with last hidden
     states x (T, n_embd)."""
-    rows = hidden.store(x)
-    _, inputs = _inputs_of(model, batch, load_v(rows, hidden.before))
+    written = replace(hidden, rows=hidden.store(x))
+    _, inputs = _inputs_of(model, batch, written.load())
     keys_of, _ = attention_of(model.hparams)
     return Cached(memory, batch).store(model.hparams.n_layer, *keys_of(inputs, model.hparams, model.hparams.n_layer))
 
@@ -70,7 +75,7 @@ def guess(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden) -> tu
     """MTP draft step: logits (T, n_vocab) of the next tokens, one of each sequence, and the
     hidden-state buffer after the write."""
     h, layer = model.hparams, model.hparams.n_layer
-    y, inputs = _inputs_of(model, batch, load_v(hidden.rows, hidden.before))
+    y, inputs = _inputs_of(model, batch, hidden.load())
     b = inputs.b
     keys_of, attention = attention_of(h)
     kv = keys_of(inputs, h, layer)
@@ -84,12 +89,12 @@ def guess(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden) -> tu
 
 def _inputs_of(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, AttentionInputs]:
     """Block input (T, n_embd) and its attention inputs, of the tokens and the hidden states
-    before (T, 1, n_embd)."""
+    before (T, n_embd)."""
     h, b = model.hparams, model.mtp
     assert b is not None
     own = b.get("nextn.embed_tokens")
     x = model.weights.embedding(batch.tokens) if own is None else get_rows(own, batch.tokens)
-    before = b.norm("nextn.hnorm", reshape(before, shape=x.shape), h)
+    before = b.norm("nextn.hnorm", before, h)
     y = b.linear("nextn.eh_proj", concat_columns(b.norm("nextn.enorm", x, h), before))
     full, _ = model.rotary.angles(rope_positions(batch))
     return y, AttentionInputs(b, b.norm("attn_norm", y, h), full)

@@ -368,3 +368,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         ranking=RankingHead(enabled=True, of_mean=True),
     ),
 }
+
+# Networks in files of their own that draft from a model's hidden states (models/drafters/)
+DRAFTERS: dict[str, Architecture] = {
+    "eagle3": Architecture(rope=_INTERLEAVED),
+}
+TRAITS = ARCHITECTURES | DRAFTERS  # of all files with layers

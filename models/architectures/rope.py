@@ -56,13 +56,14 @@ class Rotary:
         return rope_angles(n, frequency, magnitude=1.0)
 
 
-def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int) -> Rotary:
-    """RoPE frequencies as constants of the session; `n_ctx` of one sequence selects the long or
-    short factors."""
+def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int, prefix: str = "") -> Rotary:
+    """RoPE frequencies as constants of the session, with `prefix` in front of their names; `n_ctx`
+    of one sequence selects the long or short factors."""
     factors = rope_factors(gguf, h, n_ctx)
 
     def define(name: str, values: npt.NDArray[np.float32]) -> Tensor:
-        return session.define(name, values.shape, "f32", lambda: values.view(np.uint8).reshape(-1), constant=True)
+        raw = values.view(np.uint8).reshape(-1)
+        return session.define(prefix + name, values.shape, "f32", lambda: raw, constant=True)
 
     frequency, magnitude = frequencies(h, factors)
     if not np.isfinite(frequency).all():
@@ -78,7 +79,7 @@ def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int) -> R
     component = None
     if h.mrope:
         components = np.array(h.mrope, np.int32).view(np.uint8)
-        name = "rope.component"
+        name = prefix + "rope.component"
         component = session.define(name, (len(h.mrope),), "i32", lambda: components, constant=True)
     if not frequency.size:  # no layer rotates
         frequency = np.zeros(1, np.float32)

@@ -16,7 +16,7 @@ from logitless.models.architectures.architecture import (
     QKNorm,
     Temperature,
 )
-from logitless.models.architectures.registry import ARCHITECTURES
+from logitless.models.architectures.registry import ARCHITECTURES, TRAITS
 from logitless.models.errors import ModelFileError, unsupported
 from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.layer_sizes import LayerSizes, read_layer_sizes, read_n_heads
@@ -89,7 +89,7 @@ class Hparams:
 
     @property
     def architecture(self) -> Architecture:
-        return ARCHITECTURES[self.arch]
+        return TRAITS[self.arch]
 
     @property
     def context_ends(self) -> bool:
@@ -172,9 +172,9 @@ class Hparams:
 def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparams:
     """Hyper-parameters of a supported architecture; ModelFileError names the file and the key at fault."""
     arch = metadata.get("general.architecture")
-    if not isinstance(arch, str) or arch not in ARCHITECTURES:
+    if not isinstance(arch, str) or arch not in TRAITS:
         raise ModelFileError(file, unsupported("architecture", arch, ARCHITECTURES))
-    architecture, keys = ARCHITECTURES[arch], Keys(metadata, arch, file)
+    architecture, keys = TRAITS[arch], Keys(metadata, arch, file)
     experts = read_experts(keys, n_vocab)
     n_embd = keys.count("embedding_length")
     n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
@@ -308,7 +308,7 @@ def _indexed(keys: Keys) -> int:
 def _causal(keys: Keys) -> bool:
     """True if a token attends to earlier ones only. A graph of recurrences, latent keys, sinks or
     soft-caps is causal, one of BERT is not."""
-    key, architecture = "attention.causal", ARCHITECTURES[keys.arch]
+    key, architecture = "attention.causal", TRAITS[keys.arch]
     attention = architecture.attention
     causal = keys.flag(key, attention.causal)
     always = architecture.states.kind or attention.mla or attention.sinks is not Presence.ABSENT
@@ -319,7 +319,7 @@ def _causal(keys: Keys) -> bool:
 
 
 def _activation(keys: Keys) -> Activation:
-    ffn = ARCHITECTURES[keys.arch].ffn
+    ffn = TRAITS[keys.arch].ffn
     name = keys.get("hidden_activation", str(ffn.activation)) if ffn.activation_in_file else ffn.activation
     supported = [kind for kind in Activation if kind is ffn.activation or kind is not Activation.XIELU]
     if name not in supported:
@@ -387,7 +387,7 @@ def _xielu(keys: Keys, n_layer: int) -> tuple[tuple[float, float, float], ...]:
 
 
 def _temperature(keys: Keys, scaling: RopeScaling) -> Temperature | None:
-    default = ARCHITECTURES[keys.arch].attention.temperature
+    default = TRAITS[keys.arch].attention.temperature
     if default is None:
         return None
     length = keys.count("attention.temperature_length", default.length or scaling.original_context)
@@ -447,7 +447,7 @@ def _sparsity(keys: Keys, n_layer: int) -> tuple[float | None, ...]:
 
 def _local_layers(keys: Keys, n_layer: int) -> tuple[bool, ...]:
     """Flags of the sliding-window layers: `sliding_window_pattern` has them, or a period."""
-    key, attention = "attention.sliding_window_pattern", ARCHITECTURES[keys.arch].attention
+    key, attention = "attention.sliding_window_pattern", TRAITS[keys.arch].attention
     value = keys.get(key, attention.window_period)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biu":
         if len(value) != n_layer:  # some files leave out MTP blocks
@@ -464,9 +464,9 @@ def _rope_scaling(keys: Keys, n_ctx_train: int) -> RopeScaling:
     if not isinstance(kind, str) or kind not in list(RopeScalingType):
         raise keys.error("rope.scaling.type", f"is {kind!r}; supported are {', '.join(RopeScalingType)}")
     multiplier = keys.at_least_0("rope.scaling.yarn_log_multiplier")
-    if ARCHITECTURES[keys.arch].rope.yarn_scales_scores:
+    if TRAITS[keys.arch].rope.yarn_scales_scores:
         multiplier *= 10  # such files have a tenth of it
-    elif not ARCHITECTURES[keys.arch].attention.temperature:
+    elif not TRAITS[keys.arch].attention.temperature:
         multiplier = 0.0
     return RopeScaling(
         RopeScalingType(kind),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from logitless.models.architectures.registry import ARCHITECTURES
+from logitless.models.architectures.registry import TRAITS
 from logitless.models.errors import ModelFileError
 from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.mla import MLAParams
@@ -25,7 +25,7 @@ class LayerSizes:
 
 def read_n_heads(keys: Keys, n_blocks: int) -> tuple[int, ...]:
     """Number of query heads of each layer; 0: the layer does not attend."""
-    attention, key = ARCHITECTURES[keys.arch].attention, "attention.head_count"
+    attention, key = TRAITS[keys.arch].attention, "attention.head_count"
     if not attention.enabled:
         return (0,)
     n_heads = keys.counts(key, n_blocks, or_none=attention.optional)
@@ -43,7 +43,7 @@ def read_layer_sizes(
     `n_ff`: default width; `is_local`: the sliding-window layers, whose heads may have their own
     size (gemma4); `mla`: heads are the compressed KV row then. ModelFileError names the key at
     fault."""
-    architecture = ARCHITECTURES[keys.arch]
+    architecture = TRAITS[keys.arch]
     if not architecture.attention.enabled:
         return LayerSizes(0, 0, 0, 0, 0, 0), ()
     n_embd, n_heads = keys.count("embedding_length"), read_n_heads(keys, n_blocks)
@@ -80,12 +80,12 @@ def _n_head_kv(keys: Keys, n_blocks: int, n_head: int) -> tuple[int, ...]:
     """KV heads of each layer; recurrent layers without any count as the others."""
     key = "attention.head_count_kv"
     value = keys.get(key)
-    if ARCHITECTURES[keys.arch].states.kind and isinstance(value, np.ndarray) and value.shape == (n_blocks,):
+    if TRAITS[keys.arch].states.kind and isinstance(value, np.ndarray) and value.shape == (n_blocks,):
         some = set(value[value != 0].tolist())
         if len(some) != 1 or not 0 < (n := int(some.pop())) < 1 << 31:
             raise keys.error(key, "is not one number for all layers that attend")
         return (n,) * n_blocks
-    return keys.counts(key, n_blocks, n_head, or_none=ARCHITECTURES[keys.arch].attention.optional)
+    return keys.counts(key, n_blocks, n_head, or_none=TRAITS[keys.arch].attention.optional)
 
 
 def _head(keys: Keys, which: str, size: int, turned: int | None, value: int | None = None) -> tuple[int, int, int]:
@@ -98,7 +98,7 @@ def _head(keys: Keys, which: str, size: int, turned: int | None, value: int | No
             f"value_length{which} {value_dim} is more than key_length{which} {head_dim}, which is not supported",
         )
     # files of Nemotron H say how much would turn, and mean nothing by it
-    if not ARCHITECTURES[keys.arch].rope.enabled:
+    if not TRAITS[keys.arch].rope.enabled:
         return head_dim, head_dim, value_dim
     rope_dim = keys.count(f"rope.dimension_count{which}", min(turned or head_dim, head_dim))
     if rope_dim % 2 or rope_dim > head_dim:

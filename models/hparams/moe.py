@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from logitless.models.architectures.architecture import Presence, RouterScore
-from logitless.models.architectures.registry import ARCHITECTURES
+from logitless.models.architectures.registry import ARCHITECTURES, TRAITS
 from logitless.models.hparams.keys import Keys
 
 ROUTERS = {1: RouterScore.SOFTMAX, 2: RouterScore.SIGMOID}  # by expert_gating_func
@@ -47,7 +47,7 @@ class Experts:
 
 def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
     """MoE parameters; None for a dense model. ModelFileError names the key at fault."""
-    architecture = ARCHITECTURES[keys.arch]
+    architecture = TRAITS[keys.arch]
     n = (
         keys.count("expert_count")
         if architecture.moe.presence is Presence.REQUIRED

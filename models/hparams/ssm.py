@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from logitless.models.architectures.architecture import StateKind
-from logitless.models.architectures.registry import ARCHITECTURES
+from logitless.models.architectures.registry import TRAITS
 from logitless.models.hparams.keys import Keys
 
 CHANNELS = 32  # of Mamba's that are a head here
@@ -51,7 +51,7 @@ class RecurrentParams:
 
 def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_mtp: int = 0) -> RecurrentParams | None:
     """Recurrent sizes; None for a model without such layers. ModelFileError names the key at fault."""
-    kind = ARCHITECTURES[keys.arch].states.kind
+    kind = TRAITS[keys.arch].states.kind
     sizes = _read(keys, n_layer, n_embd, kind) if kind else None
     if sizes is None:
         return None
@@ -113,7 +113,7 @@ def _mamba2(keys: Keys, n_layer: int) -> RecurrentParams:
 
 def _mamba_layers(keys: Keys, n_layer: int) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
     """Flags of the layers with a state, and of those with attention."""
-    architecture = ARCHITECTURES[keys.arch]
+    architecture = TRAITS[keys.arch]
     if architecture.states.every_layer:
         return (True,) * n_layer, (architecture.attention.enabled,) * n_layer
     attention = tuple(not without for without in _without_heads(keys, n_layer))

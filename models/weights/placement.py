@@ -49,6 +49,8 @@ class Places:
     def _layer(self, node: Tensor, name: str) -> int:
         if OF_ENCODER.match(name):
             return self.encoder
+        if name.startswith("draft."):
+            return self.slots[-1]
         if layer := _OF_LAYER.search(name):
             return self.slots[int(layer[1] or layer[2])]
         if _OF_OUTPUT.search(name) or (name.endswith("token_embd.weight") and node.op == "linear"):

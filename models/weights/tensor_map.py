@@ -107,12 +107,12 @@ def tensor_map(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[
         part = TensorSlice("altup_unembd_proj.weight", (h.n_embd, h.n_embd), i * h.n_embd, stacked=True)
         yield f"altup_unembd_proj.{i}.weight", part
     for i in range(h.n_layer):
-        yield from _layer_tensors(h, i, present)
+        yield from layer_tensors(h, i, present)
 
 
 def mtp_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
     """Tensors of the first MTP block (models/architectures/mtp.py)."""
-    yield from _layer_tensors(h, h.n_layer, present)
+    yield from layer_tensors(h, h.n_layer, present)
     b = f"blk.{h.n_layer}.nextn."
     yield from _one(b + "eh_proj.weight", h.n_embd, 2 * h.n_embd)
     yield from _norm(b + "enorm", h)
@@ -122,7 +122,8 @@ def mtp_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
     yield from _one(b + "shared_head_head.weight", h.n_vocab, h.n_embd, required=False)
 
 
-def _layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
+def layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
+    """Tensors of layer i."""
     b = f"blk.{i}."
     second = h.architecture.norm.parallel_attention and b + "attn_norm_2.weight" in present
     pre = h.architecture.norm.pre and h.architecture.norm.weighted

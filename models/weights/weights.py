@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -133,6 +133,20 @@ def check_weights(gguf: GGUFFile, h: Hparams, *, mtp: bool = False) -> dict[str,
     declared = dict(tensor_map(h, gguf.tensors))
     if mtp:
         declared |= mtp_tensors(h, gguf.tensors)
+    parts = check_tensors(gguf, h, declared, lambda name: is_unused(h, name, mtp=mtp))
+    for block in (f"blk.{h.n_layer + i}." for i in range(h.n_mtp)):
+        of_block = [name for name in gguf.tensors if name.startswith(block)]
+        if of_block and not any(name.startswith(f"{block}nextn.") for name in of_block):
+            raise ModelFileError(
+                gguf.path, f"tensor {shown(of_block[0])} is of a plain block, where {h.arch} has an MTP block"
+            )
+    return parts
+
+
+def check_tensors(
+    gguf: GGUFFile, h: Hparams, declared: Mapping[str, TensorSlice], is_unused: Callable[[str], bool]
+) -> dict[str, TensorSlice]:
+    """The slices among `declared` whose tensors the file has. ModelFileError: as of `check_weights`."""
     rows_used: dict[str, int] = {}
     for part in declared.values():
         rows_used[part.source] = max(rows_used.get(part.source, 0), part.start + part.n_rows)
@@ -161,14 +175,8 @@ def check_weights(gguf: GGUFFile, h: Hparams, *, mtp: bool = False) -> dict[str,
     parts = {name: part for name, part in parts.items() if _weight_of(name) not in absent}
     claimed = {part.source for part in parts.values()}
     for name in gguf.tensors:
-        if name not in claimed and not is_unused(h, name, mtp=mtp):
+        if name not in claimed and not is_unused(name):
             raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in {h.arch} with {h.n_layer} blocks")
-    for block in (f"blk.{h.n_layer + i}." for i in range(h.n_mtp)):
-        of_block = [name for name in gguf.tensors if name.startswith(block)]
-        if of_block and not any(name.startswith(f"{block}nextn.") for name in of_block):
-            raise ModelFileError(
-                gguf.path, f"tensor {shown(of_block[0])} is of a plain block, where {h.arch} has an MTP block"
-            )
     return parts
 
 

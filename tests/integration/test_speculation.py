@@ -185,7 +185,8 @@ def test_a_client_that_speculates_itself(server: Any) -> None:
         (["--spec-type", "draft-simple"], 1, ["--model-draft"]),
         (["--spec-type", "telepathy"], 2, ["telepathy", "--spec-type"]),
         (["--spec-type", "draft-mtp"], 1, ["draft-mtp", "no block that predicts"]),
-        (["--spec-type", "draft-eagle3"], 2, ["draft-eagle3"]),
+        (["--spec-type", "draft-eagle3"], 1, ["draft-eagle3", "needs --model-draft"]),
+        (["--spec-type", "draft-dspark"], 2, ["draft-dspark"]),
         (
             ["-md", str(MODELS / "prometheus-shakespeare-2.3M-F32.gguf")],
             1,

@@ -165,6 +165,7 @@ def parts(placement: Placement, n_devices: int) -> list[list[str]]:
             if leaf.op == "variable" and leaf.attrs["constant"]:
                 match = re.match(r"blk\.(\d+)\.", leaf.name)
                 part = match[1] if match else leaf.name.removesuffix(".weight")
+                part = "drafter" if part.startswith("draft.") else part
                 for owner in (whole, tensors_by_device[placement.backend_of[t]]):
                     owner.setdefault(part, set()).add(leaf.name)
     contents = []

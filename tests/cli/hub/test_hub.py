@@ -170,10 +170,15 @@ def test_a_block_is_no_model() -> None:
         (BLOCKS, "m-Q4_K_M.gguf", "mtp-m-BF16.gguf"),
         (["sub/MTP-x.gguf"], "m.gguf", "sub/MTP-x.gguf"),
         ([*NAMES, "empty-1.gguf", "mtp-x.txt"], "m-Q8_0.gguf", ""),
+        (["eagle3-m.gguf", "dflash-m.gguf"], "m.gguf", ""),
     ],
 )
 def test_mtp_file_beside_model_is_chosen(names: list[str], like: str, chosen: str) -> None:
     assert choose_block(names, like) == chosen
+    drafters = [name.lower().replace("mtp-", "eagle3-") for name in names]
+    assert choose_block(drafters, like, "eagle3") == chosen.lower().replace("mtp-", "eagle3-") or not chosen
+    with pytest.raises(CliError, match="no GGUF file"):
+        choose([name for name in drafters if "eagle3-" in name], Repo("u/r"))
 
 
 def test_without_the_default_the_first_counts() -> None:
@@ -437,20 +442,21 @@ def test_most_repositories_have_no_block(hub: FakeHub, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("has_block", [True, False])
 @pytest.mark.parametrize("flag", ["hf_repo", "hf_repo_draft"])
+@pytest.mark.parametrize("kind", ["mtp", "eagle3"])
 def test_draft_mtp_looks_for_one(
-    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_block: bool, flag: str
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_block: bool, flag: str, kind: str
 ) -> None:
     """Not where the model has a block itself, unless another repository is named."""
     monkeypatch.setattr("logitless.cli.hub.hub.cache_folder", lambda: tmp_path)
     monkeypatch.setattr("logitless.cli.setup.model._has_mtp_head", lambda _: has_block)
-    hub.repos["u/r"] = {"m-Q8_0.gguf": CONTENT, "mtp-m-Q8_0.gguf": CONTENT[::-1]}
+    hub.repos["u/r"] = {"m-Q8_0.gguf": CONTENT, f"{kind}-m-Q8_0.gguf": CONTENT[::-1]}
     given = {"hf_repo": None, "hf_repo_draft": None} | {flag: Repo("u/r")}
-    options = SimpleNamespace(**given, model_draft=None, spec_type="draft-mtp", hf_token=None, offline=False)
+    options = SimpleNamespace(**given, model_draft=None, spec_type=f"draft-{kind}", hf_token=None, offline=False)
     find_draft_model(options, Path("m-Q8_0.gguf"))
-    if has_block and flag == "hf_repo":
+    if has_block and flag == "hf_repo" and kind == "mtp":
         assert options.model_draft is None
     else:
-        assert Path(options.model_draft).name == "mtp-m-Q8_0.gguf"
+        assert Path(options.model_draft).name == f"{kind}-m-Q8_0.gguf"
 
 
 def test_nothing_else_does(hub: FakeHub, tmp_path: Path) -> None:

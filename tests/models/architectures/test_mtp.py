@@ -43,7 +43,7 @@ class Guessing:
         self.h = hparams_of(self.gguf)
         self.model = define_model(self.session, self.gguf, self.h, 64, mtp=True)
         self.memory = PagedMemory.define(self.session, self.h, 7, TABLES.shape, *types, 5, n_window, mtp=True)
-        self.rows = Hidden.define(self.session, self.h, N_ROWS)
+        self.rows = Hidden.define(self.session, self.h.n_embd, N_ROWS)
         for i in range(len(self.memory.pools)):
             self.session.write(("tables", "tables.window")[i], TABLES - i)
         self.said: dict[tuple[int, int], int] = {}  # of a sequence and a position: the row

@@ -1,0 +1,145 @@
+"""File of a drafter: its traits, hyper-parameters and tensors, checked against the model that it drafts for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.models.architectures.registry import DRAFTERS
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.hparams import Hparams, read_hparams
+from logitless.models.hparams.keys import Keys
+from logitless.models.hparams.layer_sizes import LayerSizes
+from logitless.models.model import exposes_layers
+from logitless.models.weights.tensor_map import TensorSlice, layer_tensors
+from logitless.models.weights.weights import check_tensors
+
+MAX_DIFFERENCE = 128  # tokens that a vocabulary may have more or fewer than the model's; llama.cpp's rule
+
+
+@dataclass(frozen=True)
+class DrafterFile:
+    """An open file of a drafter that fits its model."""
+
+    gguf: GGUFFile
+    hparams: Hparams
+    target: Hparams  # the model's
+    parts: dict[str, TensorSlice]  # tensors by name
+    target_layers: tuple[int, ...]  # layers of the model whose inputs are its features; n_layer: the last one's output
+    norm_before_residual: bool = False  # the residual stream begins with normalised features
+    norm_before_fc: bool = False  # features are normalised before they are combined
+    ids: npt.NDArray[np.int32] | None = None  # ids in the model's vocabulary by the drafter's own; None: the same
+
+    @property
+    def width(self) -> int:
+        """Width of the hidden states that it keeps of tokens."""
+        return self.hparams.n_embd
+
+    @property
+    def behind(self) -> bool:
+        """True if a token's keys and values are in the cell of the one before."""
+        return self.hparams.arch == "eagle3"
+
+    @property
+    def kv_layers(self) -> tuple[LayerSizes | int, ...]:
+        """Sizes of each layer's KV cache, or the layer of the model whose cache it reads."""
+        return tuple(self.hparams.sizes(i) for i in range(self.hparams.n_layer))
+
+
+def drafter_kind(path: str | Path) -> str:
+    """`general.architecture` of a file of a drafter; "": it is none. ModelFileError: it cannot be read."""
+    with GGUFFile.open(path) as gguf:
+        arch = gguf.metadata.get("general.architecture")
+    return arch if isinstance(arch, str) and arch in DRAFTERS else ""
+
+
+def open_drafter(path: str | Path, target: Hparams) -> DrafterFile:
+    """Open a drafter for a model of these hyper-parameters. ModelFileError names what does not fit."""
+    gguf = GGUFFile.open(path)
+    try:
+        return _checked(gguf, target)
+    except BaseException:
+        gguf.close()
+        raise
+
+
+def _checked(gguf: GGUFFile, target: Hparams) -> DrafterFile:
+    h = read_hparams(gguf.metadata, target.n_vocab, str(gguf.path))
+    keys = Keys(gguf.metadata, h.arch, str(gguf.path))
+    if not exposes_layers(target):
+        raise ModelFileError(gguf.path, f"reads hidden states between layers, which {target.arch} does not have")
+    n_tokens = gguf.metadata.length("tokenizer.ggml.tokens")
+    if n_tokens is not None and abs(n_tokens - target.n_vocab) > MAX_DIFFERENCE:
+        raise ModelFileError(gguf.path, f"its vocabulary has {n_tokens} tokens, the model's has {target.n_vocab}")
+    if h.n_layer != 1:
+        raise keys.error("block_count", f"is {h.n_layer}: {h.arch} has one block")
+    width = keys.count("target_hidden_size")
+    if width != target.n_embd:
+        raise keys.error("target_hidden_size", f"is {width}, the model's embedding_length is {target.n_embd}")
+    file = DrafterFile(
+        gguf,
+        h,
+        target,
+        {},
+        _target_layers(keys, target),
+        keys.flag("norm_before_residual", False),
+        keys.flag("norm_before_fc", False),
+        _ids(gguf, target),
+    )
+    return replace(file, parts=check_tensors(gguf, h, dict(_tensors(file)), lambda name: name == "d2t"))
+
+
+def _target_layers(keys: Keys, target: Hparams) -> tuple[int, ...]:
+    """Layers of the model whose inputs are the features."""
+    key, value = "target_layers", keys.get("target_layers")
+    if value is None:
+        raise keys.error(key, "is missing")
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or not value.size:
+        raise keys.error(key, "is not a list of layers")
+    layers = tuple(value.tolist())
+    if not all(0 <= layer <= target.n_layer for layer in layers):
+        raise keys.error(key, f"is {list(layers)}, the model has {target.n_layer} layers")
+    if keys.arch == "eagle3" and len(layers) != 3:
+        raise keys.error(key, f"has {len(layers)} layers, expected 3")
+    return layers
+
+
+def _ids(gguf: GGUFFile, target: Hparams) -> npt.NDArray[np.int32] | None:
+    """`d2t`: the model's token of each of the drafter's own."""
+    info = gguf.tensors.get("d2t")
+    if info is None:
+        return None
+    if info.dtype not in ("i64", "i32") or len(info.shape) != 1:
+        raise ModelFileError(gguf.path, f"tensor 'd2t' is {info.dtype} {info.shape}, expected whole numbers")
+    ids = np.frombuffer(gguf.bytes_of("d2t").tobytes(), np.int64 if info.dtype == "i64" else np.int32)
+    if not ids.size or ids.min() < 0 or ids.max() >= target.n_vocab or len(np.unique(ids)) != len(ids):
+        raise ModelFileError(gguf.path, f"tensor 'd2t' does not map to tokens 0 to {target.n_vocab - 1}, each once")
+    return ids.astype(np.int32)
+
+
+def _tensors(file: DrafterFile) -> Iterator[tuple[str, TensorSlice]]:
+    h, present = file.hparams, file.gguf.tensors
+    n_features = len(file.target_layers) * file.target.n_embd
+    shares = h.n_embd == file.target.n_embd  # else the model's own matrices do not fit
+    yield "fc.weight", TensorSlice("fc.weight", (h.n_embd, n_features))
+    if file.norm_before_fc:
+        yield "enc.output_norm.weight", TensorSlice("enc.output_norm.weight", (n_features,))
+    embedding, n_out = "token_embd.weight", len(file.ids) if file.ids is not None else h.n_vocab
+    n_rows = present[embedding].shape[0] if embedding in present else h.n_vocab
+    yield embedding, TensorSlice(embedding, (max(n_rows, h.n_vocab), h.n_embd), required=not shares)
+    yield "output_norm.weight", TensorSlice("output_norm.weight", (h.n_embd,))
+    needs_head = file.ids is not None or not shares
+    yield "output.weight", TensorSlice("output.weight", (n_out, h.n_embd), required=needs_head)
+    yield "rope_freqs.weight", TensorSlice("rope_freqs.weight", (h.rope_dim // 2,), required=False)
+    for i in range(h.n_layer):
+        b = f"blk.{i}."
+        if h.arch == "eagle3":
+            yield b + "attn_norm_2.weight", TensorSlice(b + "attn_norm_2.weight", (h.n_embd,))
+        for name, part in layer_tensors(h, i, present):
+            wide = h.arch == "eagle3" and name.endswith(("attn_q.weight", "attn_k.weight", "attn_v.weight"))
+            yield name, replace(part, shape=(part.shape[0], 2 * h.n_embd)) if wide else part

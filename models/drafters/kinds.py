@@ -1,0 +1,15 @@
+"""Drafters by the architecture of their files."""
+
+from __future__ import annotations
+
+from logitless.graph.execution.session import Session
+from logitless.models.drafters.drafter import Drafter
+from logitless.models.drafters.drafter_file import DrafterFile
+from logitless.models.drafters.eagle3 import Eagle3
+
+KINDS: dict[str, type[Drafter]] = {"eagle3": Eagle3}
+
+
+def define_drafter(session: Session, file: DrafterFile | None, n_ctx: int) -> Drafter | None:
+    """Define the weights of a drafter on a session; None: there is none."""
+    return None if file is None else KINDS[file.hparams.arch].define(session, file, n_ctx)

@@ -1,0 +1,63 @@
+"""Files of synthetic drafters for synthetic models, whose tensors make them guess right often."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFWriter
+
+from tests.helpers.reference_model import Array, Spec, add_vocabulary
+
+N_HEAD, N_FF = 4, 96
+
+
+def write_eagle3(path: Path, s: Spec, keys: dict[str, Any] | None = None, **more: Any) -> dict[str, Array]:
+    """An EAGLE-3 drafter of the model `s`. Each head attends mostly to its own token, whose embedding is what
+    the model's next token depends on. `more`: tensors that replace or, as None, leave out others; returns all."""
+    rng, n, head_dim = np.random.default_rng(13), s.n_embd, s.n_embd // N_HEAD
+    own = rng.standard_normal((n, n)) / n**0.5
+    t: dict[str, Any] = {
+        "fc.weight": 0.1 * rng.standard_normal((n, 3 * n)) / n**0.5,
+        "output_norm.weight": 1 + 0.2 * rng.standard_normal(n),
+        "rope_freqs.weight": np.linspace(1, 3, head_dim // 2),
+    }
+    b = "blk.0."
+    for name, scale in (("attn_q", 3.0), ("attn_k", 3.0)):
+        t[f"{b}{name}.weight"] = np.concatenate([scale * own, 0.2 * rng.standard_normal((n, n)) / n**0.5], 1)
+    t[b + "attn_v.weight"] = np.concatenate([np.eye(n), 0.2 * rng.standard_normal((n, n)) / n**0.5], 1)
+    t[b + "attn_output.weight"] = 4 * np.eye(n) + 0.3 * rng.standard_normal((n, n)) / n**0.5
+    for name in ("attn_norm", "attn_norm_2", "ffn_norm"):
+        t[f"{b}{name}.weight"] = 1 + 0.2 * rng.standard_normal(n)
+    for name, shape in (("ffn_gate", (N_FF, n)), ("ffn_up", (N_FF, n)), ("ffn_down", (n, N_FF))):
+        t[f"{b}{name}.weight"] = rng.standard_normal(shape) / shape[1] ** 0.5
+    t = {name: values for name, values in (t | more).items() if values is not None}
+    written = {
+        "context_length": s.n_ctx_train,
+        "embedding_length": n,
+        "block_count": 1,
+        "feed_forward_length": N_FF,
+        "attention.head_count": N_HEAD,
+        "attention.head_count_kv": N_HEAD,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "target_layers": [0, 1, s.n_layer - 1],
+        "target_hidden_size": n,
+    }
+    write_drafter(path, "eagle3", s, written | (keys or {}), t)
+    return t
+
+
+def write_drafter(path: Path, arch: str, s: Spec, keys: dict[str, Any], tensors: dict[str, Array]) -> None:
+    writer = GGUFWriter(path, arch)
+    add = {float: writer.add_float32, int: writer.add_uint32, list: writer.add_array, bool: writer.add_bool}
+    for name, value in keys.items():
+        if value is not None:
+            add[type(value)](f"{arch}.{name}", value)
+    add_vocabulary(writer, s.n_vocab)
+    for name, values in tensors.items():
+        writer.add_tensor(name, values if values.dtype == np.int64 else values.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

@@ -1,0 +1,88 @@
+"""Files of drafters that do not fit: one line that names the key, the tensor or the file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from logitless.engine.loading.open_model import open_model
+from logitless.engine.loading.options import ModelOptions, OptionConflict
+from logitless.models.errors import ModelFileError
+from tests.helpers.drafter_files import write_eagle3
+from tests.helpers.reference_model import Spec, write
+
+SIZES: dict[str, Any] = {"n_layer": 3, "n_vocab": 400, "n_ctx_train": 256, "vocabulary": True}
+MODEL = Spec("llama", untied=True, **SIZES)
+IDS = np.arange(0, 400, 2)
+HEAD = np.ones((200, 64))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    write(path := tmp_path_factory.mktemp("model") / "m.gguf", MODEL)
+    return path
+
+
+def refusal(model: Path, drafter: Path, **options: Any) -> str:
+    with pytest.raises((ModelFileError, OptionConflict)) as error:
+        open_model(model, ModelOptions(model_draft=str(drafter), device="cpu", **options))
+    line = str(error.value)
+    assert "\n" not in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "line"),
+    [
+        ({"target_hidden_size": 32}, {}, "key 'eagle3.target_hidden_size' is 32, the model's embedding_length is 64"),
+        ({"target_layers": [0, 1, 4]}, {}, "key 'eagle3.target_layers' is [0, 1, 4], the model has 3 layers"),
+        ({"target_layers": [0, 1]}, {}, "key 'eagle3.target_layers' has 2 layers, expected 3"),
+        ({"target_layers": None}, {}, "key 'eagle3.target_layers' is missing"),
+        ({"target_layers": 1}, {}, "key 'eagle3.target_layers' is not a list of layers"),
+        ({"block_count": 2}, {}, "key 'eagle3.block_count' is 2: eagle3 has one block"),
+        ({"norm_before_fc": True}, {}, "tensor 'enc.output_norm.weight' is missing"),
+        ({}, {"fc.weight": None}, "tensor 'fc.weight' is missing"),
+        ({}, {"fc.weight": np.ones((64, 64))}, "tensor 'fc.weight' has shape (64, 64), expected (64, 192)"),
+        ({}, {"markov_w1.weight": np.ones((400, 8))}, "tensor 'markov_w1.weight' is unknown in eagle3 with 1 blocks"),
+        ({}, {"d2t": IDS}, "tensor 'output.weight' is missing"),
+        ({}, {"d2t": IDS, "output.weight": np.ones((400, 64))}, "expected (200, 64)"),
+        ({}, {"d2t": IDS + 2, "output.weight": HEAD}, "tensor 'd2t' does not map to tokens 0 to 399, each once"),
+        ({}, {"d2t": IDS // 4, "output.weight": HEAD}, "tensor 'd2t' does not map to tokens 0 to 399, each once"),
+        ({}, {"d2t": HEAD[:, 0], "output.weight": HEAD}, "tensor 'd2t' is f32 (200,), expected whole numbers"),
+        ({}, {"token_embd.weight": np.ones((300, 64))}, "tensor 'token_embd.weight' has shape (300, 64), expected"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_drafter_that_does_not_fit_is_refused(
+    model: Path, tmp_path: Path, keys: dict[str, Any], tensors: dict[str, Any], line: str
+) -> None:
+    write_eagle3(path := tmp_path / "d.gguf", MODEL, keys, **tensors)
+    assert line in refusal(model, path)
+
+
+def test_drafter_of_another_vocabulary_or_kind_is_refused(model: Path, tmp_path: Path) -> None:
+    write_eagle3(path := tmp_path / "d.gguf", replace(MODEL, n_vocab=401))
+    assert "token 400" not in refusal(model, path)  # its embedding is the model's: as many rows
+    write_eagle3(path, replace(MODEL, n_vocab=600))
+    assert refusal(model, path).endswith("its vocabulary has 600 tokens, the model's has 400")
+    write_eagle3(path, MODEL)
+    for kind in ("draft-simple", "draft-mtp,draft-eagle3"):
+        line = refusal(model, path, spec_type=kind)
+        assert line == f"--spec-type {kind.split(',')[0]}: {path} is a drafter for draft-eagle3"
+    line = refusal(model, model, spec_type="draft-eagle3")
+    assert line == f"--spec-type draft-eagle3: {model} is no file of such a drafter"
+    with pytest.raises(ModelFileError, match=r"is a drafter \(eagle3\), not a model: load its model, and this as"):
+        open_model(path, ModelOptions(device="cpu"))
+
+
+def test_drafter_says_its_kind_itself_beside_others(model: Path, tmp_path: Path) -> None:
+    write_eagle3(path := tmp_path / "d.gguf", MODEL)
+    opened = open_model(model, ModelOptions(model_draft=str(path), spec_type="ngram-mod", device="cpu"))
+    assert opened.speculation.kinds == ("ngram-mod", "draft-eagle3")
+    assert opened.engine_options.drafter == str(path)
+    opened = open_model(model, ModelOptions(model_draft=str(model), device="cpu"))
+    assert opened.speculation.kinds == ()
