@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from logitless.backends.gpu.language.dialect import SIMT, Shape
 from logitless.backends.gpu.lowering import LOWERINGS, is_packed
-from logitless.backends.gpu.matmul import launch, layout, moe_linear, unpack
+from logitless.backends.gpu.matmul import launch, layout, moe_linear
+from logitless.backends.gpu.matmul.linear import has_pair
 from logitless.graph.fusion import FusionRules, IsOurs, Sole, fuse_patterns, join_products
 from logitless.graph.ops.attention.paged_attention import attention
 from logitless.graph.ops.fused import (
@@ -34,7 +35,8 @@ fusion = FUSIONS.of
 def fuse(fetches: Sequence[Tensor], is_ours: IsOurs, refused: set[str], shape: Shape = SIMT) -> tuple[Tensor, ...]:
     """The same values from fewer nodes. `is_ours`: true for nodes that run on this device;
     `refused`: ops that must not."""
-    fetches, is_ours = fuse_patterns(fetches, toposort(fetches), FUSIONS, is_ours, refused=refused)
+    rules = FusionRules({**FUSIONS, "glu": lambda t, sole: _glu_of_products(t, sole, shape)})
+    fetches, is_ours = fuse_patterns(fetches, toposort(fetches), rules, is_ours, refused=refused)
     rules = FusionRules({"linear_glu": lambda t, sole: _glu_of_norm(t, sole, shape)})
     fetches, is_ours = fuse_patterns(fetches, toposort(fetches), rules, is_ours, refused=refused)
     order = toposort(fetches)
@@ -91,8 +93,7 @@ def _is_packed_product(t: Tensor) -> bool:
     return t.op == "linear" and is_packed(t.src[1]) and layout.packs(t.src[1])
 
 
-@fusion("glu")
-def _(t: Tensor, sole: Sole) -> Tensor | None:
+def _glu_of_products(t: Tensor, sole: Sole, shape: Shape) -> Tensor | None:
     """GLU with its two products."""
     gate, up = t.src
     if gate is up or not all(sole(s, "linear") and _is_packed_product(s) for s in t.src):
@@ -100,9 +101,8 @@ def _(t: Tensor, sole: Sole) -> Tensor | None:
     dtype = gate.src[1].dtype
     if gate.src[0] is not up.src[0] or dtype != up.src[1].dtype or gate.shape != up.shape:
         return None
-    if 1 not in unpack.pairs(dtype):
-        return None
-    return linear_glu(*gate.src, up.src[1], activation=t.attrs["activation"], name=t.name)
+    gated = linear_glu(*gate.src, up.src[1], activation=t.attrs["activation"], name=t.name)
+    return gated if has_pair(gated, dtype, shape) else None
 
 
 @fusion("add")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import KERNELS, Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, is_packed, lower
 from logitless.backends.gpu.matmul import launch, layout, unpack, unpack_low
 from logitless.backends.gpu.matmul.gemm import rows_product
@@ -79,7 +79,7 @@ def _several(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 def _normalised(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     parts = t.src[2:]
     dtype = parts[0].dtype
-    dots = shape.dot and dtype in unpack.BLOCKS and int(launch.is_pair(t)) in unpack.pairs(dtype) and _one_launch(parts)
+    dots = shape.dot and dtype in unpack.BLOCKS and _one_launch(parts) and has_pair(t, dtype, shape)
     return normalised_product(t, shape, parts) if dots else None
 
 
@@ -93,9 +93,17 @@ def _one_launch(parts: Sequence[Tensor]) -> bool:
     return all(is_packed(w) and w.dtype == dtype for w in parts) and len(parts) <= launch.n_parts(dtype)
 
 
+def has_pair(t: Tensor, dtype: str, shape: Shape) -> bool:
+    """False for a GLU whose type has no kernel of two weights for its rows."""
+    if not launch.is_pair(t) or 1 in unpack.pairs(dtype):
+        return True
+    dots_of_a_row = shape.dot and shape.coop != 1 and t.shape[0] == 1
+    return dots_of_a_row and KERNELS[f"linear_dot_{dtype}"].find(shape, MT=1, PAIR=1) is not None
+
+
 def _product(t: Tensor, shape: Shape, parts: Sequence[Tensor]) -> list[Dispatch] | None:
     dtype = parts[0].dtype
-    if not _one_launch(parts) or (launch.is_pair(t) and 1 not in unpack.pairs(dtype)):
+    if not _one_launch(parts) or not has_pair(t, dtype, shape):
         return None
     if shape.name == "soft":
         return [soft_product(t, shape, parts)]

@@ -116,7 +116,8 @@ for _dtype in unpack.BLOCKS:
         simt=[
             tile | {"R": 1}
             for tile in TILES
-            if tile["PAIR"] in unpack.pairs(_dtype) and unpack.worth(_dtype, tile, rows=(1, 8))
+            if tile["PAIR"] in unpack.pairs(_dtype, dots_of_a_row=tile["MT"] == 1)
+            and unpack.worth(_dtype, tile, rows=(1, 8))
         ],
         cpu=(),
         local=[SUMS if 1 in unpack.pairs(_dtype) else split_k.SUMS, *NORM_LOCAL],

@@ -56,9 +56,9 @@ def has_minimum(dtype: str) -> bool:
     return dtype not in BYTES
 
 
-def pairs(dtype: str) -> tuple[int, ...]:
-    """Values of `PAIR` that have variants. Rare types have none of two weights."""
-    return (0,) if dtype in unpack_low.RARE else (0, 1)
+def pairs(dtype: str, *, dots_of_a_row: bool = False) -> tuple[int, ...]:
+    """Values of `PAIR` that have variants. Of two weights rare types have those for integer dots of one row."""
+    return (0, 1) if dots_of_a_row or dtype not in unpack_low.RARE else (0,)
 
 
 def worth(dtype: str, tile: Mapping[str, int], rows: Sequence[int]) -> bool:

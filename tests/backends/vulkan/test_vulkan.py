@@ -407,7 +407,7 @@ def test_fused_quantisation_has_the_bits_of_its_own_launch(
         assert np.array_equal(mine, alone, equal_nan=True)
 
 
-@pytest.mark.parametrize(("dtype", "k"), [("q8_0", 544), ("q6_k", 512), ("q4_k", 1024)])
+@pytest.mark.parametrize(("dtype", "k"), [("q8_0", 544), ("nvfp4", 512), ("q4_k", 1024)])
 def test_a_norm_in_a_products_launch_has_the_bits_of_its_own(
     dots: Session, monkeypatch: pytest.MonkeyPatch, dtype: str, k: int
 ) -> None:
