@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from logitless.engine.scheduler.scheduler import Scheduler
     from logitless.engine.scheduler.slot_claims import Claim
     from logitless.engine.sequence import Sequence as Generation
+    from logitless.engine.speculation.draft_learner import DraftLearner
     from logitless.models.media.media_input import MediaInput
 
 
@@ -66,6 +67,7 @@ class LoadedModel:
     media: MediaInput | None = None
     kv_events: KVEventPublisher | None = None
     disk: DiskCache | None = None
+    learner: DraftLearner | None = None
 
     def embed(
         self,
@@ -472,7 +474,7 @@ class AsyncEngine:
             self._sleep = served.sleep
             self._use_model()
             self._tell(self._load_done, served)
-            slicer, background = TimeSlicer(served.train_share), self._background(served)
+            jobs = self._background(served)
             while True:
                 self._wake.clear()  # before the inbox is read, so that no later message is missed
                 while self._inbox:
@@ -482,21 +484,23 @@ class AsyncEngine:
                 # cancelled sequences need no steps
                 waiting = served.scheduler.idle or not self._states or (self._held_streams and self._all_held())
                 began = time.perf_counter()
-                if background is not None and background.ready and (left := ALONE if waiting else slicer.left) > 0:
+                ready = [(job, slicer) for job, slicer in jobs if job.ready and (waiting or slicer.left > 0)]
+                if ready:
+                    job, slicer = ready[0]
                     if self._ready_for_training():
-                        background.run(left, self._inbox.__len__)
+                        job.run(ALONE if waiting else slicer.left, self._inbox.__len__)
                     if not waiting:
                         slicer.ran(time.perf_counter() - began)
-                elif waiting and background is not None and background.pending:
+                elif waiting and any(job.pending for job, _ in jobs):
                     self._wake.wait()
                 elif waiting:
                     self._wait(served)
                 else:
                     self._step(served.scheduler)
-                    if background is not None:
+                    for _, slicer in jobs:
                         slicer.stepped(time.perf_counter() - began)
-            if background is not None:
-                background.close()
+            for job, _ in jobs:
+                job.close()
             if served.disk is not None:
                 served.scheduler.cache.flush(served.disk, FLUSH_SECONDS)
             if served.kv_events is not None:
@@ -541,12 +545,16 @@ class AsyncEngine:
             return False
         return True
 
-    def _background(self, served: LoadedModel) -> Background | None:
-        if served.tuning is None:
-            return None
-        served.tuning.wake = self._wake.set
-        served.tuning.on_change = lambda: self._tell(self._changed)
-        return served.tuning
+    def _background(self, served: LoadedModel) -> list[tuple[Background, TimeSlicer]]:
+        """Background work by rank, each with its share of the time."""
+        jobs: list[tuple[Background, TimeSlicer]] = []
+        if served.tuning is not None:
+            served.tuning.wake = self._wake.set
+            served.tuning.on_change = lambda: self._tell(self._changed)
+            jobs.append((served.tuning, TimeSlicer(served.train_share)))
+        if served.learner is not None:
+            jobs.append((served.learner, TimeSlicer(served.learner.share)))
+        return jobs
 
     def _changed(self) -> None:
         """Notify the listeners of a change of a fine-tuning job. Runs on the event loop."""

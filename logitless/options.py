@@ -93,6 +93,7 @@ class Options(TypedDict, total=False):
     control_vector_scaled: str | Sequence[str | tuple[str | Path, float]]
     control_vector_layer_range: str | tuple[int, int] | None
     spec_type: str
+    spec_learn: bool
     spec_default: bool
     model_draft: Path | str | None
     device_draft: str | Sequence[str] | None

@@ -80,7 +80,7 @@ MODEL_KEYS = Group(
     ),
 )
 SPECULATION = Group("Speculative decoding (same texts, fewer steps; a request may choose with speculative.type)", (
-    *model_flags("spec_type spec_default model_draft"),
+    *model_flags("spec_type spec_learn spec_default model_draft"),
     Flag("-hfd -hfrd --hf-repo-draft --spec-draft-hf", "a draft model of Hugging Face's hub: USER/REPO:QUANT",
          Repo.parse, metavar="REPO", env="LLAMA_ARG_SPEC_DRAFT_HF_REPO"),
     *model_flags("device_draft spec_draft_n_max spec_draft_adapt spec_draft_n_min spec_draft_p_min"),

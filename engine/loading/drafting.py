@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from logitless.engine.loading.options import ModelOptions, OptionConflict, OptionError
 from logitless.engine.loading.placement import draft_placement
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.speculation.draft_builder import TokenSelection
+from logitless.engine.speculation.draft_learner import DraftLearner
 from logitless.engine.speculation.draft_length import AdaptiveDraftLength
 from logitless.engine.speculation.draft_model import N_ROWS, ModelDrafter
-from logitless.engine.speculation.mtp import MTPDrafter
+from logitless.engine.speculation.head_file import HeadFile
+from logitless.engine.speculation.mtp import LearningDrafter, MTPDrafter
 from logitless.engine.speculation.settings import (
     EAGLE3,
     HEADS,
     KINDS,
+    LEARN,
     MODEL,
     MODEL_ONLY,
     MODELS,
@@ -42,6 +46,7 @@ KIND_OF = {"eagle3": EAGLE3}  # by architecture of a drafter's file
 def spec_kinds(options: ModelOptions) -> tuple[str, ...]:
     """The kinds of `spec_type`, each once."""
     kinds = [kind for kind in (part.strip() for part in options.spec_type.split(",")) if kind not in ("", "none")]
+    kinds += [LEARN] * options.spec_learn
     for kind in kinds:
         if kind in MODEL_ONLY:
             raise OptionError(f"--spec-type: {kind} is not supported; this server has {', '.join(KINDS)}")
@@ -89,9 +94,14 @@ def mtp_file(options: ModelOptions) -> str:
 
 
 def model_kinds(options: ModelOptions) -> tuple[str, ...]:
-    """The kinds of drafters that have weights: a draft model, the MTP head, a drafter."""
+    """The kinds of drafters that have weights: a draft model, the MTP head, a drafter, a draft head.
+
+    OptionConflict: a draft head beside another one of them, which would always draft first."""
     with_model = bool(options.model_draft) and not mtp_file(options) and not drafter_file(options)
-    return ((MODEL,) if with_model else ()) + tuple(kind for kind in HEADS if kind in spec_kinds(options))
+    kinds = ((MODEL,) if with_model else ()) + tuple(kind for kind in HEADS if kind in spec_kinds(options))
+    if len(kinds) > 1 and LEARN in kinds:
+        raise OptionConflict(f"--spec-learn: {kinds[0]} drafts already; n-grams can go before it")
+    return kinds
 
 
 def default_speculation(options: ModelOptions) -> SpeculationParams:
@@ -122,7 +132,7 @@ def speculation_settings(options: ModelOptions) -> SpeculationSettings:
 
 
 def n_draft_tokens(options: ModelOptions) -> int:
-    """Draft tokens that recurrent states need rows for; 0: no MTP head or drafter is loaded."""
+    """Draft tokens that recurrent states need rows for; 0: no MTP head, drafter or draft head is loaded."""
     return max(1, options.spec_draft_n_max) if set(HEADS) & set(model_kinds(options)) else 0
 
 
@@ -190,18 +200,36 @@ def draft_engine_options(options: ModelOptions, engine: ModelRunner) -> RunnerOp
         swa_full=True,  # rejected drafts go back to any place
         n_checkpoints=N_ROWS - 2,
         n_draft_tokens=0,
+        learns=False,
         control_vectors=(),
         block="",
         drafter="",
     )
 
 
+def make_learner(options: ModelOptions, engine: ModelRunner, folder: Path) -> DraftLearner | None:
+    """The learner of a draft head, which has the values of its file; None: the options want none.
+
+    `folder`: of the cache. No weights are loaded yet."""
+    if engine.draft_head is None:
+        return None
+    file = HeadFile(folder, engine.draft_head)
+    file.load()
+    return DraftLearner(engine, file, options.spec_draft_n_max)
+
+
 def make_speculator(
-    options: ModelOptions, engine: ModelRunner, draft: ModelRunner | None, tokenizer: Tokenizer
+    options: ModelOptions,
+    engine: ModelRunner,
+    draft: ModelRunner | None,
+    tokenizer: Tokenizer,
+    learner: DraftLearner | None = None,
 ) -> Speculator:
-    """The drafters of a model; `draft`: the loaded engine of the draft model."""
+    """The drafters of a model; `draft`: the loaded engine of the draft model; `learner`: of a draft head."""
     drafters: dict[str, BatchDrafter] = {}
-    if engine.hidden is not None:
+    if engine.hidden is not None and learner is not None:
+        drafters[LEARN] = LearningDrafter(engine, engine.hidden, learner, tokenizer.eog_ids)
+    elif engine.hidden is not None:
         file, ids = engine.drafter_file, None
         kind = MTP if file is None else KIND_OF[file.hparams.arch]
         if file is not None and file.ids is not None:
@@ -217,4 +245,7 @@ def make_speculator(
             has_states=draft.states is not None,
         )
     draft_length = AdaptiveDraftLength() if drafters and options.spec_draft_adapt else None
+    if learner is not None and draft_length is not None:
+        draft_length.acceptance.expect(learner.accuracy)
+        learner.on_change = draft_length.acceptance.expect
     return Speculator(speculation_settings(options), drafters, draft_length)

@@ -92,20 +92,22 @@ def fitting_context(
     *,
     n_draft_tokens: int,
     swa_full: bool,
+    mtp: bool = False,
     behind: Sequence[LayerSizes | int] = (),
 ) -> int:
     """The context in tokens: `ctx_size`, or the largest useful one that fits beside `weights`
     bytes.
 
-    `behind`: a drafter's layers. OptionConflict: `ctx_size`, checkpoints or drafts need more memory than there
-    is."""
+    `mtp`: the MTP head's cache counts too. `behind`: a drafter's layers. OptionConflict: `ctx_size`,
+    checkpoints or drafts need more memory than there is."""
     room = usable(total_memory(), options.fit_target[-1:], 0) - weights
     if h.recurrent:
         states = n_state_rows(options.n_slots, options.ctx_checkpoints, n_draft_tokens) * h.recurrent.nbytes
         if states > max(room, 0) and (options.ctx_checkpoints > 2 or n_draft_tokens):
             needed, free = states / 2**30, max(room, 0) / 2**30
             checkpoints = f"--ctx-checkpoints {options.ctx_checkpoints}"
-            flag = checkpoints if options.ctx_checkpoints > 2 else f"--spec-type {options.spec_type}"
+            drafts = "--spec-learn" if options.spec_learn else f"--spec-type {options.spec_type}"
+            flag = checkpoints if options.ctx_checkpoints > 2 else drafts
             raise OptionConflict(f"{flag}: would need {needed:.1f} GiB, there is room for {free:.1f}")
         room -= states
     cache = cache_bytes(
@@ -116,7 +118,7 @@ def fitting_context(
         n_ubatch=min(options.ubatch_size, options.batch_size),
         n_checkpoints=options.ctx_checkpoints,
         swa_full=swa_full,
-        mtp=n_draft_tokens > 0 and not behind,
+        mtp=mtp,
     ).beside(behind, options.cache_type_k, options.cache_type_v)
     n_ctx = options.ctx_size
     if cache.of(n_ctx) > max(room, 0) and n_ctx > MIN_CTX:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from logitless.backends.disk_cache import cache_folder
 from logitless.engine.async_engine import LoadedModel, ModelInfo
 from logitless.engine.kv_disk.disk_cache import DiskCache, private_folder
 from logitless.engine.kv_disk.identity import root_names, space_of
@@ -23,7 +24,9 @@ from logitless.engine.loading.drafting import (
     default_speculation,
     draft_engine_options,
     drafter_file,
+    make_learner,
     make_speculator,
+    model_kinds,
     mtp_file,
     n_draft_tokens,
     with_own_kind,
@@ -42,7 +45,7 @@ from logitless.engine.records.store import Store
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sleep import Sleep, Sleeper
-from logitless.engine.speculation.settings import SpeculationParams
+from logitless.engine.speculation.settings import LEARN, MTP, SpeculationParams
 from logitless.engine.speculation.speculator import Speculator
 from logitless.models import tokenizer
 from logitless.models.adapters.control_vector import read_directions
@@ -186,11 +189,12 @@ class OpenModel:
         if self.engine_options.devices == ("cpu",):
             prefetch_kernels()
         engine = self.engine()
+        learner = make_learner(self.options, engine, cache_folder())
         load_weights(engine)
         draft = self.draft_engine(engine)
         if draft is not None:
             load_weights(draft)
-        speculator = make_speculator(self.options, engine, draft, self.tokenizer)
+        speculator = make_speculator(self.options, engine, draft, self.tokenizer, learner)
         disk = self._disk(engine, folder) if folder is not None else None
         scheduler = self.scheduler(engine, speculator, disk)
         apply = not self.options.lora_init_without_apply
@@ -230,6 +234,7 @@ class OpenModel:
             media=media,
             kv_events=events,
             disk=disk,
+            learner=learner,
         )
 
     def _cache_folder(self) -> Path | None:
@@ -386,7 +391,8 @@ def _engine_options(
         if drafter:
             with (file := open_drafter(drafter, h)).gguf:
                 weights, behind = weights + weights_nbytes(file.gguf), file.kv_layers
-        n_ctx = fitting_context(options, h, weights, n_draft_tokens=n_draft, swa_full=swa_full, behind=behind)
+        mtp = MTP in model_kinds(options) and not drafter
+        n_ctx = fitting_context(options, h, weights, n_draft_tokens=n_draft, swa_full=swa_full, mtp=mtp, behind=behind)
     else:  # the runner knows the memory of its devices
         n_ctx = options.ctx_size or whole_context(options, h)
     return RunnerOptions(
@@ -412,6 +418,7 @@ def _engine_options(
         moves=options.moves_flag,
         swa_full=swa_full,
         n_draft_tokens=n_draft,
+        learns=LEARN in model_kinds(options),
         block=mtp_file(options),
         drafter=drafter,
         mmproj=projector,

@@ -34,7 +34,10 @@ from logitless.engine.loading.values import (
 )
 from logitless.graph.dtype import KV_TYPES
 
-DRAFT_KINDS = "draft-simple, draft-mtp, draft-eagle3, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, ngram-cache"
+DRAFT_KINDS = (
+    "draft-simple, draft-mtp, draft-eagle3, draft-learn, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, "
+    "ngram-cache"
+)
 
 
 class OptionError(ValueError):
@@ -361,6 +364,9 @@ class ModelOptions:
     spec_type: str = _option(
         "--spec-type", "none", f"drafters, separated by commas: none, {DRAFT_KINDS}", text, "KINDS",
         env="LLAMA_ARG_SPEC_TYPE", common=True)
+    spec_learn: bool = _option(
+        "--spec-learn", False, "draft by a small head that learns from the texts of requests while the model serves; "
+        "what it has learnt stays in the cache folder", env="LOGITLESS_SPEC_LEARN")
     spec_default: bool = _option("--spec-default", False, "the same as --spec-type ngram-mod")
     model_draft: str | None = _option(
         "-md --model-draft --spec-draft-model", None, "a draft model with the same vocabulary, for draft-simple; the "

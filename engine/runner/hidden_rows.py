@@ -7,6 +7,7 @@ from logitless.engine.sequence import Sequence
 
 Span = tuple[int, range]  # (row counter before the step minus its first position, positions)
 
+N_EXAMPLES = 4096  # tokens whose rows are kept for a head that learns
 NOTHING = 0  # row of zeros: before a sequence's first token, or overwritten already
 
 
@@ -16,12 +17,13 @@ class HiddenRows:
     Stale rows only lower the acceptance rate of drafts; they never affect results. A sequence that
     has waited for long, or resumes from a cached prefix, has no row before its next token."""
 
-    def __init__(self, n_ubatch: int, n_slots: int, *, behind: bool = False) -> None:
-        """`behind`: a token's keys and values go to the cell of the one before (EAGLE-3)."""
+    def __init__(self, n_ubatch: int, n_slots: int, n_least: int = 0, *, behind: bool = False) -> None:
+        """`n_least`: tokens whose rows it holds, if the largest steps have fewer. `behind`: a token's keys
+        and values go to the cell of the one before (EAGLE-3)."""
         self.behind = behind
-        self._n_valid = n_ubatch  # latest tokens whose rows are still valid
-        self._n_turns = 2 * n_ubatch
-        self.n = 1 + self._n_turns + n_slots + 1
+        self.n_turns = max(2 * n_ubatch, n_least)
+        self._n_valid = self.n_turns - n_ubatch  # latest tokens whose rows are still valid
+        self.n = 1 + self.n_turns + n_slots + 1
         self._next = 0  # row counter: tokens that have had a row
         # by slot: the sequence's id, its last two steps
         self._spans: dict[int, tuple[int, list[Span]]] = {}
@@ -34,7 +36,7 @@ class HiddenRows:
     def place(self, seq: Sequence, n: int) -> tuple[list[int], list[int]]:
         """Assign rows to a sequence's next n tokens; returns (rows of the tokens before each, their own rows)."""
         before, start = self.of(seq, seq.n_computed - 1), seq.n_computed
-        rows = [1 + i % self._n_turns for i in range(self._next, self._next + n)]
+        rows = [1 + i % self.n_turns for i in range(self._next, self._next + n)]
         assert seq.slot is not None
         last = (self._next - start, range(start, start + n))
         self._spans[seq.slot.id] = seq.id, [last, *self._spans_of(seq)[:1]]
@@ -54,8 +56,17 @@ class HiddenRows:
         for offset, positions in self._spans_of(seq):
             if position in positions:
                 i = position + offset
-                return 1 + i % self._n_turns if i >= self._next - self._n_valid else NOTHING
+                return 1 + i % self.n_turns if i >= self.oldest else NOTHING
         return NOTHING
+
+    def last_span(self, seq: Sequence) -> Span | None:
+        """The sequence's last step, rejected drafts included; None: it has had none."""
+        return next(iter(self._spans_of(seq)), None)
+
+    @property
+    def oldest(self) -> int:
+        """Row counter of the oldest token whose row is still valid; the row is 1 + counter mod n_turns."""
+        return self._next - self._n_valid
 
     def _spans_of(self, seq: Sequence) -> list[Span]:
         id, spans = self._spans.get(seq.slot.id, (-1, [])) if seq.slot is not None else (-1, [])
@@ -63,4 +74,4 @@ class HiddenRows:
 
     def draft_row(self, slot: int) -> int:
         """Row of a slot for the MTP head's own hidden states while it drafts."""
-        return 1 + self._n_turns + slot
+        return 1 + self.n_turns + slot

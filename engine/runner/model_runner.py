@@ -33,7 +33,7 @@ from logitless.engine.runner.cache_types import check_types, refusal
 from logitless.engine.runner.copy_move import KVMover
 from logitless.engine.runner.device_store import DeviceBlocks, DeviceStore
 from logitless.engine.runner.embedder import Embedder
-from logitless.engine.runner.hidden_rows import HiddenRows
+from logitless.engine.runner.hidden_rows import N_EXAMPLES, HiddenRows
 from logitless.engine.runner.lost_devices import LostDevices
 from logitless.engine.runner.placement import ANYWHERE, MIN_CTX, PlacementOptions, chosen, division, fit, room, usable
 from logitless.engine.runner.preemptible_prefill import PreemptiblePrefill
@@ -52,6 +52,7 @@ from logitless.models.adapters.low_rank import LowRank
 from logitless.models.adapters.stacked_lora import AdapterChoice, StackedLora
 from logitless.models.architectures.mtp import Hidden
 from logitless.models.batch import PagedMemory
+from logitless.models.drafters.draft_head import HeadValues
 from logitless.models.drafters.drafter_file import open_drafter
 from logitless.models.drafters.kinds import define_drafter
 from logitless.models.errors import ModelFileError
@@ -80,8 +81,7 @@ NOT_SAMPLED = -2  # in mask_row
 class RunnerOptions:
     """Options of a model runner; names follow llama-server's flags."""
 
-    # tokens in the KV cache; 0: the training context (times the slots, if not unified)
-    n_ctx: int = 0
+    n_ctx: int = 0  # tokens in the KV cache; 0: the training context (times the slots, if not unified)
     n_slots: int = 4
     n_ubatch: int = 512
     unified: bool = True
@@ -99,9 +99,9 @@ class RunnerOptions:
     overrides: Overrides = NONE  # metadata that replaces the file's
     n_checkpoints: int = 2  # checkpoints of each slot (recurrent states, sliding windows)
     moves: str = ""  # flag that needs moves of KV entries, prepared at load; "": none
-    # sliding-window layers have full-size KV; else a smaller KV group, where it suffices
-    swa_full: bool = True
-    n_draft_tokens: int = 0  # draft tokens of the MTP head or the drafter; 0: neither is loaded
+    swa_full: bool = True  # sliding-window layers have full-size KV; else a smaller KV group, where it suffices
+    n_draft_tokens: int = 0  # draft tokens of the MTP head, drafter or draft head; 0: none is loaded
+    learns: bool = False  # with a draft head (models/drafters/draft_head.py) instead of the MTP head
     block: str = ""  # file of the MTP head, if the model's file has none
     drafter: str = ""  # file of a drafter (models/drafters/), which drafts instead of the MTP head
     mmproj: str = ""  # file of encoders and projectors of media; "": none
@@ -138,11 +138,12 @@ class ModelRunner:
         n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_draft_tokens)
         self.states = DeviceStore(n_states) if h.recurrent else None
         behind = self.drafter_file is not None and self.drafter_file.behind
-        self.hidden = HiddenRows(options.n_ubatch, options.n_slots, behind=behind) if options.n_draft_tokens else None
+        sizes = options.n_ubatch, options.n_slots, N_EXAMPLES if options.learns else 0
+        self.hidden = HiddenRows(*sizes, behind=behind) if options.n_draft_tokens else None
+        self.draft_head = HeadValues(h, self.gguf) if options.learns else None
         self._self_tests: list[SelfTest] = []  # that had no time to end
         self._distrusted: dict[str, Failures] = {}  # by device: failures that were found later
-        # op that failed a device's self-test and runs elsewhere → reason
-        self.rerouted: dict[str, str] = {}
+        self.rerouted: dict[str, str] = {}  # op that failed a device's self-test and runs elsewhere → reason
         self._ahead: list[StepShape] = []  # warm-up set: shapes to plan while idle, the next one last
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
         self._target = target
@@ -248,19 +249,16 @@ class ModelRunner:
         self._placed = False
         named = options.placement.devices(options.devices, devices, backends)
         self.session.division = division(options.placement, named, self.session, h)
-        file, mtp = self.drafter_file, options.n_draft_tokens > 0 and not options.drafter
+        file, mtp = self.drafter_file, options.n_draft_tokens > 0 and not (options.drafter or options.learns)
         model = define_model(self.session, self.gguf, h, self.n_ctx_slot, mtp=mtp)
         drafter = define_drafter(self.session, file, self.n_ctx_slot)
         self.model = steered(self.session, model, self.directions)
-        tables = (options.n_slots + 1, self.table_blocks)
-        # One spare block and one spare table, for padding tokens.
         self.memory = PagedMemory.define(
             self.session,
             h,
-            self.n_blocks + 1,
-            tables,
-            options.type_k,
-            options.type_v,
+            self.n_blocks + 1,  # a spare block and a spare table are for padding tokens
+            (options.n_slots + 1, self.table_blocks),
+            *(options.type_k, options.type_v),
             n_states=self.states.n if self.states is not None else 0,
             n_window=self.window_kv.n + 1 if self.window_kv is not None else 0,
             mtp=mtp,
@@ -278,8 +276,9 @@ class ModelRunner:
         if self._projector is not None:
             n_rows = min(self.n_ctx, MOST_MEDIA_ROWS)
             self.media = MediaEncoder(self.session, *self._projector, h.n_embd, n_rows)
-        self._graph = StepGraph(self.memory, sampler_state, rows, self.media.pools if self.media else (), drafter)
-        able = h.causal and self.is_first and self.hidden is None and self.states is None
+        head = self.draft_head.define(self.session) if self.draft_head is not None else drafter
+        self.graph = StepGraph(self.memory, sampler_state, rows, self.media.pools if self.media else (), head)
+        able = h.causal and self.is_first and self.states is None and (self.hidden is None or options.learns)
         able = able and all(backend.preemptible for backend in backends)
         self.preemptible = PreemptiblePrefill(self, options.n_ubatch if able else 0, self.n_ctx_slot)
 
@@ -557,7 +556,7 @@ class ModelRunner:
     def build(self, shape: StepShape) -> list[Tensor]:
         """Graph of a step: nodes that only run, then nodes whose results are fetched."""
         model = self._tuned_model(shape.weights, shape.n_tokens if shape.lora else 0)
-        effects, fetched = self._graph.nodes(model, shape)
+        effects, fetched = self.graph.nodes(model, shape)
         return effects + fetched
 
     def tuned(self, choice: AdapterChoice) -> AdaptedModel:

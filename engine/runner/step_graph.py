@@ -14,6 +14,7 @@ from logitless.graph.ops.sampling.sample import log_probs, sample
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.architectures.mtp import Hidden, follow, guess
 from logitless.models.batch import Batch, Cached, PagedMemory
+from logitless.models.drafters.draft_head import DraftHead
 from logitless.models.drafters.drafter import Drafter
 from logitless.models.model import Model
 
@@ -27,7 +28,7 @@ class StepGraph:
     # last hidden states for the MTP head (models/architectures/mtp.py)
     hidden: Tensor | None = None
     media: Sequence[Tensor] = ()  # rows of images (engine/media/media_encoder.py)
-    drafter: Drafter | None = None  # drafts instead of the MTP head
+    drafter: Drafter | DraftHead | None = None  # drafts instead of the MTP head
 
     def nodes(self, model: Model, shape: StepShape) -> tuple[list[Tensor], list[Tensor]]:
         """Nodes of a step: (nodes that only run, fetched nodes).
@@ -63,12 +64,12 @@ class StepGraph:
         if shape.mtp:
             logits, rows = guess(model, batch, self.memory, hidden)
             return logits, [rows]
-        inputs: list[Tensor] | None = None if drafter is None else []
+        inputs: list[Tensor] | None = [] if isinstance(drafter, Drafter) else None
         x = model.hidden(batch, Cached(self.memory, batch), inputs)
-        if drafter is None or inputs is None:
+        if drafter is None:
             effects = follow(model, batch, self.memory, hidden, x)
         else:
-            effects = drafter.follow(model, batch, self.memory, hidden, x, inputs)
+            effects = drafter.follow(model, batch, self.memory, hidden, x, inputs or ())
         if not shape.n_out:
             return None, effects
         return model.head(x if out is None else get_rows(x, out), out), effects

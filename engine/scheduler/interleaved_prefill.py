@@ -130,7 +130,7 @@ class InterleavedPrefill:
                 self.seq, self.n = seq, n
                 if self._kv.auxiliary is not None:
                     self._kv.auxiliary.prepare([(seq, n)])
-                self._parts = self._runner.run_in_parts(build_batch([(seq, n)]))
+                self._parts = self._runner.run_in_parts(build_batch([(seq, n)], self._runner.hidden))
                 self._next_seconds = next(self._parts)
                 self._first_seconds = self._clock() - began
                 return True

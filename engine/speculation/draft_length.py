@@ -27,11 +27,12 @@ OWN, SHARED = 0.9, 0.98  # decay of counts after each draft, of one sequence and
 class AcceptanceRate:
     """Acceptance rate of recent draft tokens, by position in the draft."""
 
-    __slots__ = ("_decay", "_others", "_right", "_tried")
+    __slots__ = ("_decay", "_others", "_right", "_tried", "_unknown")
 
     def __init__(self, others: AcceptanceRate | None = None) -> None:
         """`others`: the rate of all sequences, which is updated too and serves as prior."""
         self._others = others
+        self._unknown = UNKNOWN
         self._decay = SHARED if others is None else OWN
         self._tried: list[float] = []
         self._right: list[float] = []
@@ -47,9 +48,13 @@ class AcceptanceRate:
         if self._others is not None:
             self._others.record_outcome(n_drafted, n_accepted)
 
+    def expect(self, rate: float) -> None:
+        """Forget all drafts: the drafter has changed, and will probably be right as often as `rate` says."""
+        self._unknown, self._tried, self._right = rate, [], []
+
     def of(self, i: int) -> float:
         """Probability that draft token `i` is accepted, given that those before it are."""
-        expected = UNKNOWN if self._others is None else self._others.of(i)
+        expected = self._unknown if self._others is None else self._others.of(i)
         if i >= len(self._tried):
             return expected
         return (self._right[i] + WEIGHT * expected) / (self._tried[i] + WEIGHT)

@@ -14,6 +14,7 @@ from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, UBatch
 from logitless.engine.runner.hidden_rows import NOTHING, HiddenRows
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.draft_builder import AllocateSlots, DraftBuilder, StepRunner
+from logitless.engine.speculation.draft_learner import DraftLearner
 
 log = logging.getLogger("logitless.speculation")
 REST = 12  # steps without drafts after a failed draft step
@@ -91,3 +92,23 @@ class MTPDrafter:
 
     def wake(self) -> None:
         """Do nothing: its memory is the target model's."""
+
+
+class LearningDrafter(MTPDrafter):
+    """Drafts by a draft head, and gives its learner the tokens of all sequences."""
+
+    def __init__(
+        self, engine: StepRunner, hidden: HiddenRows, learner: DraftLearner, eog_ids: Iterable[int] = ()
+    ) -> None:
+        super().__init__(engine, hidden, learner.vocabulary, eog_ids)
+        self.learner = learner
+
+    def propose(self, requests: list[tuple[Sequence, int]], allocate: AllocateSlots) -> dict[Sequence, list[int]]:
+        for seq, _ in requests:
+            self.learner.collect(seq)
+        return super().propose(requests, allocate)
+
+    def sleep(self) -> None:
+        """Save the head; its examples go with the device's memory."""
+        self.learner.forget()
+        self.learner.save()

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MODEL, MTP, EAGLE3 = "draft-simple", "draft-mtp", "draft-eagle3"
-HEADS = (MTP, EAGLE3)  # which read the model's hidden states
+MODEL, MTP, EAGLE3, LEARN = "draft-simple", "draft-mtp", "draft-eagle3", "draft-learn"
+HEADS = (MTP, EAGLE3, LEARN)  # which read the model's hidden states
 MODELS = (MODEL, *HEADS)
 NGRAM_KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 KINDS = (*MODELS, *NGRAM_KINDS)

@@ -1,0 +1,320 @@
+"""Draft learner (draft-learn): trains a draft head on the texts of requests, in the gaps between steps.
+
+The last hidden states of the tokens that the model computed lie in a ring buffer on the device
+(engine/runner/hidden_rows.py); with the tokens behind them, which the model has chosen or read, they
+are the examples. The model never runs for training."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from logitless.engine.sequence import Sequence
+from logitless.engine.speculation.draft_vocabulary import DraftVocabulary
+from logitless.engine.speculation.head_file import HeadFile
+from logitless.graph.execution.preemptible_plan import PreemptiblePlan
+from logitless.graph.ops.training.optimizer import adamw_params
+from logitless.graph.tensor import Tensor
+from logitless.models.drafters.draft_head import PREFIX, ROWS, SEED, TRAINED, DraftHead, HeadTraining, HeadValues
+
+if TYPE_CHECKING:
+    from logitless.engine.runner.model_runner import ModelRunner
+    from logitless.graph.execution.session import Measurement, Session
+
+log = logging.getLogger("logitless.speculation")
+SHARE = 0.05  # of the device's time beside running requests
+N_BATCH = 32  # examples of an optimizer step; at most half of them are new
+DECAY = 0.8  # weight of a draft token, relative to the one before
+RATE = 1e-3
+BETAS = (0.9, 0.99)
+PASSES = 8.0  # times that an example is trained on, about
+PUBLISH = 8  # steps after which the head that drafts gets the trained values
+WORTH, TRIAL, LESS = 0.3, 500, 8  # accuracy below which, after so many steps, only 1/LESS of the passes are made
+RECENT = 0.1  # weight of a step in the recent accuracy
+NOTABLE = 0.1  # change of the accuracy that `on_change` hears of
+SAVE_SECONDS = 120.0
+ARENA = "learn"  # name of the plan's memory arena
+
+
+class DraftLearner:
+    """Examples and optimizer steps of one model's draft head; a time_sharing.Background.
+
+    It belongs to the engine thread."""
+
+    share = SHARE
+
+    def __init__(self, engine: ModelRunner, file: HeadFile, depth: int) -> None:
+        """`depth`: draft tokens that it learns to make in a row."""
+        assert engine.draft_head is not None
+        assert engine.hidden is not None
+        self._engine, self._hidden, self.file = engine, engine.hidden, file
+        self._values: HeadValues = engine.draft_head
+        self._depth = max(1, depth)
+        self.vocabulary = DraftVocabulary(self._values.ids)
+        self.on_change: Callable[[float], None] = lambda _: None  # called with the accuracy of the head that drafts
+        self._reported = self._values.accuracy
+        self._rng = np.random.default_rng(SEED)
+        n = self._hidden.n_turns
+        self._counters = np.full(n, -1, np.int64)  # of each row: the token that it was last an example of
+        self._tokens = np.full((n, self._depth + 1), -1, np.int64)  # the token behind it, and those behind that
+        self._fresh: deque[int] = deque(maxlen=n)  # examples that no step has had
+        # by slot: the sequence's id, its first position without example, (position, counter) of incomplete examples
+        self._open: dict[int, tuple[int, int, list[tuple[int, int]]]] = {}
+        self._credit = 0.0  # examples that steps may take
+        self._session: Session | None = None  # of the training variables
+        self._training: HeadTraining | None = None
+        self._plan: PreemptiblePlan | None = None
+        self._measured: Measurement | Exception | None = None
+        self._preparing: threading.Thread | None = None
+        self._parts: Iterator[float] | None = None  # the rest of a step
+        self._targets: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # first columns of the step's examples
+        self._n_fresh = 0  # new ones among them, which come first
+        self._first = self._values.n_steps  # steps before the moments were zero
+        self._saved, self._saved_at = self._values.n_steps, time.monotonic()
+        self._writing: threading.Thread | None = None
+
+    @property
+    def accuracy(self) -> float:
+        """Share of first draft tokens in which the head is right, about."""
+        return self._values.accuracy
+
+    @property
+    def n_steps(self) -> int:
+        """Optimizer steps so far, those of the file included."""
+        return self._values.n_steps
+
+    # -- examples
+
+    def collect(self, seq: Sequence) -> None:
+        """Take the tokens of a sequence's last step as examples, without those that were rejected.
+
+        Texts of requests with a `cache_salt` are not learnt."""
+        if not self._is_current:
+            self._begin_session()
+        span = self._hidden.last_span(seq)
+        if span is None or seq.request.cache_salt or seq.slot is None:
+            return
+        offset, positions = span
+        id, first, waiting = self._open.get(seq.slot.id, (-1, 0, []))
+        if id != seq.id:
+            first, waiting = 0, []
+        first = max(first, positions.start)
+        new = [(p, p + offset) for p in range(first, min(positions.stop, seq.n_computed))]
+        tokens, n = seq.tokens, self._depth + 1
+        if new:
+            self._learn_tokens(tokens[new[0][0] : new[-1][0] + 1])
+            first = new[-1][0] + 1
+        incomplete = []
+        for p, counter in [*waiting, *new]:
+            behind = tokens[p + 1 : p + 1 + n]
+            row = counter % len(self._counters)
+            is_new = self._counters[row] != counter
+            if is_new and p >= positions.start:
+                self._counters[row], self._tokens[row] = counter, -1
+                self._credit += self._passes()
+            if self._counters[row] == counter:
+                self._tokens[row, : len(behind)] = behind
+                if len(behind) == n:
+                    self._fresh.append(counter)
+                else:
+                    incomplete.append((p, counter))
+        self._open[seq.slot.id] = seq.id, first, incomplete
+        if self._plan is None and self._preparing is None and len(self._fresh) >= N_BATCH:
+            self._preparing = threading.Thread(target=self.prepare, name="draft-head", daemon=True)
+            self._preparing.start()
+
+    def _passes(self) -> float:
+        pays = self._values.accuracy >= WORTH or self._values.n_steps - self._first < TRIAL
+        return PASSES if pays else PASSES / LESS
+
+    def _learn_tokens(self, ids: list[int]) -> None:
+        """Give tokens of a text columns of the draft vocabulary."""
+        columns = self.vocabulary.use(ids)
+        if columns:
+            rows = self._values.rows_of([self.vocabulary[column] for column in columns])
+            for column, row in zip(columns, rows, strict=True):
+                self._engine.session.write(ROWS, row, column * row.nbytes)
+
+    # -- steps
+
+    @property
+    def ready(self) -> bool:
+        return self._parts is not None or (self._measured is not None and self._credit >= N_BATCH and self._is_current)
+
+    @property
+    def pending(self) -> bool:
+        """False: nothing that it waits for delays the rest of an idle server."""
+        return False
+
+    @property
+    def _is_current(self) -> bool:
+        """True if the device still has what the examples and the training are made of."""
+        return self._session is self._engine.session
+
+    def wait(self) -> None:
+        """Wait for the plan that is prepared on another thread, if one is."""
+        if self._preparing is not None:
+            self._preparing.join()
+
+    def prepare(self) -> None:
+        """Measure the step's plan and compile its kernels. On any thread."""
+        session = self._session
+        assert session is not None
+        try:
+            measured = next(iter(session.measure_all([self._nodes])))
+            self._engine.prepare_kernels(measured[0].order)
+            self._measured = measured
+        except Exception as error:
+            self._measured = error
+
+    def _nodes(self) -> list[Tensor]:
+        hidden = self._engine.graph.hidden
+        assert self._training is not None
+        assert hidden is not None
+        return self._training.nodes(self._engine.model, hidden, N_BATCH, self._depth)
+
+    def run(self, seconds: float, waits: Callable[[], object]) -> None:
+        """Run parts of steps for about so many seconds, or until a part ends while a request `waits`."""
+        until = time.perf_counter() + seconds
+        try:
+            while self.ready:
+                self._parts = self._parts or self._begin()
+                if self._parts is None:
+                    return
+                following = next(self._parts, None)
+                if following is None:
+                    self._parts = None
+                    self._end()
+                if waits() or time.perf_counter() + (following or 0.0) > until:
+                    return
+        except Exception as error:  # requests go on without
+            log.warning("the draft head stops to learn: %s", " ".join(f"{type(error).__name__}: {error}".split()))
+            self._parts, self._credit, self._measured = None, 0.0, None
+
+    def _begin(self) -> Iterator[float] | None:
+        """Begin a step: its parts; None: there are no examples."""
+        if self._plan is None:
+            if isinstance(self._measured, Exception):
+                raise self._measured
+            plan = self._engine.session.plan(self._nodes, ARENA, self._measured)
+            assert isinstance(plan, PreemptiblePlan)
+            self._plan = plan
+        n, depth = N_BATCH, self._depth
+        counters = self._choose()
+        self._credit = self._credit - n if len(counters) else 0.0
+        if not len(counters):
+            return None
+        tokens = self._tokens[counters % len(self._counters)]
+        weight = np.where(tokens[:, 1:] >= 0, DECAY ** np.arange(depth), 0.0)
+        columns = np.array(self.vocabulary.columns(tokens[:, 1:].reshape(-1).tolist())).reshape(n, depth)
+        weight[columns < 0] = 0
+        self._targets = columns[:, 0]
+        step = self._values.n_steps - self._first + 1
+        feeds = {
+            "learn.rows": (1 + counters % len(self._counters)).astype(np.int32),
+            "learn.tokens": np.maximum(tokens[:, :-1], 0).T.reshape(-1).astype(np.int32),
+            "learn.targets": np.maximum(columns, 0).T.reshape(-1).astype(np.int32),
+            "learn.weight": (weight / max(weight.sum(), 1e-9)).T.reshape(-1).astype(np.float32),
+            "learn.optimizer": adamw_params(step, RATE, betas=BETAS),
+        }
+        return self._plan.parts(feeds)
+
+    def _choose(self) -> npt.NDArray[np.int64]:
+        """Examples of the next step by row counter: new ones first, the rest at random."""
+        oldest = self._hidden.oldest
+        fresh: list[int] = []
+        while self._fresh and len(fresh) < N_BATCH // 2:
+            if (counter := self._fresh.popleft()) >= oldest:
+                fresh.append(counter)
+        valid = self._counters[(self._counters >= oldest) & (self._tokens[:, 1] >= 0)]
+        self._n_fresh = len(fresh)
+        if not len(valid):
+            return valid
+        return np.concatenate([np.array(fresh, np.int64), self._rng.choice(valid, N_BATCH - len(fresh))])
+
+    def _end(self) -> None:
+        """Take the results of a step; publish and save from time to time."""
+        assert self._plan is not None
+        best, *others = self._plan.results([N_BATCH] * self._depth + [None] + [0] * len(self._values.params))
+        norm = float(others[self._depth - 1])
+        self._values.n_steps += 1
+        if self._n_fresh:
+            right = float((best == self._targets)[: self._n_fresh].mean())
+            self._values.accuracy += RECENT * (right - self._values.accuracy)
+        if not np.isfinite(norm):
+            self._start_again()
+        elif self._values.n_steps % PUBLISH == 0 or self._credit < N_BATCH:
+            self._publish()
+
+    def _publish(self) -> None:
+        """Give the head that drafts the values of the one that trains, if they are finite."""
+        session = self._engine.session
+        params = {name: session.read(f"{PREFIX}.{name}{TRAINED}") for name in self._values.params}
+        if not all(np.isfinite(value).all() for value in params.values()):
+            self._start_again()
+            return
+        for name, value in params.items():
+            session.write(f"{PREFIX}.{name}", value)
+        self._values.params = params
+        self._report()
+        if time.monotonic() - self._saved_at > SAVE_SECONDS:
+            self.save()
+
+    def _report(self) -> None:
+        """Tell how right the drafts are to be expected, where that has changed."""
+        if abs(self._values.accuracy - self._reported) >= NOTABLE:
+            self._reported = self._values.accuracy
+            self.on_change(self._reported)
+
+    def _start_again(self) -> None:
+        """Train on from the values that draft, which are finite."""
+        session = self._engine.session
+        for name, value in self._values.params.items():
+            session.write(f"{PREFIX}.{name}{TRAINED}", value)
+            for moment in self._training.moments[name] if self._training is not None else ():
+                session.write(moment.name, np.zeros(moment.shape, np.float32))
+        self._first = self._values.n_steps
+
+    def _begin_session(self) -> None:
+        """Forget what another session had; define the training variables on this one."""
+        self._session = self._engine.session
+        head = self._engine.graph.drafter
+        assert isinstance(head, DraftHead)
+        self._training = HeadTraining.define(self._session, self._values, head)
+        self._plan = self._measured = self._parts = self._preparing = None
+        self._first = self._values.n_steps
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget all examples."""
+        self._counters[:] = -1
+        self._fresh.clear()
+        self._open.clear()
+        self._credit = 0.0
+
+    # -- the end
+
+    def save(self, *, wait: bool = False) -> None:
+        """Write the head's file, on a thread of its own, if it has learnt since the last time."""
+        if self._writing is not None and wait:
+            self._writing.join()
+        if self._saved == self._values.n_steps or (self._writing is not None and self._writing.is_alive()):
+            return
+        self._saved, self._saved_at = self._values.n_steps, time.monotonic()
+        content = self.file.content()
+        self._writing = threading.Thread(target=self.file.write, args=(content,), name="draft-head-file", daemon=True)
+        self._writing.start()
+        if wait:
+            self._writing.join()
+
+    def close(self) -> None:
+        """Save what was published. A step that has begun is lost."""
+        self._parts = None
+        self.save(wait=True)
