@@ -29,6 +29,7 @@ _FLAGS = (
     "--disable-component-update",
     "--disable-sync",
     "--disable-dev-shm-usage",
+    "--renderer-process-limit=1",  # for all tabs, one after the other: an own one costs 0.3 s of processor time
     "--remote-debugging-port=0",
 )
 
@@ -45,7 +46,7 @@ class Tab:
         self._socket, self._numbers = socket, itertools.count(1)
         self._replies: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.said: list[str] = []
-        self.profile = ""  # the id of its browser context
+        self.is_fresh = False  # storage is cleared when it opens its first page
 
     async def listen(self) -> None:
         """Receive messages of the browser until it exits."""
@@ -86,6 +87,9 @@ class Tab:
     async def open(self, url: str) -> None:
         for domain in ("Page", "Runtime", "Log"):
             await self.call(f"{domain}.enable")
+        if self.is_fresh:  # earlier tabs may have had the same address, port included
+            await self.call("Storage.clearDataForOrigin", origin="/".join(url.split("/")[:3]), storageTypes="all")
+            self.is_fresh = False
         await self.call("Page.navigate", url=url)
         await self.until(f"location.href.startsWith({json.dumps(url)}) && document.readyState === 'complete'")
 
@@ -141,7 +145,7 @@ class Tab:
 
 
 class Browser:
-    """A running browser. Each tab has a profile of its own, which is lost with it."""
+    """A running browser. Its tabs share a profile, of which each new one clears the storage of its page's origin."""
 
     def __init__(self, program: str) -> None:
         self._own = tempfile.TemporaryDirectory()  # a short path, because it holds a socket
@@ -172,20 +176,14 @@ class Browser:
 
     @contextlib.asynccontextmanager
     async def tab(self, beside: Tab | None = None) -> AsyncIterator[Tab]:
-        """A new empty page; with `beside`, in the profile of another one."""
+        """A new empty page without stored data; with `beside`, with the data of another one."""
         async with aiohttp.ClientSession() as session, _connected(session, self._address) as whole:
-            profile = (
-                beside.profile if beside else (await whole.call("Target.createBrowserContext"))["browserContextId"]
-            )
-            made = await whole.call("Target.createTarget", url="about:blank", browserContextId=profile)
-            address = re.sub(r"/devtools/.*", f"/devtools/page/{made['targetId']}", self._address)
+            target = (await whole.call("Target.createTarget", url="about:blank"))["targetId"]
+            address = re.sub(r"/devtools/.*", f"/devtools/page/{target}", self._address)
             async with _connected(session, address) as page:
-                page.profile = profile
+                page.is_fresh = not beside
                 yield page
-            if beside:
-                await whole.call("Target.closeTarget", targetId=made["targetId"])
-            else:
-                await whole.call("Target.disposeBrowserContext", browserContextId=profile)
+            await whole.call("Target.closeTarget", targetId=target)
 
 
 @contextlib.asynccontextmanager
