@@ -187,10 +187,10 @@ def matmul(
     if (mt, nt) == expanded_tile(dtype, isa()):
         pass_rows, n_passes = rows_per_pass(m, count * ACT_BLOCK)
         rows = m if n_passes == 1 else pass_rows + MAX_TILE
-        k_block = k_block_size(count, nt * expanded_nbytes(layout) * count, m, layout.scale_blocks)
+        k_block = k_block_size(count, nt * expanded_nbytes(layout, isa()) * count, m, layout.scale_blocks)
         args = (*args, k_block, group, pass_rows, n_passes, *act_panels(m, isa(), 32 * layout.scale_blocks))
         grain = max(1, min(CHUNK_BYTES // (nt * group), CHUNK_MACS // (min(m, pass_rows) * nt * LANES * k)))
-        scratch = (rows + mt) * nt * LANES * 4 + nt * k_block * expanded_nbytes(layout)
+        scratch = (rows + mt) * nt * LANES * 4 + nt * k_block * expanded_nbytes(layout, isa())
     else:
         n_passes, nbytes = 1, max(nbytes, nt * group * strips)
         buffered = layout.block > 1 and m > 1 and nbytes >= cache_nbytes(2) and group >= BUFFERED_GROUP_BYTES
@@ -215,10 +215,10 @@ def _(t: Tensor, at: At) -> list[Task]:
         return [Task(f"{kernel}:1", args, n // 32, grain, 2 * 4 * 32 * grain, (at(gate), 2 * group))]
     pass_rows, n_passes = rows_per_pass(m, k // 32 * ACT_BLOCK)
     rows = m if n_passes == 1 else pass_rows + MAX_TILE
-    k_block = k_block_size(k // 32, 2 * expanded_nbytes(layout) * (k // 32), m, layout.scale_blocks)
+    k_block = k_block_size(k // 32, 2 * expanded_nbytes(layout, isa()) * (k // 32), m, layout.scale_blocks)
     args = (*map(at, t.src[1:]), at(x), at(t), m, n, k // 32, k_block, group, pass_rows, n_passes)
     args = (*args, *act_panels(m, isa(), 32 * layout.scale_blocks))
-    scratch = (2 * rows + MAX_TILE) * 128 + 2 * k_block * expanded_nbytes(layout)
+    scratch = (2 * rows + MAX_TILE) * 128 + 2 * k_block * expanded_nbytes(layout, isa())
     return [Task(kernel, args, n_passes * (n // 32), 1, scratch)]
 
 

@@ -36,6 +36,11 @@ def at(b, pointer, offset):
     return b.gep(pointer, [i64(offset) if isinstance(offset, int) else offset])
 
 
+def times(b, number, n):
+    """A number of Python, or an i64 of the code, times n."""
+    return number * n if isinstance(number, int) else b.mul(number, i64(n))
+
+
 def keep_order(b):
     """Compiler barrier: loads are not moved across it, which would raise the register pressure."""
     b.fence("seq_cst", "singlethread")
@@ -163,10 +168,10 @@ def shift_mask(b, value, left, mask):
     return b.and_(value, constant(mask * 0x01010101))
 
 
-def loop(b, begin, end, start, body, step=1):
+def loop(b, begin, end, start, body, step=1, *, rolled=False):
     """Loop: `values = body(i, values)` for i in begin…end by `step`, at least once.
 
-    `start` holds the initial values. Returns the final ones."""
+    `start` holds the initial values. Returns the final ones. `rolled`: LLVM does not unroll it."""
     entry, block, done = b.block, b.append_basic_block("loop"), b.append_basic_block("done")
     b.branch(block)
     b.position_at_end(block)
@@ -179,7 +184,12 @@ def loop(b, begin, end, start, body, step=1):
     for phi, first, last in zip(phis, start, out, strict=True):
         phi.add_incoming(first, entry)
         phi.add_incoming(last, b.block)
-    b.cbranch(b.icmp_signed("<", following, end), block, done)
+    branch = b.cbranch(b.icmp_signed("<", following, end), block, done)
+    if rolled:
+        keep = b.module.add_metadata([ir.MetaDataString(b.module, "llvm.loop.unroll.disable")])
+        this = b.module.add_metadata([keep])
+        this.operands = (this, keep)  # LLVM wants a loop's metadata to begin with itself
+        branch.set_metadata("llvm.loop", this)
     b.position_at_end(done)
     return out
 

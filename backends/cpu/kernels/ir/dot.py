@@ -49,6 +49,21 @@ def late_shift(layout, step, *, lone=False):
     return layout.shift if dots_take_signed() else max(0, in_place)
 
 
+def pair_room(bits):
+    """AVX2: steps whose pairs of products of so many bits fit into 16 bits together."""
+    return (1 << 15) // (2 * 127 * ((1 << bits) - 1)) or 1
+
+
+def start_of(b, layout, offset):
+    """Start value of dots of unsigned quants, in 16 lanes: `offset` is DotAccumulator's."""
+    if layout.mins:
+        return constant(DOT_ZERO)
+    if layout.zero == 64:
+        zero = ir.Constant(I32, DOT_ZERO)
+        offset = b.add(b.ashr(b.sub(offset, zero), ir.Constant(I32, 1)), zero)
+    return splat(b, offset)
+
+
 class DotAccumulator:
     """Accumulator of integer dots: 16 lanes of weight bytes times bytes of one activation row.
 
@@ -62,12 +77,9 @@ class DotAccumulator:
     def __init__(self, b, layout, offset):
         self.b, self.biased = b, not layout.codes
         self.signed = dots_take_signed() and layout.bits == 8
-        if layout.zero == 64:
-            zero = ir.Constant(I32, DOT_ZERO)
-            offset = b.add(b.ashr(b.sub(offset, zero), ir.Constant(I32, 1)), zero)
-        start = splat(b, offset) if not (layout.mins or self.signed) else constant(DOT_ZERO)
+        start = constant(DOT_ZERO) if self.signed else start_of(b, layout, offset)
         self.sums = {0: start}  # by left shift
-        self.room = (1 << 15) // (2 * 127 * ((1 << layout.bits) - 1)) or 1
+        self.room = pair_room(layout.bits)
         self.pairs, self.n_pending = [], 0
 
     def add(self, u, x, late):
@@ -82,8 +94,7 @@ class DotAccumulator:
         xs = splat(b, x)
         if self.signed:
             u, xs = transfer_sign(b, b.xor(u, constant(FLIP)) if self.biased else u, xs)
-        products = pair_products(b, u, xs)
-        self.pairs = [b.add(p, q) for p, q in zip(self.pairs, products, strict=True)] if self.n_pending else products
+        self.pairs = add_pairs(b, self.pairs, u, xs)
         self.n_pending += 1
         self.late = late  # the same for all quants of a dtype here
         if self.n_pending == self.room:
@@ -99,10 +110,8 @@ class DotAccumulator:
 
     def _flush(self):
         if self.n_pending:
-            ones = ir.Constant(V16I16, [1] * 16)
-            parts = [call(self.b, "llvm.x86.avx2.pmadd.wd", V8I, [pairs, ones]) for pairs in self.pairs]
-            self.sums[self.late] = self.b.add(self.sums.get(self.late, constant(0)), concat(self.b, parts))
-            self.n_pending = 0
+            self.sums[0] = self.b.add(self.sums[0], widen_pairs(self.b, self.pairs, self.late))
+            self.pairs, self.n_pending = [], 0
 
 
 def dot_step(b, dot, u, x):
@@ -133,6 +142,18 @@ def pair_products(b, u, xs):
     """AVX2: sums of two neighbouring products in 16 bits, of each half."""
     halves = [[b.bitcast(_half(b, v, h), V32B) for v in (u, xs)] for h in HALVES]
     return [call(b, "llvm.x86.avx2.pmadd.ub.sw", V16I16, half) for half in halves]
+
+
+def add_pairs(b, pairs, u, xs):
+    """AVX2: pairs, if there are any, plus the products of a step."""
+    products = pair_products(b, u, xs)
+    return [b.add(p, q) for p, q in zip(pairs, products, strict=True)] if pairs else products
+
+
+def widen_pairs(b, pairs, left):
+    """AVX2: sums of neighbouring pairs in 32 bits, shifted left."""
+    factors = ir.Constant(V16I16, [1 << left] * 16)
+    return concat(b, [call(b, "llvm.x86.avx2.pmadd.wd", V8I, [half, factors]) for half in pairs])
 
 
 def transfer_sign(b, u, xs):

@@ -19,9 +19,9 @@ from logitless.backends.cpu.kernels.ir import math as m
 from logitless.backends.cpu.kernels.ir.registry import i64p, kernel
 from logitless.backends.cpu.kernels.matmul.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
 from logitless.backends.cpu.kernels.matmul.packed_matmul import prefetch_range, prefetch_share, row_offset
-from logitless.backends.cpu.kernels.matmul.packed_tile import quant_tile
+from logitless.backends.cpu.kernels.matmul.packed_tile import many_row_tiles, quant_tile
 from logitless.backends.cpu.kernels.matmul.quantize_activations import block_quantizer, panel_of, row_quantizer
-from logitless.backends.cpu.kernels.matmul.unpack_blocks import ExpandedBlock, ExpandingBlock, PackedBlock
+from logitless.backends.cpu.kernels.matmul.unpack_blocks import PackedBlock
 from logitless.backends.cpu.kernels.runtime.control_block import NEXT_WEIGHTS
 from logitless.backends.host import isa
 
@@ -121,8 +121,8 @@ def _many_rows(dtype, activation):
     and up.
     """
     mt, _ = expanded_tile(dtype, isa())
-    first_tile, tile = (quant_tile(dtype, mt, 2, form) for form in (ExpandingBlock, ExpandedBlock))
-    block_nbytes = expanded_nbytes(LAYOUTS[dtype])
+    first_tile, tile = many_row_tiles(dtype, mt, 2)
+    block_nbytes = expanded_nbytes(LAYOUTS[dtype], isa())
     glu = glu_tile(activation)
     quantize4, quantize2, quantize1 = block_quantizer(4), block_quantizer(2), block_quantizer(1)
 

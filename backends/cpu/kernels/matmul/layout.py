@@ -259,9 +259,10 @@ WIDE_TILES = {
 }
 NARROW_TILES = {  # 16 registers of half the width
     "float": ((1, 2), (2, 2), (6, 1)),
-    "int": ((1, 1), (2, 1), (4, 1)),
+    "int": ((1, 1), (2, 1), (4, 1), (4, 2)),
 }
 MAX_TILE = 16  # rows, and outputs
+FEW_NARROW_ROWS = 7  # most rows that meet packed weights in narrow registers
 ROWS_IN_REGISTERS = 8  # rows whose integer dots are in registers; more meet a block in turns
 ROWS_WITH_CACHED_QUANTS = 2  # the same where a block's quants stay in registers
 ROW_MULTIPLE = 12  # rows that are whole tiles of every tile for many rows
@@ -270,9 +271,18 @@ MAX_PASS_ROWS = 516  # most rows of a pass
 STRIPS = 4  # strips of B (K, N) that gemm.py copies at once: its rows are pages apart
 
 
-def expanded_nbytes(layout: Layout) -> int:
+def nibble_planes(layout: Layout, isa: str) -> tuple[int, ...]:
+    """Places in a quant of its parts in an expanded group.
+
+    AVX2 adds products in 16 bits, which those of two 8-bit quants do not fit, so it has their
+    nibbles.
+    """
+    return (4, 0) if isa == "avx2" and layout.bits == 8 else (0,)
+
+
+def expanded_nbytes(layout: Layout, isa: str) -> int:
     """Bytes of 32 k of an expanded group (unpack_blocks.py)."""
-    return 512 + 64 * layout.parts * (1 + layout.mins)
+    return 512 * len(nibble_planes(layout, isa)) + 64 * layout.parts * (1 + layout.mins)
 
 
 def rows_per_pass(m: int, row_nbytes: int) -> tuple[int, int]:
@@ -333,7 +343,8 @@ def tile_for(dtype: str, isa: str, m: int) -> tuple[int, int]:
         return -(-m // rows) * row_cost + expansion, -rows
 
     # With few rows memory is the limit, and reading packed weights loads it most evenly.
-    few = m <= (MAX_TILE if to_unpack else 2 * MAX_TILE)
+    most = MAX_TILE if isa == "avx512_vnni" else FEW_NARROW_ROWS
+    few = m <= (most if to_unpack else 2 * most)
     candidates = (t for t in tiles(dtype, isa) if t[0] <= m and not (wide and few and t == expanded))
     return min(candidates, key=cost)
 

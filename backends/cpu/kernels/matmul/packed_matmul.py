@@ -15,8 +15,8 @@ from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.math import copy_elements, copy_nontemporal
 from logitless.backends.cpu.kernels.ir.registry import f32p, i64p, kernel
 from logitless.backends.cpu.kernels.matmul.layout import ACT_BLOCK, LAYOUTS, expanded_nbytes, expanded_tile
-from logitless.backends.cpu.kernels.matmul.packed_tile import bf16_tile, float_tile, quant_tile
-from logitless.backends.cpu.kernels.matmul.unpack_blocks import ExpandedBlock, ExpandingBlock, PackedBlock
+from logitless.backends.cpu.kernels.matmul.packed_tile import bf16_tile, float_tile, many_row_tiles, quant_tile
+from logitless.backends.cpu.kernels.matmul.unpack_blocks import PackedBlock
 from logitless.backends.cpu.kernels.runtime.control_block import NEXT_WEIGHTS
 from logitless.backends.host import isa
 
@@ -154,8 +154,8 @@ def packed_strips(dtype, mt, nt, variant=""):
 def _expanded_kernel(dtype, mt, nt, accumulate):
     """Many rows. Scratch: the sums, then an expanded K block of weights."""
     copy = tile_writer(mt, nt, accumulate=accumulate)
-    first_tile, tile = (quant_tile(dtype, mt, nt, form) for form in (ExpandingBlock, ExpandedBlock))
-    block_nbytes = expanded_nbytes(LAYOUTS[dtype])
+    first_tile, tile = many_row_tiles(dtype, mt, nt)
+    block_nbytes = expanded_nbytes(LAYOUTS[dtype], isa())
 
     def run(a, begin, end, scratch):
         m, n, count, k_block, group_nbytes, pass_m, n_passes, panel_m = a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from functools import partial
 
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic
 
 from logitless.backends.cpu.kernels.ir import builder as e
@@ -19,11 +19,15 @@ from logitless.backends.cpu.kernels.ir.dot import (
     DotAccumulator,
     accumulate_exact,
     accumulate_scaled,
+    add_pairs,
     bf16_dot,
     dot_value,
     late_shift,
+    pair_room,
     scaled_dot,
+    start_of,
     subtract_zeros,
+    widen_pairs,
 )
 from logitless.backends.cpu.kernels.ir.math import STRICT
 from logitless.backends.cpu.kernels.matmul.layout import (
@@ -35,10 +39,11 @@ from logitless.backends.cpu.kernels.matmul.layout import (
     LAYOUTS,
     ROWS_IN_REGISTERS,
     ROWS_WITH_CACHED_QUANTS,
+    nibble_planes,
     uses_prefetch,
 )
 from logitless.backends.cpu.kernels.matmul.unpack_blocks import Bundle, ExpandedBlock, ExpandingBlock, PackedBlock
-from logitless.backends.host import target_host
+from logitless.backends.host import isa, target_host
 
 PREFETCH_DISTANCE = 2048  # prefetch distance of floats, in each stream
 
@@ -65,12 +70,52 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
     at_once = ROWS_WITH_CACHED_QUANTS if keeps_quants else ROWS_IN_REGISTERS
     row_groups = [range(first, min(mt, first + at_once)) for first in range(0, mt, at_once)]
     parts = range(layout.parts)
+    in_turn = form is ExpandedBlock and not target_host().has_512_bits
+    rolled = in_turn and isa() == "avx2"
+    turns, nt = (nt, 1) if in_turn else (1, nt)
     late_shift_of = partial(late_shift, layout, lone=mt == 1 and form is PackedBlock)
     order = (
         [(rows, part) for part in parts for rows in row_groups]
         if keeps_quants
         else list(itertools.product(row_groups, parts))
     )
+
+    def rolled_dots(b, block, xs, steps):
+        """AVX2: dots of rows and a block without their start values, by loops over steps.
+
+        Unrolled, LLVM would add products as a tree, for which registers lack.
+        """
+        planes, late, dots = nibble_planes(layout, isa()), late_shift_of(0), []
+        room = min(len(steps), pair_room(layout.bits // len(planes)))
+
+        def add_step(plane, step, pairs):
+            """Two halves of each row's pairs, plus the products of a step."""
+            u = block.quants(step, late, plane)
+            x4s = [e.load(b, e.at(b, row, b.mul(step, e.i64(4))), e.I32, 4) for row in xs]
+            sums = [add_pairs(b, pairs[2 * j : 2 * j + 2], u, e.splat(b, x4)) for j, x4 in enumerate(x4s)]
+            return [half for pair in sums for half in pair]
+
+        def widen(plane, pairs, dots):
+            wide = [widen_pairs(b, pairs[j : j + 2], late + planes[plane]) for j in range(0, len(pairs), 2)]
+            return [b.add(dot, w) for dot, w in zip(dots, wide, strict=True)] if dots else wide
+
+        def add_steps(plane, step, dots):
+            """Dots plus the products of as many steps as there is room for, one or two."""
+            pairs = []
+            for i in range(room):
+                pairs = add_step(plane, b.add(step, e.i64(i)), pairs)
+            return widen(plane, pairs, dots)
+
+        for plane in range(len(planes)):
+            if room <= 2:
+                dots, add = add_steps(plane, e.i64(steps.start), dots), partial(add_steps, plane)
+                dots = e.loop(b, e.i64(steps.start + room), e.i64(steps.stop), dots, add, room, rolled=True)
+                continue
+            for first in steps[::room]:
+                pairs, add = add_step(plane, e.i64(first), []), partial(add_step, plane)
+                pairs = e.loop(b, e.i64(first + 1), e.i64(first + room), pairs, add, rolled=True)
+                dots = widen(plane, pairs, dots)
+        return dots
 
     def block_of(b, i, acc, groups, x, ahead, wide, prefetch_at):
         """One block of 32 k.
@@ -93,9 +138,12 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
                 scales = [block.scale(part) for block in blocks]
             xs = [e.at(b, x, ACT_BLOCK * j) for j in rows]
             offset = ACT_OFFSET if layout.parts == 1 else (ACT_HALF, ACT_HALF + 4)[part]
+            wholes = rolled_dots(b, blocks[0], xs, steps) if rolled else []
+            for line, l1 in itertools.chain.from_iterable(prefetches if rolled else ()):
+                e.prefetch(b, line, l1=l1, nontemporal=nontemporal)
             starts = [e.load(b, e.at(b, row, offset), e.I32, 4) for row in xs]
-            dots = [DotAccumulator(b, layout, start) for start in starts for _ in blocks]
-            for step in steps:
+            dots = [] if rolled else [DotAccumulator(b, layout, start) for start in starts for _ in blocks]
+            for step in steps if dots else []:
                 for line, l1 in next(prefetches):
                     e.prefetch(b, line, l1=l1, nontemporal=nontemporal)
                 if in_order and not keeps_quants:
@@ -105,10 +153,12 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
                     x4 = e.load(b, e.at(b, row, 4 * step), e.I32, 4)
                     for n in range(nt):
                         dots[j * nt + n].add(u[n], x4, late_shift_of(step))
-            totals = [dot.value() for dot in dots]
+            totals = [dot.value() for dot in dots] or [
+                b.add(start_of(b, layout, start), whole) for start, whole in zip(starts, wholes, strict=True)
+            ]
             if not keeps_quants:
                 scales = [block.scale(part) for block in blocks]
-            indices = range(rows[0] * nt, rows[0] * nt + len(dots))
+            indices = range(rows[0] * nt, rows[0] * nt + len(totals))
             if layout.grid:
                 terms = [
                     accumulate_exact(b, sums[k], dot, scales[k % nt]) for k, dot in zip(indices, totals, strict=True)
@@ -171,8 +221,68 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
         return block_of(b, i, acc, groups_of(b, i, w), x_at(i), ahead, wide, prefetch_at)
 
     return tile_of(
-        scale_group if scale_blocks > 1 else single_block, mt, nt, scale_blocks, prefetch_output=form is not PackedBlock
+        scale_group if scale_blocks > 1 else single_block,
+        mt,
+        nt,
+        scale_blocks,
+        prefetch_output=form is not PackedBlock,
+        turns=turns,
     )
+
+
+def many_row_tiles(dtype, mt, nt):
+    """(Tile that also expands a K block, tile of later rows), of `mt` rows and `nt` groups."""
+    tile = quant_tile(dtype, mt, nt, ExpandedBlock)
+    if target_host().has_512_bits:
+        return quant_tile(dtype, mt, nt, ExpandingBlock), tile
+    expand = expander(dtype, nt)
+
+    @njit(forceinline=True)
+    def first_tile(
+        w, group_nbytes, last, x, x_stride, sums, out, out_stride, adding, begin, end, ahead, wide, wide_nbytes,
+        prefetch_at, prefetch_step, prefetch_apart,
+    ):  # fmt: skip
+        expand(w, group_nbytes, last, begin, end, wide, wide_nbytes)
+        tile(
+            wide, wide_nbytes, nt, x, x_stride, sums, out, out_stride, adding, begin, end, ahead, 0, 0,
+            prefetch_at, prefetch_step, prefetch_apart,
+        )  # fmt: skip
+
+    return first_tile, tile
+
+
+def expander(dtype, nt):
+    """intrinsic f(w, group_nbytes, last, begin, end, wide, wide_nbytes): expand blocks of nt groups."""
+    layout = LAYOUTS[dtype]
+
+    @intrinsic
+    def expand(typingctx, w, group_nbytes, last, begin, end, wide, wide_nbytes):
+        def codegen(ctx, b, sig, a):
+            w0, wide0 = (b.inttoptr(a[p], e.I8P) for p in (0, 5))
+
+            def group(n, _):
+                packed = e.at(b, w0, b.mul(a[1], e.minimum(b, a[2], n)))
+                e.loop(b, a[3], a[4], [], partial(block, packed, e.at(b, wide0, b.mul(a[6], n))), rolled=True)
+                return []
+
+            def block(packed, to, i, _):
+                here = ExpandingBlock(b, layout, Bundle(b, layout, packed, i), i, to)
+                for line, l1 in here.prefetch_lines():
+                    e.prefetch(b, line, l1=l1)
+                for step in range(8):
+                    here.quants(step, late_shift(layout, step))
+                for part in range(layout.parts):
+                    here.scale(part)
+                    if layout.mins:
+                        here.min(part)
+                return []
+
+            e.loop(b, e.i64(0), e.i64(nt), [], group, rolled=True)
+            return ctx.get_dummy_value()
+
+        return types.void(*[types.int64] * 7), codegen
+
+    return expand
 
 
 def split_evenly(items, n):
@@ -211,7 +321,7 @@ def _float_tile(dtype, mt, nt, per_line, load_line, multiply):
     return tile_of(elements_of(per_line), mt, nt, per_line, rest=elements_of(1))
 
 
-def tile_of(body, mt, nt, by=1, *, rest=None, prefetch_output=False):
+def tile_of(body, mt, nt, by=1, *, rest=None, prefetch_output=False, turns=1):
     """intrinsic of a tile: `body` for blocks begin…end, `by` at a time, and `rest` for the
     remainder.
 
@@ -221,7 +331,7 @@ def tile_of(body, mt, nt, by=1, *, rest=None, prefetch_output=False):
     block prefetches two lines of later weights from `prefetch_at` on (packed weights: as many as a
     block has), `prefetch_apart` bytes apart, and `prefetch_step` bytes further per block.
     `prefetch_output`: a tile of many rows prefetches the lines of its results, some of which are in
-    y.
+    y. `turns`: so many times `nt` groups, one after the other.
     """
 
     @intrinsic
@@ -246,36 +356,49 @@ def tile_of(body, mt, nt, by=1, *, rest=None, prefetch_output=False):
         prefetch_apart,
     ):
         def codegen(ctx, b, sig, a):
-            w0, x0, sums0, out0 = (b.inttoptr(a[p], e.I8P) for p in (0, 3, 5, 6))
-            w = [e.at(b, w0, b.mul(a[1], e.minimum(b, a[2], e.i64(n)))) for n in range(nt)]
-            wide0 = b.inttoptr(a[12], e.I8P)
-            wide = [e.at(b, wide0, b.mul(a[13], e.i64(n))) for n in range(nt)]
-            places = [e.at(b, sums0, 64 * i) for i in range(mt * nt)]
-            is_first = b.icmp_signed("==", a[9], e.i64(0))
-            start = [b.select(is_first, e.constant(0.0), e.load(b, p, e.V16F)) for p in places]
+            def groups(turn, _):
+                """Groups from nt · turn on."""
+                first, columns = b.mul(turn, e.i64(nt)), b.mul(turn, e.i64(64 * nt))
+                w0, x0, sums0, out0, wide0 = (b.inttoptr(a[p], e.I8P) for p in (0, 3, 5, 6, 12))
+                places = [b.add(first, e.i64(n)) for n in range(nt)]
+                w = [e.at(b, w0, b.mul(a[1], e.minimum(b, a[2], n))) for n in places]
+                wide = [e.at(b, wide0, b.mul(a[13], n)) for n in places]
+                sums0, out0 = e.at(b, sums0, columns), e.at(b, out0, columns)
+                places = [e.at(b, sums0, 64 * (i // nt * nt * turns + i % nt)) for i in range(mt * nt)]
+                is_first = b.icmp_signed("==", a[9], e.i64(0))
+                start = [b.select(is_first, e.constant(0.0), e.load(b, p, e.V16F)) for p in places]
 
-            outputs = [e.at(b, out0, b.add(b.mul(a[7], e.i64(i // nt)), e.i64(64 * (i % nt)))) for i in range(mt * nt)]
-            for place in outputs if prefetch_output else ():
-                e.prefetch(b, place, write=True)
+                rows = [e.at(b, out0, b.mul(a[7], e.i64(j))) for j in range(mt)]
+                outputs = [e.at(b, row, 64 * n) for row in rows for n in range(nt)]
+                for place in outputs if prefetch_output else ():
+                    e.prefetch(b, place, write=True)
 
-            def later_lines(i):
-                line = e.at(b, b.inttoptr(a[14], e.I8P), b.mul(b.sub(i, a[9]), a[15]))
-                return line, e.at(b, line, a[16])
+                def later_lines(i):
+                    line = e.at(b, b.inttoptr(a[14], e.I8P), b.mul(b.sub(i, a[9]), a[15]))
+                    return line, e.at(b, line, a[16])
 
-            def step(i, acc, body=body):
-                return body(b, i, acc, w, lambda block: e.at(b, x0, b.mul(block, a[4])), a[11], wide, later_lines)
+                def step(i, acc, body=body):
+                    return body(b, i, acc, w, lambda block: e.at(b, x0, b.mul(block, a[4])), a[11], wide, later_lines)
 
-            if rest is None:
-                totals = e.loop(b, a[9], a[10], start, step, by)
+                if rest is None:
+                    totals = e.loop(b, a[9], a[10], start, step, by)
+                else:
+                    totals = e.unrolled(
+                        b, a[9], a[10], start, lambda n: partial(step, body=body if n == by else rest), by
+                    )
+                with b.if_else(b.icmp_signed("!=", a[8], e.i64(0))) as (accumulate, store):
+                    with accumulate:
+                        for place, value in zip(outputs, totals, strict=True):
+                            e.store(b, b.fadd(e.load(b, place, e.V16F), value), place)
+                    with store:
+                        for place, value in zip(outputs, totals, strict=True):
+                            e.store(b, value, place)
+                return []
+
+            if turns > 1:
+                e.loop(b, e.i64(0), e.i64(turns), [], groups, rolled=True)
             else:
-                totals = e.unrolled(b, a[9], a[10], start, lambda n: partial(step, body=body if n == by else rest), by)
-            with b.if_else(b.icmp_signed("!=", a[8], e.i64(0))) as (accumulate, store):
-                with accumulate:
-                    for place, value in zip(outputs, totals, strict=True):
-                        e.store(b, b.fadd(e.load(b, place, e.V16F), value), place)
-                with store:
-                    for place, value in zip(outputs, totals, strict=True):
-                        e.store(b, value, place)
+                groups(e.i64(0), [])
             return ctx.get_dummy_value()
 
         return types.void(*[types.int64] * 17), codegen

@@ -13,7 +13,7 @@ from numba import njit
 from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.dot import dots_take_signed
 from logitless.backends.cpu.kernels.ir.grid import GridEntries, split_f16
-from logitless.backends.cpu.kernels.matmul.layout import expanded_nbytes
+from logitless.backends.cpu.kernels.matmul.layout import expanded_nbytes, nibble_planes
 from logitless.backends.host import isa, target_host
 
 NEAR_BLOCKS = 4  # prefetch distance in blocks
@@ -85,6 +85,7 @@ class PackedBlock:
 
         self.coarse, self.fine = bundle.coarse_at(self.j), address(layout.fine_at, layout.fine)
         self.at = address(layout.quants_at, layout.quants), address(layout.high_at, layout.high)
+        self.signed_codes = dots_take_signed() and layout.bits == 8
         self._loaded = {}
         if layout.grid:
             self.entries = GridEntries(b, layout, *self.at)
@@ -127,7 +128,7 @@ class PackedBlock:
         if layout.trits:
             return e.shift_mask(b, self._trits(step), -late, 192 >> late)
         if layout.codes:
-            zero = 0 if dots_take_signed() and layout.bits == 8 else 128 >> late
+            zero = 0 if self.signed_codes else 128 >> late
             indices = e.shift_mask(b, self.vector(0, step % 4), -4 * (step // 4), 15)
             return look_up(b, indices, [(code << shift) + zero & 255 for code in layout.codes])
         low = layout.low_bits
@@ -242,20 +243,22 @@ class ExpandedBlock:
     """32 k of an expanded group."""
 
     def __init__(self, b, layout, group, i):
-        self.b, self.layout, nbytes = b, layout, expanded_nbytes(layout)
+        self.b, self.layout, nbytes = b, layout, expanded_nbytes(layout, isa())
         self.at = e.at(b, group, b.mul(i, e.i64(nbytes)))
+        self.scales = e.at(b, self.at, 512 * len(nibble_planes(layout, isa())))
 
     def prefetch_lines(self):
         return []  # they stay in the L1 cache
 
-    def quants(self, step, late):
-        return e.load(self.b, e.at(self.b, self.at, 64 * step), e.V16I)
+    def quants(self, step, late, plane=0):
+        at = e.at(self.b, self.at, 512 * plane)
+        return e.load(self.b, e.at(self.b, at, e.times(self.b, step, 64)), e.V16I)
 
     def scale(self, part):
-        return e.load(self.b, e.at(self.b, self.at, 512 + 64 * part), e.V16F)
+        return e.load(self.b, e.at(self.b, self.scales, 64 * part), e.V16F)
 
     def min(self, part):
-        return e.load(self.b, e.at(self.b, self.at, 512 + 64 * (self.layout.parts + part)), e.V16F)
+        return e.load(self.b, e.at(self.b, self.scales, 64 * (self.layout.parts + part)), e.V16F)
 
 
 class ExpandingBlock(PackedBlock):
@@ -263,23 +266,29 @@ class ExpandingBlock(PackedBlock):
 
     def __init__(self, b, layout, bundle, i, expanded):
         super().__init__(b, layout, bundle, i)
-        self.expanded = e.at(b, expanded, b.mul(i, e.i64(expanded_nbytes(layout))))
+        self.planes = nibble_planes(layout, isa())
+        self.signed_codes = self.signed_codes and len(self.planes) == 1
+        self.at_expanded = e.at(b, expanded, b.mul(i, e.i64(expanded_nbytes(layout, isa()))))
 
     def prefetch_lines(self):
         return self._near_lines()  # the rest was prefetched by earlier tiles
 
     def _store(self, vector, at):
-        e.store(self.b, vector, e.at(self.b, self.expanded, at))
+        e.store(self.b, vector, e.at(self.b, self.at_expanded, at))
         return vector
 
     def quants(self, step, late):
-        return self._store(super().quants(step, late), 64 * step)
+        u = super().quants(step, late)
+        for plane, place in enumerate(self.planes):
+            part = u if len(self.planes) == 1 else e.shift_mask(self.b, u, -place, 15)
+            self._store(part, 512 * plane + 64 * step)
+        return u
 
     def scale(self, part):
-        return self._store(super().scale(part), 512 + 64 * part)
+        return self._store(super().scale(part), 512 * len(self.planes) + 64 * part)
 
     def min(self, part):
-        return self._store(super().min(part), 512 + 64 * (self.layout.parts + part))
+        return self._store(super().min(part), 512 * len(self.planes) + 64 * (self.layout.parts + part))
 
 
 def look_up(b, indices, codes):
