@@ -1,7 +1,7 @@
-"""`scripts/bench-llama`: prefill and decode here and in llama.cpp on the same file, by turns.
+"""`scripts/bench-llama`: prefill and decode here and in llama.cpp, or peers like it, on the same file, by turns.
 
-Each program is a process that stays, and only one of them works at a time. Ours draws its tokens, llama.cpp stops at
-the logits: the comparison is to llama.cpp's advantage.
+Each program is a process that stays, and only one of them works at a time. Ours draws its tokens, the peers stop at
+the logits: the comparison is to their advantage.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from logitless.cli.flags.options import BENCH
 from logitless.training.reporting.plot import plot
 from scripts.bench_llama_images import IMAGES
 from scripts.bench_llama_images import compare as compare_images
-from scripts.bench_llama_peer import Peer
+from scripts.bench_llama_peer import PEERS, Peer
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPT, N_GEN = 512, 32  # tokens of a prompt, steps of decoding
 BATCHES = (1, 2, 4, 8, 16)
-HERE, THERE = "logitless", "llama.cpp"
+HERE = "logitless"
 
 
 class Here:
@@ -35,7 +35,9 @@ class Here:
 
     def __init__(self, path: str, threads: int, depth: int) -> None:
         sizes = ["-p", str(PROMPT), "-n", str(N_GEN), "-b", ",".join(map(str, BATCHES)), "-d", str(depth)]
-        self.bench = Bench(path, parse([f for group in BENCH for f in group.flags], ["-m", path, *sizes], {}), threads)
+        self.bench = Bench(
+            Path(path), parse([f for group in BENCH for f in group.flags], ["-m", path, *sizes], {}), threads
+        )
         self.n_filled = 0
 
     def prompt(self, n: int) -> float:
@@ -88,9 +90,10 @@ class Worker:
 
 
 def compare(path: str, options: argparse.Namespace) -> list[tuple[float, float]]:
-    """Print a line for each test; how many times as fast decoding is here, by sequences at once."""
-    base = ["--threads", str(options.threads), "--depth", str(options.depth), "--llama", options.llama, "-m", path]
-    workers = {who: Worker("--worker", who, *base) for who in (HERE, THERE)}
+    """Print a line for each test; how many times as fast as the fastest peer decoding is here, by sequences at once."""
+    base = ["--threads", str(options.threads), "--depth", str(options.depth), "-m", path]
+    base += ["--llama", options.llama] if options.llama else []
+    workers = {who: Worker("--worker", who, *base) for who in (HERE, *options.peer)}
     curve: list[tuple[float, float]] = []
     for n_batch, n in [(0, PROMPT), *((b, N_GEN) for b in BATCHES)]:
         speeds: dict[str, list[float]] = {who: [] for who in workers}
@@ -99,21 +102,24 @@ def compare(path: str, options: argparse.Namespace) -> list[tuple[float, float]]
                 speed = worker.tokens_per_second(n_batch, n)
                 if turn:  # the first makes plans and touches pages
                     speeds[who].append(speed)
-        here, there = (statistics.median(speeds[who]) for who in (HERE, THERE))
-        ratio = statistics.median(a / b for a, b in zip(speeds[HERE], speeds[THERE], strict=True))
+        cells, ratios = [f"{statistics.median(speeds[HERE]):.0f}"], []
+        for peer in options.peer:
+            ratios.append(statistics.median(a / b for a, b in zip(speeds[HERE], speeds[peer], strict=True)))
+            cells += [f"{statistics.median(speeds[peer]):.0f}", f"{ratios[-1]:.2f}"]
         test = f"{n_batch} at once" if n_batch else f"prompt of {n}"
         test += f" behind {options.depth}" if options.depth else ""
-        print(f"| {Path(path).stem} | {test} | {here:.0f} | {there:.0f} | {ratio:.1f} |", flush=True)
+        print(f"| {Path(path).stem} | {test} | {' | '.join(cells)} |", flush=True)
         if n_batch:
-            curve.append((n_batch, ratio))
+            curve.append((n_batch, min(ratios)))
     for worker in workers.values():
         worker.close()
     return curve
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="prompts and decoding here and in llama.cpp, by turns")
+    parser = argparse.ArgumentParser(description="prompts and decoding here and in peers, by turns")
     parser.add_argument("-m", "--model", action="append", metavar="FILE", help="may be given again")
+    parser.add_argument("--peer", action="append", choices=PEERS, help="llama if none is given; may be given again")
     parser.add_argument("--llama", metavar="FOLDER", help="of llama.cpp's shared libraries")
     parser.add_argument(
         "--image", nargs="?", const="all", choices=("all", *IMAGES), help="encoding images instead, with random weights"
@@ -128,25 +134,36 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=0, help="tokens of each sequence that are there before")
     parser.add_argument("--turns", type=int, default=5, help="of which the medians count")
     parser.add_argument("--plot", metavar="FILE", help="a picture of decoding: .svg or .png")
-    parser.add_argument("--worker", choices=(HERE, THERE), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=(HERE, *PEERS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.image:
         compare_images(options)
         return
-    if not options.model or not options.llama:
-        parser.error("-m and --llama are needed, or --image")
+    if not options.model:
+        parser.error("-m is needed, or --image")
     if options.worker:
         try:
             path, threads, depth = options.model[0], options.threads, options.depth
             here = options.worker == HERE
-            work(Here(path, threads, depth) if here else Peer(options.llama, path, threads, max(BATCHES), depth))
+            peer = (options.worker, options.llama, path, threads, max(BATCHES), depth)
+            work(Here(path, threads, depth) if here else Peer(*peer))
         except OSError as error:
             sys.exit(f"bench-llama: {error}")
         return
-    print("| model | test | logitless, tokens/s | llama.cpp, tokens/s | ratio |\n|---|---|---|---|---|", flush=True)
+    options.peer = options.peer or ["llama"]
+    columns = [f"{PEERS[peer][0]}, tokens/s | ratio" for peer in options.peer]
+    print(
+        f"| model | test | logitless, tokens/s | {' | '.join(columns)} |\n{'|---' * (3 + 2 * len(columns))}|",
+        flush=True,
+    )
     curves = {Path(path).stem: compare(path, options) for path in options.model}
     if options.plot:
-        plot(options.plot, curves, "decoding: times as fast as llama.cpp", "sequences at once")
+        plot(
+            options.plot,
+            curves,
+            f"decoding: times as fast as {' or '.join(PEERS[peer][0] for peer in options.peer)}",
+            "sequences at once",
+        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
-"""llama.cpp's side of bench_llama.py, through the C interface of its shared libraries (include/llama.h)."""
+"""The other side of bench_llama.py: llama.cpp or ik_llama.cpp through the C interface of its shared libraries."""
 
 from __future__ import annotations
 
 import ctypes as C
+import importlib
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 CONTEXT, UBATCH = 512, 512  # tokens: of each sequence behind its depth, of a step
 
@@ -34,6 +38,7 @@ class _Batch(C.Structure):
         ("n_seq_id", C.POINTER(C.c_int32)),
         ("seq_id", C.POINTER(C.POINTER(C.c_int32))),
         ("logits", C.POINTER(C.c_int8)),
+        ("older", C.c_int32 * 3),  # of ik_llama.cpp alone
     ]
 
 
@@ -41,8 +46,22 @@ _LOG = C.CFUNCTYPE(None, C.c_int, C.c_char_p, C.c_void_p)
 _SILENT = _LOG(lambda level, text, data: None)
 
 
-def _library(folder: str) -> C.CDLL:
-    """libllama of the folder, with the backend for this processor loaded. OSError without them."""
+@dataclass
+class Library:
+    """A peer's libllama, and the functions of its KV cache."""
+
+    llama: C.CDLL
+    model_params: Any  # a structure with the peer's defaults
+    context_params: Any
+    cache_of: Callable[[int], int]  # a context's
+    clear: Any  # f(cache, without its data): ik_llama.cpp has no second argument, which harms none
+    remove: Any  # f(cache, sequence, first position, end or -1)
+
+
+def _llama(folder: str | None) -> Library:
+    """llama.cpp's libraries in a folder, with the backend for this processor loaded. OSError without them."""
+    if not folder:
+        raise OSError("--peer llama needs --llama FOLDER, of llama.cpp's shared libraries")
     found = []
     for name in ("libggml-base", "libggml", "libllama"):
         files = sorted(Path(folder).glob(f"{name}.*so*"))  # a version may stand before or after .so
@@ -53,41 +72,72 @@ def _library(folder: str) -> C.CDLL:
     llama.llama_log_set(_SILENT, None)
     ggml.ggml_backend_load_all_from_path.argtypes = [C.c_char_p]
     ggml.ggml_backend_load_all_from_path(folder.encode())
-    llama.llama_model_default_params.restype = _ModelParams
-    llama.llama_context_default_params.restype = _ContextParams
-    llama.llama_model_load_from_file.argtypes = [C.c_char_p, _ModelParams]
-    llama.llama_model_load_from_file.restype = C.c_void_p
-    llama.llama_init_from_model.argtypes = [C.c_void_p, _ContextParams]
-    llama.llama_init_from_model.restype = C.c_void_p
-    llama.llama_set_n_threads.argtypes = [C.c_void_p, C.c_int32, C.c_int32]
-    llama.llama_batch_init.argtypes = [C.c_int32] * 3
-    llama.llama_batch_init.restype = _Batch
-    llama.llama_decode.argtypes = [C.c_void_p, _Batch]
-    llama.llama_synchronize.argtypes = [C.c_void_p]
     llama.llama_get_memory.argtypes = [C.c_void_p]
     llama.llama_get_memory.restype = C.c_void_p
-    llama.llama_memory_clear.argtypes = [C.c_void_p, C.c_bool]
-    llama.llama_memory_seq_rm.argtypes = [C.c_void_p, *[C.c_int32] * 3]
-    llama.llama_memory_seq_rm.restype = C.c_bool
-    return llama
+    model, context = (_defaults(llama, *row) for row in (("model", _ModelParams), ("context", _ContextParams)))
+    return Library(llama, model, context, llama.llama_get_memory, llama.llama_memory_clear, llama.llama_memory_seq_rm)
+
+
+def _ik(_folder: str | None) -> Library:
+    """ik_llama.cpp as its package has it, which repacks weights when it loads them. OSError without it."""
+    try:
+        api = importlib.import_module("ik_llama_cpp._ctypes_api")
+    except ImportError:
+        raise OSError("--peer ik needs a package: .venv/bin/pip install ik-llama-cpp-python") from None
+    llama = C.CDLL(api._lib._name)
+    llama.llama_log_set(_SILENT, None)
+    model, context = (
+        _defaults(llama, "model", api.llama_model_params),
+        _defaults(llama, "context", api.llama_context_params),
+    )
+    model.repack_tensors, model.use_mmap = True, False
+    return Library(
+        llama, model, context, lambda context: context, llama.llama_kv_cache_clear, llama.llama_kv_cache_seq_rm
+    )
+
+
+def _defaults(llama: C.CDLL, what: str, kind: Any) -> Any:
+    function = llama[f"llama_{what}_default_params"]
+    function.restype = kind
+    return function()
+
+
+PEERS: dict[str, tuple[str, Callable[[str | None], Library]]] = {
+    "llama": ("llama.cpp", _llama),
+    "ik": ("ik_llama.cpp", _ik),
+}
 
 
 class Peer:
-    """llama.cpp with one model; what it does stands behind `depth` tokens of each sequence."""
+    """A peer with one model; what it does stands behind `depth` tokens of each sequence."""
 
-    def __init__(self, folder: str, path: str, threads: int, n_seqs: int, depth: int) -> None:
-        self.llama = _library(folder)
-        self.llama.llama_backend_init()
-        model = self.llama.llama_model_load_from_file(path.encode(), self.llama.llama_model_default_params())
-        params = self.llama.llama_context_default_params()
+    def __init__(self, peer: str, folder: str | None, path: str, threads: int, n_seqs: int, depth: int) -> None:
+        name, open_library = PEERS[peer]
+        self.library = open_library(folder)
+        self.llama = llama = self.library.llama
+        model_params, params = self.library.model_params, self.library.context_params
+        llama.llama_model_load_from_file.argtypes = [C.c_char_p, type(model_params)]
+        llama.llama_model_load_from_file.restype = C.c_void_p
+        llama.llama_init_from_model.argtypes = [C.c_void_p, type(params)]
+        llama.llama_init_from_model.restype = C.c_void_p
+        llama.llama_set_n_threads.argtypes = [C.c_void_p, C.c_int32, C.c_int32]
+        llama.llama_batch_init.argtypes = [C.c_int32] * 3
+        llama.llama_batch_init.restype = _Batch
+        llama.llama_decode.argtypes = [C.c_void_p, _Batch]
+        llama.llama_synchronize.argtypes = [C.c_void_p]
+        self.library.clear.argtypes = [C.c_void_p, C.c_bool]
+        self.library.remove.argtypes = [C.c_void_p, *[C.c_int32] * 3]
+        self.library.remove.restype = C.c_bool
+        llama.llama_backend_init()
+        model = llama.llama_model_load_from_file(path.encode(), model_params)
         params.n_ctx, params.n_batch, params.n_ubatch = n_seqs * (CONTEXT + depth), UBATCH, UBATCH
         params.n_seq_max = n_seqs
-        self.context = model and self.llama.llama_init_from_model(model, params)
+        self.context = model and llama.llama_init_from_model(model, params)
         if not self.context:
-            raise OSError(f"llama.cpp does not load {path}")
-        self.llama.llama_set_n_threads(self.context, threads, threads)
-        self.memory = self.llama.llama_get_memory(self.context)
-        self.batch = self.llama.llama_batch_init(UBATCH, 0, 1)
+            raise OSError(f"{name} does not load {path}")
+        llama.llama_set_n_threads(self.context, threads, threads)
+        self.cache = self.library.cache_of(self.context)
+        self.batch = llama.llama_batch_init(UBATCH, 0, 1)
         self.depth, self.n_filled = depth, 0
 
     def prompt(self, n: int) -> float:
@@ -108,13 +158,13 @@ class Peer:
     def _begin(self, n_seqs: int) -> None:
         """Have so many sequences, each with `depth` tokens and no more."""
         if not self.depth:
-            self.llama.llama_memory_clear(self.memory, False)
+            self.library.clear(self.cache, False)
             return
         for seq in range(self.n_filled, n_seqs):
             self._prompt(seq, 0, self.depth)
         self.n_filled = max(self.n_filled, n_seqs)
         for seq in range(self.n_filled):
-            self.llama.llama_memory_seq_rm(self.memory, seq, self.depth, -1)
+            self.library.remove(self.cache, seq, self.depth, -1)
 
     def _prompt(self, seq: int, begin: int, n: int) -> None:
         for start in range(begin, begin + n, UBATCH):
