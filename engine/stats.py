@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
+from logitless.graph.execution.expert_cache import CacheUse
+
 
 @dataclass(slots=True)
 class SchedulerStats:
@@ -43,6 +45,7 @@ class SchedulerStats:
     disk_pages_saved: int = 0  # blocks and states written there
     disk_pages_restored: int = 0  # blocks and states read there
     disk_bytes_read: int = 0
+    experts: CacheUse = field(default_factory=CacheUse)
 
     def count_draft(self, n_drafted: int, n_accepted: int) -> None:
         """Count a draft whose first `n_accepted` tokens were accepted."""

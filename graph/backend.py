@@ -74,6 +74,7 @@ class Backend(Protocol):
     identity: str = ""
     card: bytes = b""  # of the hardware: equal under two drivers; empty: unknown
     closed: bool = False  # true after `close`: nothing may run
+    caches_experts: bool = False  # true if rows of its constants can be uploaded apart
 
     # --- graph and programs -----------------------------------------------------------------------
 
@@ -130,6 +131,15 @@ class Backend(Protocol):
 
     def load(self, t: Tensor, raw: Bytes) -> Buffer:
         """Upload a constant's GGUF bytes in the layout that this backend's kernels read."""
+
+    def pack(self, t: Tensor, raw: Bytes) -> Bytes:
+        """A constant's GGUF bytes in the layout of `load`, on the host. Only `caches_experts` backends pack."""
+        del t
+        return raw
+
+    def upload_rows(self, t: Tensor, buffer: Any, row: int, packed: Bytes, of: Tensor, first: int, n: int) -> None:
+        """Copy n rows of `packed`, the constant `of` from row `first` on, to those of t on the device from `row` on."""
+        raise AssertionError(f"{self.name} caches no experts: {t}, {buffer}, {row}, {len(packed)}, {of}, {first}, {n}")
 
     def upload(self, location: Location, data: Bytes) -> None:
         """Copy host bytes to the device."""

@@ -77,6 +77,7 @@ class Options(TypedDict, total=False):
     override_tensor: str | Mapping[str, str] | Sequence[tuple[str, str]]
     cpu_moe: bool
     n_cpu_moe: int
+    moe_cache_mib: int
     n_cpu_ffn: int
     override_kv: str | Mapping[str, Value] | Sequence[tuple[str, Value]]
     rope_scaling: str | None

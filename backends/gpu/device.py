@@ -35,7 +35,7 @@ from logitless.backends.gpu.quantize import joined
 from logitless.backends.gpu.sampling import log_probs  # noqa: F401
 from logitless.backends.gpu.training import conv, loss, optimizer  # noqa: F401
 from logitless.backends.submissions import Rates, split
-from logitless.graph.backend import Backend, Bytes
+from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.tensor import ALIASES, Tensor
 
 log = logging.getLogger("logitless.devices")
@@ -115,6 +115,7 @@ class GPUBackend(Backend):
 
     preemptible = True
     self_tested = True
+    caches_experts = True
     program: ClassVar[Callable[..., Any]]
     shape: Shape
 
@@ -136,6 +137,14 @@ class GPUBackend(Backend):
 
     def constant_nbytes(self, t: Tensor) -> int:
         return constant_nbytes(t)
+
+    def pack(self, t: Tensor, raw: Bytes) -> Bytes:
+        return pack(t, raw, self.shape)
+
+    def upload_rows(self, t: Tensor, buffer: Any, row: int, packed: Bytes, of: Tensor, first: int, n: int) -> None:
+        places = (t.shape[0], row), (of.shape[0], first)
+        for to, start, nbytes in layout.row_copies(t.dtype, t.shape[1], n, *places):
+            self.upload(Location(buffer, to), packed[start : start + nbytes])
 
     def split(
         self, programs: Sequence[Any], seconds: Sequence[float], max_seconds: float, spare_core: bool = False

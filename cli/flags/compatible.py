@@ -86,7 +86,6 @@ COMPATIBLE = Group("llama-server's other flags", (
     _ignored("-dio --direct-io", "LLAMA_ARG_DIO", off="-ndio --no-direct-io", so=(False,)),
     _ignored("-lzm --lazy-mode --tensor-read-lazy", "LLAMA_ARG_LAZY_MODE", words="auto on off", so=("auto",)),
     _ignored("--no-host", "LLAMA_ARG_NO_HOST"),
-    _ignored("--moe-cache-mib", "LLAMA_ARG_MOE_CACHE_MIB", value="N", so=("0",)),
     _ignored("--repack", "LLAMA_ARG_REPACK", off="--no-repack -nr", so=(True,)),
     _ignored("--op-offload", off="--no-op-offload", so=(True,)),
     _ignored("--perf", "LLAMA_ARG_PERF", off="--no-perf", so=(False,)),

@@ -43,7 +43,8 @@ def model_flags(names: str) -> tuple[Flag, ...]:
 
 DEVICE, THREADS = model_flags("device threads")
 PLACEMENT = model_flags(
-    "rpc gpu_layers split_mode tensor_split main_gpu kv_offload override_tensor cpu_moe n_cpu_moe n_cpu_ffn",
+    "rpc gpu_layers split_mode tensor_split main_gpu kv_offload override_tensor cpu_moe n_cpu_moe moe_cache_mib "
+    "n_cpu_ffn",
 )
 PLACE = Group("Device", (DEVICE, THREADS, *model_flags("threads_batch"), *PLACEMENT))
 CONTEXT = Group(

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from logitless.engine.loading.options import ModelOptions, OptionConflict
 from logitless.engine.runner.placement import PlacementOptions
 from logitless.models.hparams.hparams import MAX_LAYERS
+from logitless.models.weights.placement import EXPERTS
 
 log = logging.getLogger("logitless.loading")
-EXPERTS = r"\.ffn_(gate|up|gate_up|down)_exps\."  # tensor names of expert weights
-DENSE = r"\.ffn_(gate|up|down)\."  # and of dense feed-forward blocks
+DENSE = r"\.ffn_(gate|up|down)\."  # tensor names of dense feed-forward blocks
 
 
 def placement(options: ModelOptions) -> tuple[tuple[str, ...], PlacementOptions]:
@@ -27,6 +27,8 @@ def placement(options: ModelOptions) -> tuple[tuple[str, ...], PlacementOptions]
     if not others and (main or split):
         log.warning("--main-gpu, --tensor-split: no device is used beside the CPU, which has all layers")
         main, split = 0, None
+    if not others and options.moe_cache_mib:
+        log.warning("--moe-cache-mib: no device is used beside the CPU, which has all experts")
     if main >= max(len(others), 1):
         raise OptionConflict(f"--main-gpu {main}: {_beside_cpu(len(others))}, and they count from 0")
     if split and len(split) > max(len(others), 1):
@@ -48,6 +50,7 @@ def placement(options: ModelOptions) -> tuple[tuple[str, ...], PlacementOptions]
         divide=mode if mode in ("row", "tensor") else "",
         shares=tuple(split) if split and mode != "none" else (),
         spare=options.fit_target,
+        expert_cache=options.moe_cache_mib << 20,
         overrides=(
             *options.override_tensor,
             *on_cpu(EXPERTS, MAX_LAYERS if options.cpu_moe else options.n_cpu_moe),

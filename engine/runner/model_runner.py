@@ -35,12 +35,13 @@ from logitless.engine.runner.device_store import DeviceBlocks, DeviceStore
 from logitless.engine.runner.embedder import Embedder
 from logitless.engine.runner.hidden_rows import N_EXAMPLES, HiddenRows
 from logitless.engine.runner.lost_devices import LostDevices
-from logitless.engine.runner.placement import ANYWHERE, MIN_CTX, PlacementOptions, chosen, division, fit, room, usable
+from logitless.engine.runner.placement import ANYWHERE, MIN_CTX, PlacementOptions, chosen, division, excess, fit, usable
 from logitless.engine.runner.preemptible_prefill import PreemptiblePrefill
 from logitless.engine.runner.step_graph import StepGraph
 from logitless.engine.runner.step_inputs import StepFeeds
 from logitless.engine.sampling.sampler import split_log_probs, split_probs
 from logitless.graph.backend import Backend
+from logitless.graph.execution.expert_cache import CacheMemory
 from logitless.graph.execution.plan import Plan
 from logitless.graph.execution.session import DeviceBytes, Measurement, Session
 from logitless.graph.ops.sampling import samplers
@@ -63,7 +64,7 @@ from logitless.models.media.params import MediaParams, params_for
 from logitless.models.media.prompt_media import Tile
 from logitless.models.model import AdaptedModel, Model, define_model, hparams_of
 from logitless.models.weights.fingerprint import fingerprint
-from logitless.models.weights.placement import Places
+from logitless.models.weights.placement import Places, load_experts, set_placement
 from logitless.models.weights.weights import check_weights
 
 if TYPE_CHECKING:
@@ -144,6 +145,8 @@ class ModelRunner:
         self._self_tests: list[SelfTest] = []  # that had no time to end
         self._distrusted: dict[str, Failures] = {}  # by device: failures that were found later
         self.rerouted: dict[str, str] = {}  # op that failed a device's self-test and runs elsewhere → reason
+        has = options.host_bytes and usable(options.host_bytes, options.placement.spare[-1:], 0)
+        self.expert_memory = CacheMemory(options.placement.expert_cache, has or None)
         self._ahead: list[StepShape] = []  # warm-up set: shapes to plan while idle, the next one last
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
         self._target = target
@@ -181,17 +184,18 @@ class ModelRunner:
 
         ValueError: the context that the user wants needs more of the host's memory than there is.
         """
+        self.options = replace(self.options, placement=self.options.placement.with_experts(lambda: self._fits(None)))
         upper, least = self.n_ctx, min(self.options.least_ctx or self.n_ctx, self.n_ctx)
-        self.session.hint_of = self._chosen(lambda _: True)
+        self._place_on(self._chosen(lambda _: True))
         sizes = self._sizes()
         over = self._excess(sizes)
         if over > 0 and least < upper:
             self._resize(least)
-            self.session.hint_of = self._chosen(lambda _: True)
+            self._place_on(self._chosen(lambda _: True))
             slope = (sum(s.total for s in sizes) - sum(s.total for s in self._sizes())) / (upper - least)
             n_ctx = max(least, int(upper - over / max(slope, 1e-9)) // 256 * 256)
             self._resize(n_ctx)
-            while n_ctx > least and not self._all_on_devices():  # several devices: a layer is on one of them
+            while n_ctx > least and self._chosen(self._fits) != self._chosen(lambda _: True):
                 n_ctx = max(least, n_ctx * 9 // 10 // 256 * 256)
                 self._resize(n_ctx)
             log.warning("context reduced from %d to %d tokens, so that layers fit into the devices", upper, n_ctx)
@@ -201,22 +205,14 @@ class ModelRunner:
             more = f"{over / 2**30:.1f} GiB more than there is room for"
             raise ValueError(f"--ctx-size {upper}: the layers on the CPU would need {more}")
 
-    def _all_on_devices(self) -> bool:
-        """True if no layer leaves the devices for lack of memory."""
-        full = self._chosen(lambda _: True)
-        return self._chosen(self._fits) == full
-
     def _excess(self, sizes: Sequence[DeviceBytes]) -> int:
         """Bytes for which devices of their own memory have no room, or the host."""
-        pairs = [(size.total, b) for size, b in zip(sizes, self.session.backends, strict=True)]
-        spare = self.options.placement.spare
-        over = [need - room(b, spare, i, self._share) for i, (need, b) in enumerate(pairs) if b.memory_bytes]
-        return max(sum(over), self._excess_on_host(sizes))
+        over = excess(sizes, self.session.backends, self.options.placement.spare, self._share)
+        return max(over, self._excess_on_host(sizes))
 
     def _excess_on_host(self, sizes: Sequence[DeviceBytes]) -> int:
-        has = usable(self.options.host_bytes, self.options.placement.spare[-1:], 0)
         need = sum(s.total for s, b in zip(sizes, self.session.backends, strict=True) if not b.memory_bytes)
-        return need - has if self.options.host_bytes else 0
+        return need - self.expert_memory.of_host if self.expert_memory.of_host else 0
 
     def _resize(self, n_ctx: int) -> None:
         """Define the session's memory anew for so many tokens; nothing is allocated."""
@@ -320,6 +316,7 @@ class ModelRunner:
             problem = self.cells.prepare_moves(self.prepare_kernels, soon=bool(self.options.moves))
             if problem and self.options.moves:
                 raise DeviceError(f"{self.options.moves}: {problem}")
+        load_experts(self.session, self.expert_memory)
         self.gguf.release()
         self._ahead = self._usual()[::-1]
 
@@ -448,7 +445,11 @@ class ModelRunner:
         """Assign layers to devices, once for a session."""
         if not self._placed:
             self._placed = True
-            self.session.hint_of = self._chosen(self._fits)
+            self._place_on(self._chosen(self._fits))
+
+    def _place_on(self, places: Places | None) -> None:
+        """Set the placement of layers, and the expert cache for it. ValueError: that is too small."""
+        set_placement(self.session, places, self.hparams, self.model.weights.tensors, self.expert_memory)
 
     def _chosen(self, fits: Callable[[Places | None], bool]) -> Places | None:
         """The placement by the options, if `fits` tells what the devices have room for."""
@@ -459,7 +460,7 @@ class ModelRunner:
 
     def _fits(self, places: Places | None) -> bool:
         """True if the devices have enough memory for this placement."""
-        self.session.hint_of = places
+        self._place_on(places)
         return fit(self._sizes(), self.session.backends, self.options.placement.spare, self._share)
 
     def _sizes(self) -> list[DeviceBytes]:

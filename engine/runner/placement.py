@@ -10,7 +10,7 @@ from logitless.graph.backend import Backend
 from logitless.graph.execution.division import Division
 from logitless.graph.execution.session import DeviceBytes, Session
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.weights.placement import OF_ENCODER, Places, places, proportional
+from logitless.models.weights.placement import EXPERTS, OF_ENCODER, Places, places, proportional
 
 _OF_HEADS = re.compile(r"(?:^|\.)blk\.(\d+)\.attn_[qkv]\.weight$")
 ROWS = 32  # of a divided weight: its smallest part
@@ -29,7 +29,16 @@ class PlacementOptions:
     divide: str = ""  # "row": weights are divided between all devices; "tensor": heads of KV caches, too
     shares: tuple[float, ...] = ()  # relative share of each device; (): by memory
     overrides: tuple[tuple[str, str], ...] = ()  # (pattern of tensor names, device)
+    expert_cache: int = 0  # bytes on the devices for experts that are on the CPU
     spare: tuple[int, ...] = ()  # MiB of each device that stay free, the last number for all that follow
+
+    def with_experts(self, fits: Callable[[], bool]) -> PlacementOptions:
+        """The same, with rules for the experts of a cache: all are on the CPU, unless the whole model `fits`."""
+        if not self.expert_cache or any("exps" in rule for rule, _ in self.overrides):
+            return self
+        if self.n_gpu_layers is None and not self.split and fits():
+            return replace(self, expert_cache=0)
+        return replace(self, overrides=(*self.overrides, (EXPERTS, "cpu")))
 
     def devices(
         self, requested: Iterable[str], opened: Iterable[str], backends: Sequence[Backend]
@@ -100,6 +109,12 @@ def fit(
     """True if every device has enough memory, of which `share` may be used. Host memory is not checked."""
     pairs = [pair for pair in zip(sizes, backends, strict=True) if pair[1].memory_bytes]
     return all(need.total <= room(b, spare, i, share) for i, (need, b) in enumerate(pairs))
+
+
+def excess(sizes: Sequence[DeviceBytes], backends: Sequence[Backend], spare: Sequence[int], share: float) -> int:
+    """Bytes for which devices of their own memory have no room."""
+    pairs = enumerate(zip(sizes, backends, strict=True))
+    return sum(size.total - room(b, spare, i, share) for i, (size, b) in pairs if b.memory_bytes)
 
 
 def chosen(

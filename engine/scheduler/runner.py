@@ -12,6 +12,7 @@ from logitless.engine.kv_cache.sliding_window import WindowStore
 from logitless.engine.kv_cache.slot_files import CacheKind
 from logitless.engine.media.media_encoder import MediaEncoder
 from logitless.engine.runner.hidden_rows import HiddenRows
+from logitless.graph.execution.expert_cache import CacheMemory
 from logitless.models.media.prompt_media import Tile
 
 
@@ -49,6 +50,10 @@ class Runner(Protocol):
     @property
     def rerouted(self) -> Mapping[str, str]:
         """Ops routed to another device after they failed the start-up self-test, with the reason."""
+
+    @property
+    def expert_memory(self) -> CacheMemory:
+        """Memory of the expert cache, and its use."""
 
     def step(self, batch: UBatch, /) -> StepResult:
         """Run one batch. Raises StepFailed, or DeviceFailed if a device is lost."""

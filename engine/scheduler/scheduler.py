@@ -368,7 +368,7 @@ class Scheduler:
     def count(self) -> None:
         """Bring the gauges up to date."""
         stats, prefixes = self.stats, self.cache.prefixes
-        stats.ops_rerouted = len(self.engine.rerouted)
+        stats.ops_rerouted, stats.experts = len(self.engine.rerouted), self.engine.expert_memory.use
         stats.requests_processing = len(self.running)
         stats.requests_deferred = len(self.queue)
         stats.kv_pages_free = len(prefixes.pool.free)

@@ -22,6 +22,8 @@ from logitless.graph.order import toposort
 from logitless.graph.tensor import ALIASES, Tensor, tensors
 
 TRANSFER = "transfer"  # op that copies its source to another backend
+LOOKUP = "expert_slots"  # op that brings a step's experts to their device (expert_cache.py)
+BY_HOST = frozenset((TRANSFER, LOOKUP))  # ops that the session runs
 PlacementHint = tuple[int, int]  # the preferred backend of a node, and the backend of its layer
 HintOf = Callable[[Tensor, Tensor], PlacementHint | None]  # (node, variable that it reads) → hint
 
@@ -59,16 +61,24 @@ class Placement:
 
     @property
     def segments(self) -> list[Segment]:
-        """Runs of nodes on one backend; a transfer is a segment of its own, done by the session."""
+        """Runs of nodes on one backend; a node that the session runs is a segment of its own.
+
+        A lookup comes again where another one came between it and a reader: that may have taken its slots."""
         groups: list[tuple[int, list[Tensor], list[Tensor]]] = []
         known: set[Tensor] = set()
+        latest: dict[int, Tensor] = {}  # lookup of each backend
         for t in self.order:
             if t.is_leaf or t.op in ALIASES:
                 continue
             b = self.backend_of[t]
+            lookup = t if t.op == LOOKUP else next((s for s in t.src if s.op == LOOKUP), None)
+            if lookup is not None and latest.get(b) is not lookup:
+                latest[b] = lookup
+                if lookup is not t:
+                    groups.append((b, [lookup], []))
             deferred = [s for s in t.src if s.op == "feed" and s.attrs.get("deferred") and s not in known]
             known.update(deferred)
-            if groups and not deferred and groups[-1][0] == b and TRANSFER not in (t.op, groups[-1][1][-1].op):
+            if groups and not deferred and groups[-1][0] == b and not BY_HOST & {t.op, groups[-1][1][-1].op}:
                 groups[-1][1].append(t)
             else:
                 groups.append((b, [t], deferred))

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
 from logitless.graph.dtype import DTYPES
+from logitless.graph.execution.expert_cache import ExpertCache, Lookup, Refresh
 from logitless.graph.execution.memory import ArenaLayout
-from logitless.graph.execution.partition import TRANSFER, Placement
+from logitless.graph.execution.partition import LOOKUP, TRANSFER, Placement, Segment
 from logitless.graph.indices import IndexPart
 from logitless.graph.tensor import ALIASES, Shape, Tensor
 
@@ -45,6 +46,7 @@ class Storage(Protocol):
 
     backends: list[Backend]
     life: Life
+    expert_cache: ExpertCache | None
 
     def arena(self, b: int, size: int, name: str = "") -> Buffer | None:
         """Memory of backend `b` for results within a run, at least `size` bytes (None for 0)."""
@@ -239,18 +241,22 @@ class Plan:
         self._inputs, self._staged = locator.inputs, locator.staged
         self.variables = frozenset(t.name for t in placement.order if t.op == "variable")
         self.deferred: set[str] = set()
+        self._lookups: dict[Tensor, Lookup] = {}
         # a backend's index (-1: a transfer) and a program; None: the deferred feeds
         self._steps: list[tuple[int, Program] | None] = []
         for segment in placement.segments:
             if segment.deferred and not self.deferred:
                 self._steps.append(None)
             self.deferred.update(leaf.name for leaf in segment.deferred)
-            if segment.nodes[0].op == TRANSFER:
+            if segment.nodes[0].op == LOOKUP:
+                self._steps.append((-1, self._lookup(storage, segment, locator)))
+            elif segment.nodes[0].op == TRANSFER:
                 self._steps.append((-1, _Transfer(storage.backends, placement, locator, segment.nodes[0])))
             else:
                 b = segment.backend
                 for nodes in self._divide(segment.nodes):
                     self._steps.append((b, self._program(storage.backends[b], nodes, partial(locator.locate, b=b))))
+        self._lookups.clear()  # a plan keeps no graph
         self._feeds = {name: _Feed(leaf, self._images(leaf), parts.get(name, ())) for name, leaf in self.feeds.items()}
         self._immediate = [(name, feed) for name, feed in self._feeds.items() if name not in self.deferred]
         self._uploads = [(b, *source) for b, source in self._inputs.items() if b in self._staged]
@@ -261,6 +267,14 @@ class Plan:
         self.n_fetches = len(placement.fetches)
         self._fetches: list[Fetch] = []
         self._set_fetches(partial(locator.fetches, placement.fetches))
+
+    def _lookup(self, storage: Storage, segment: Segment, locator: _Locator) -> Program:
+        assert storage.expert_cache is not None
+        t = segment.nodes[0]
+        if t in self._lookups:
+            return Refresh(self._lookups[t])
+        self._lookups[t] = storage.expert_cache.lookup(t, partial(locator.locate, b=segment.backend))
+        return self._lookups[t]
 
     def _images(self, leaf: Tensor) -> list[Bytes]:
         locations = self._feed_locations[leaf.name].items()

@@ -12,6 +12,7 @@ from itertools import groupby
 
 from logitless.graph.backend import Backend, Location, Program
 from logitless.graph.execution.cost import cost_without_feeds
+from logitless.graph.execution.expert_cache import Lookups
 from logitless.graph.execution.plan import Array, Fetch, Plan
 from logitless.graph.tensor import Tensor
 
@@ -118,7 +119,7 @@ class PreemptiblePlan(Plan):
         best = self._best = list(self._best) or [math.inf] * len(self._steps)
         last = self._last = list(self._last) or [0.0] * len(self._steps)
         self._feed(feeds)
-        i = 0
+        i, lookups = 0, Lookups()
         while i < len(self._steps):
             yield last[i]
             while self._is_uncompiled(i):
@@ -129,7 +130,9 @@ class PreemptiblePlan(Plan):
             if step is None:
                 self._feed_deferred({})
             else:
+                lookups.refresh()
                 step[1].run()
+                lookups.note(step[1])
                 if step[0] >= 0 and self._backends[step[0]].preemptible:
                     self._backends[step[0]].wait()
             last[i] = time.perf_counter() - began

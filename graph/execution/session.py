@@ -14,8 +14,9 @@ import numpy as np
 from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
 from logitless.graph.dtype import DTYPES
 from logitless.graph.execution.division import SEPARATOR, Division
+from logitless.graph.execution.expert_cache import CacheMemory, ExpertCache, LayerExperts
 from logitless.graph.execution.memory import ArenaLayout, lay_out_arenas
-from logitless.graph.execution.partition import TRANSFER, HintOf, Placement, partition
+from logitless.graph.execution.partition import BY_HOST, HintOf, Placement, partition
 from logitless.graph.execution.plan import Array, DeferredFeeds, Life, Plan, input_layout, leaf_uses, values_of
 from logitless.graph.execution.preemptible_plan import PreemptiblePlan
 from logitless.graph.execution.profiler import Observer, ProfiledPlan
@@ -98,6 +99,7 @@ class Session:
         self.observer: Observer | None = None  # profiles the plans made from now on
         self.life = Life(self.backends)
         self.division: Division | None = None  # divides weights and caches between devices
+        self.expert_cache: ExpertCache | None = None
         self._index_parts: dict[str, set[IndexPart]] = {}  # of variables that nodes take indices from
         self._closed = False
 
@@ -144,6 +146,24 @@ class Session:
             shape = (t.shape[0], stop - start, *t.shape[2:])
         return self.define(piece, shape, t.dtype, source, constant=bool(source), on_loaded=v.on_loaded)
 
+    def define_pool(self, name: str, shape: tuple[int, ...], dtype: str) -> Tensor:
+        """Define a constant whose bytes come later, part by part."""
+        t = variable(name, shape, dtype, constant=True)
+        self._variables[name] = _Variable(t, None)
+        return t
+
+    def source_of(self, t: Tensor) -> Callable[[], Bytes]:
+        """A function that gives a constant's bytes."""
+        return self._variable(t.name).source_bytes
+
+    def cache_experts(self, layers: Sequence[LayerExperts], memory: CacheMemory) -> None:
+        """Cache the experts of these layers, and of no others (expert_cache.py).
+
+        ValueError: these need more memory."""
+        if self.expert_cache is not None:
+            self.delete(self.expert_cache.pool_names)
+        self.expert_cache = ExpertCache(self, layers, memory) if layers else None
+
     def pieces_of(self, t: Tensor) -> Sequence[Tensor]:
         """The variables that have the bytes of a cache: itself, or its pieces."""
         parts = self.division.of_variable(t) if self.division is not None else None
@@ -180,7 +200,9 @@ class Session:
         if (t.shape, t.dtype, t.attrs) != (v.tensor.shape, v.tensor.dtype, v.tensor.attrs):
             raise ValueError(f"{t!r} is not the variable that this session defined: {v.tensor!r}")
         if b not in v.buffers:
-            if v.source is not None and t.attrs["constant"]:
+            if t.attrs["constant"] and v.source is None:
+                v.buffers[b] = self.backends[b].alloc(self.backends[b].constant_nbytes(t))
+            elif t.attrs["constant"]:
                 v.buffers[b] = self.backends[b].load(t, v.source_bytes())
                 if v.on_loaded is not None:
                     v.on_loaded()
@@ -338,6 +360,8 @@ class Session:
         if self.division is not None:
             fetches, first = self.division.divide(fetches)
         placement = partition((*first, *fetches), self.backends, variable_backend, self.hint_of)
+        if self.expert_cache is not None:
+            placement = self.expert_cache.placed(placement)
         return replace(placement, fetches=placement.fetches[len(first) :]), placement.fetches
 
     def prepare_kernels(self, fetches: Iterable[Tensor]) -> None:
@@ -432,7 +456,7 @@ class Session:
 
         def compiled(measurement: Measurement) -> Measurement:
             for segment in measurement[0].segments:
-                if segment.nodes[0].op != TRANSFER:
+                if segment.nodes[0].op not in BY_HOST:
                     backend = self.backends[segment.backend]
                     anywhere = Location(backend.alloc(1))
                     programs.append(backend.compile(segment.nodes, lambda _, at=anywhere: at))  # type: ignore[misc]

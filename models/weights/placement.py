@@ -6,19 +6,26 @@ the ops that read it follow."""
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from logitless.graph.execution.division import SEPARATOR
+from logitless.graph.execution.expert_cache import CacheMemory, LayerExperts
 from logitless.graph.execution.partition import PlacementHint
+from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor
+from logitless.models.hparams.hparams import Hparams
 
+log = logging.getLogger("logitless.engine")
 _OF_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.|^(?:[kv]|conv|recurrent)\.(\d+)$")
 OF_ENCODER = re.compile(r"v\.(?!\d+$)|a\.|mm\.|vision\.")
 _OF_OUTPUT = re.compile(r"(?:^|\.)(?:output|output_norm|altup_unembd_proj|cls|dense_[23])\.|^(?:sampler_state|hidden)$")
+EXPERTS = r"\.ffn_(gate|up|gate_up|down)_exps\."  # names of expert weights
+_EXPERTS_OF = re.compile(rf"^(?:lora\.\d+\.)?blk\.(\d+){EXPERTS}")
 # The name in the file, within ours.
 _WEIGHT = re.compile(r"(?:(?:weights|lora)\.\d+\.)?(.+\.(?:weight|bias|scale))(?:\.[ab])?")
 
@@ -27,24 +34,36 @@ _WEIGHT = re.compile(r"(?:(?:weights|lora)\.\d+\.)?(.+\.(?:weight|bias|scale))(?
 class Places:
     """Placement of layers on backends, by index. `first` has the embedding and all that layers
     share, `slots` each layer and then the output, `encoder` images. `overrides`: weights by pattern of their
-    names; the first match counts."""
+    names; the first match counts. `cached`: layers whose experts are in host memory, and multiply where the layer is.
+    """
 
     first: int
     slots: tuple[int, ...]
     overrides: tuple[tuple[re.Pattern[str], int], ...] = ()
     encoder: int = 0  # device of the vision encoder
     divided: tuple[int, ...] = ()  # devices of the pieces of divided weights (graph/execution/division.py)
+    cached: frozenset[int] = frozenset()
 
     def __call__(self, node: Tensor, state: Tensor) -> PlacementHint:
         name, _, piece = state.name.partition(SEPARATOR)
         layer = self._layer(node, name)
         if piece and layer in self.divided:
             return self.divided[int(piece)], self.divided[int(piece)]
+        if self.cached and (experts := _EXPERTS_OF.match(name)) and int(experts[1]) in self.cached:
+            return layer, layer
+        return self.overriding(name, layer), layer
+
+    def overriding(self, name: str, layer: int) -> int:
+        """The device of a weight by the overrides, else its layer's."""
         if self.overrides and (weight := _WEIGHT.fullmatch(name)):
-            for pattern, backend in self.overrides:
-                if pattern.search(weight[1]):
-                    return backend, layer
-        return layer, layer
+            return next((backend for pattern, backend in self.overrides if pattern.search(weight[1])), layer)
+        return layer
+
+    def with_cache(self, experts: Mapping[int, Sequence[str]], host: int) -> Places:
+        """The same, with a cache for layers whose experts, by name, are all on `host`, and the layer is not."""
+        layers = [i for i in experts if self.slots[i] != host]
+        on_host = [i for i in layers if all(self.overriding(name, self.slots[i]) == host for name in experts[i])]
+        return replace(self, cached=frozenset(on_host))
 
     def _layer(self, node: Tensor, name: str) -> int:
         if OF_ENCODER.match(name):
@@ -72,3 +91,36 @@ def places(n_layer: int, counts: Sequence[int], devices: Sequence[int], rest: in
     slots = [b for b, n in zip(devices, counts, strict=True) for _ in range(n)]
     slots = [rest] * (n_layer + 1 - len(slots)) + slots
     return Places(slots[0], tuple(slots))
+
+
+def set_placement(
+    session: Session, places: Places | None, h: Hparams, weights: Mapping[str, Tensor], memory: CacheMemory
+) -> None:
+    """Set a session's placement of layers, and the expert cache for it. ValueError: that is too small."""
+    layers = []
+    if places is not None and memory.nbytes:
+        experts = {i: experts_of(weights, i) for i in range(h.n_layer) if h.experts_of(i)}
+        able = {i: ws for i, ws in experts.items() if ws and session.backends[places.slots[i]].caches_experts}
+        places = places.with_cache({i: [w.name for w in ws] for i, ws in able.items()}, len(session.backends) - 1)
+        for i in sorted(places.cached):
+            in_layer = h.experts_of(i)
+            assert in_layer
+            layers.append(LayerExperts(able[i], in_layer.n, places.slots[i]))
+    session.hint_of = places
+    session.cache_experts(layers, memory)
+
+
+def experts_of(weights: Mapping[str, Tensor], layer: int) -> tuple[Tensor, ...]:
+    """The expert weights of a layer."""
+    names = [f"blk.{layer}.ffn_{kind}_exps.weight" for kind in ("gate", "up", "down")]
+    return tuple([weights[name] for name in names if name in weights])
+
+
+def load_experts(session: Session, memory: CacheMemory) -> None:
+    """Bring the experts that devices cache to host memory, where it has room."""
+    if (cache := session.expert_cache) is not None:
+        cache.load()
+        share = cache.n_slots, cache.n_experts, 100 * cache.n_slots / cache.n_experts
+        log.info("expert cache: %d of %d experts (%.1f %%) have room on the devices", *share)
+    elif memory.nbytes:
+        log.warning("--moe-cache-mib: not used: no experts are on the CPU beside a device that caches them")

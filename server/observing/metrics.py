@@ -109,6 +109,14 @@ _OURS: Table[SchedulerStats] = (
     ("disk_pages_saved_total", "counter", "Pages and states written there.", lambda s: s.disk_pages_saved),
     ("disk_pages_restored_total", "counter", "Pages and states found there.", lambda s: s.disk_pages_restored),
     ("disk_bytes_read_total", "counter", "Their bytes.", lambda s: s.disk_bytes_read),
+    (
+        "expert_hits_total",
+        "counter",
+        "Experts of steps that were on their device.",
+        lambda s: s.experts.hits,
+    ),
+    ("expert_misses_total", "counter", "Experts of steps that were uploaded.", lambda s: s.experts.misses),
+    ("expert_bytes_uploaded_total", "counter", "Their bytes.", lambda s: s.experts.nbytes),
 )
 _TRAINING: Table[TrainingStats] = (  # of servers with --data-dir
     ("training_jobs_running", "gauge", "Fine-tuning jobs that have the device.", lambda s: s.jobs_running),

@@ -20,6 +20,7 @@ from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.settings import NgramSizes, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
+from logitless.graph.execution.expert_cache import CacheMemory
 from logitless.models.media.prompt_media import Tile
 from tests.helpers.scheduler_checks import chain, check_all
 
@@ -169,6 +170,7 @@ class FakeEngine:
         self.fails: Callable[[UBatch], bool] = lambda batch: POISON in batch.tokens
         self.lost = False  # the next step loses the device and its memory
         self.rerouted: Mapping[str, str] = {}
+        self.expert_memory = CacheMemory(0)
         self.hidden: HiddenRows | None = None
         self.media: MediaEncoder | None = None
         self.part_sizes: Mapping[int, float] = {}

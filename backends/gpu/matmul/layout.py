@@ -46,6 +46,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -124,6 +125,19 @@ def sections(dtype: str, n: int, k: int) -> tuple[int, int, int, int, int, int]:
     groups = -(-n // LANES)
     ends = list(accumulate(-(-groups * nbytes // SECTION) * SECTION for nbytes in _group_nbytes(dtype, k)))
     return 0, ends[0], ends[1], ends[2], ends[3], ends[3] + codebook(dtype).nbytes
+
+
+def row_copies(dtype: str, k: int, n: int, to: tuple[int, int], of: tuple[int, int]) -> Iterator[tuple[int, int, int]]:
+    """Copies that bring n rows, whole groups, from one packed weight to another: offsets there and here, bytes.
+
+    `to`, `of`: the rows of each weight, and the first to write or read. A codebook is copied, too."""
+    starts, sizes = (sections(dtype, rows, k) for rows, _ in (to, of)), _group_nbytes(dtype, k)
+    ends, own = starts
+    for at, start, size in zip(ends, own, sizes, strict=False):
+        if size:
+            yield at + to[1] // LANES * size, start + of[1] // LANES * size, n // LANES * size
+    if own[-1] > own[-2]:
+        yield ends[-2], own[-2], own[-1] - own[-2]
 
 
 @functools.cache

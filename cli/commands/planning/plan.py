@@ -82,10 +82,11 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "type_v": opts.type_v,
         "device_reason": opts.device_reason,
         "devices": devices,
+        "experts": experts_of(engine),
         "projector": projector_of(engine, names),
         "draft": draft and {"model": options.model_draft, "devices": [memory_of(d) for d in sizes_of_draft]},
         "process": process,
-        "total": process + sum(d.total for d in sizes + sizes_of_draft),
+        "total": process + sum(d.total for d in sizes + sizes_of_draft) + packed_experts(engine),
         "prompts": cache_ram_bytes(options.cache_ram),
         "prompts_on_disk": cache_disk_bytes(options.cache_disk_size) if options.cache_disk else None,
         "segments": len(placement.segments),
@@ -95,6 +96,27 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "arena_by_order": {o: sum(engine.measure(o)[1].sizes.values()) for o in ("left", "right")},
         "nodes": describe(placement, arenas, names).splitlines() if options.dump_plan else None,
     }
+
+
+def experts_of(engine: ModelRunner) -> dict[str, Any] | None:
+    """The expert cache (--moe-cache-mib): what has room, and the most that a token uploads."""
+    cache = engine.session.expert_cache
+    if cache is None:
+        return None
+    n_used = cache.n_layers * (engine.hparams.experts.n_used if engine.hparams.experts else 0)
+    return {
+        "slots": cache.n_slots,
+        "experts": cache.n_experts,
+        "on_host": packed_experts(engine),
+        "of_token": n_used,
+        "bytes_of_token": n_used * cache.all_nbytes // cache.n_experts,
+    }
+
+
+def packed_experts(engine: ModelRunner) -> int:
+    """Bytes of the experts in host memory that devices cache."""
+    cache = engine.session.expert_cache
+    return cache.all_nbytes if cache is not None and cache.packs else 0
 
 
 def projector_of(engine: ModelRunner, names: Sequence[str]) -> dict[str, Any] | None:
@@ -214,6 +236,13 @@ def as_text(report: dict[str, Any]) -> str:
         lines += ["", f"{report['draft']['model']}, which drafts:", *memory_table(report["draft"]["devices"]), ""]
     lines.append(f"the process itself, with its code, its tables and the vocabulary: {mib(report['process'])}")
     lines.append(f"in all, when every cell of the cache was used: {mib(report['total'])}")
+    if (experts := report["experts"]) is not None:
+        share = f"{experts['slots']} of {experts['experts']} ({experts['slots'] / experts['experts']:.1%})"
+        where = mib(experts["on_host"]) + " of host memory" if experts["on_host"] else "the file"
+        lines.append(
+            f"experts (--moe-cache-mib): {share} on the devices, all in {where}; a token needs {experts['of_token']}, "
+            f"which are {mib(experts['bytes_of_token'])} to upload where none is there"
+        )
     if (projector := report["projector"]) is not None:
         lines.append(
             f"media: {projector['file']} ({projector['type']}), weights and rows counted above, encoded by "

@@ -17,6 +17,7 @@ from logitless.engine.loading.options import text_file
 if TYPE_CHECKING:
     from logitless.engine.requests import CompletionRequest, Timings
     from logitless.engine.scheduler.scheduler import Scheduler
+    from logitless.graph.execution.expert_cache import CacheUse
     from logitless.models.tokenizer import Tokenizer
 
 
@@ -54,7 +55,7 @@ def run(options: SimpleNamespace) -> int:
         show(prompt)
     timings = stream(scheduler, request)
     show("\n")
-    print(summary(timings), file=sys.stderr)
+    print(summary(timings, scheduler.engine.expert_memory.use), file=sys.stderr)
     return 0
 
 
@@ -91,11 +92,14 @@ def show(text: str) -> None:
         sys.stdout.flush()
 
 
-def summary(t: Timings) -> str:
+def summary(t: Timings, experts: CacheUse) -> str:
     """One line with counts and speeds."""
 
     def part(n: int, ms: float) -> str:
         return f"{n} tokens in {ms:.0f} ms" + (f" ({n / ms * 1000:.1f} per second)" if ms > 0 else "")
 
     drafts = f"; of {t.draft_n} drafted {t.draft_n_accepted} came true" if t.draft_n else ""
-    return f"prompt: {part(t.prompt_n, t.prompt_ms)}; generated: {part(t.predicted_n, t.predicted_ms)}{drafts}"
+    use = ""
+    if n := experts.hits + experts.misses:
+        use = f"; of {n} experts {experts.hits} were on the device, {experts.nbytes / 2**20:.1f} MiB uploaded"
+    return f"prompt: {part(t.prompt_n, t.prompt_ms)}; generated: {part(t.predicted_n, t.predicted_ms)}{drafts}{use}"

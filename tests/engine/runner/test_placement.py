@@ -17,7 +17,7 @@ from logitless.engine.runner.placement import ANYWHERE, PlacedDevice, PlacementO
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear
 from logitless.graph.tensor import feed, variable
-from logitless.models.weights.placement import Places, places, proportional
+from logitless.models.weights.placement import EXPERTS, Places, places, proportional
 from tests.helpers.numpy_backend import NumpyBackend
 
 N_LAYER = 6
@@ -149,6 +149,37 @@ def test_an_override_moves_weights_and_not_their_layer() -> None:
     assert p(node, variable("blk.1.ffn_up.weight", (4,))) == (3, 0)
     assert p(node, variable("lora.2.blk.1.attn_q.weight.b", (4,))) == (4, 0)
     assert p(node, variable("k.1", (4,))) == (0, 0)
+
+
+def test_experts_on_the_host_are_cached_where_their_whole_layer_s_are() -> None:
+    """And on no device that has them, nor the CPU's layers, nor a layer of which some are elsewhere."""
+    rules = ((re.compile(r"blk\.3\.ffn_up_exps"), GPU), (re.compile(EXPERTS), CPU))
+    kinds = ("gate", "up", "down")
+    experts = {i: [f"blk.{i}.ffn_{kind}_exps.weight" for kind in kinds] for i in range(N_LAYER)}
+    p = Places(GPU, (CPU, GPU, GPU, GPU, OTHER, GPU, GPU), rules).with_cache(experts, CPU)
+    assert p.cached == {1, 2, 4, 5}
+    node = feed("node", ())
+    for name, at in {
+        "blk.1.ffn_up_exps.weight": GPU,
+        "blk.1.ffn_up_exps.bias": GPU,
+        "lora.2.blk.1.ffn_up_exps.weight.a": GPU,
+        "blk.4.ffn_down_exps.weight": OTHER,
+        "blk.0.ffn_up_exps.weight": CPU,
+        "blk.3.ffn_down_exps.weight": CPU,
+        "weights.1.blk.1.ffn_up_exps.weight": CPU,  # a fine-tune's own
+    }.items():
+        assert p(node, variable(name, (4,)))[0] == at, name
+
+
+def test_cache_without_rules_for_experts_puts_all_on_the_host_where_the_model_does_not_fit() -> None:
+    options = PlacementOptions(expert_cache=1 << 20)
+    assert options.with_experts(lambda: True) == ANYWHERE
+    rules = ((EXPERTS, "cpu"),)
+    assert options.with_experts(lambda: False) == replace(options, overrides=rules)
+    layers = replace(options, n_gpu_layers=99)
+    assert layers.with_experts(lambda: True) == replace(layers, overrides=rules)
+    for given in (replace(options, overrides=((r"blk\.0\.ffn_up_exps", "cpu"),)), ANYWHERE):
+        assert given.with_experts(lambda: False) == given
 
 
 def flags(*words: str) -> tuple[tuple[str, ...], PlacementOptions]:
