@@ -56,13 +56,11 @@ class UBatch(Struct):
     # itself.
     hidden_before: list[int] = field(default_factory=list)
     hidden_to: list[int] = field(default_factory=list)
-    # Drafters (models/drafters/): cell of the token before, -1: none; last position that a row of a draft sees.
-    hidden_cells: list[int] = field(default_factory=list)
-    visible: list[int] = field(default_factory=list)
+    hidden_cells: list[int] = field(default_factory=list)  # cell of the token before (EAGLE-3); -1: none
     mtp: bool = False  # run the MTP head, or the drafter, instead of the model
     # Images (models/batch.py, MediaRows), if a sequence with some takes part.
     media_rows: list[int] = field(default_factory=list)  # rows of the pool; 0: a token of text
-    seen: list[int] = field(default_factory=list)  # last position that a token sees
+    seen: list[int] = field(default_factory=list)  # last position that a token sees; drafters have it too
     rope_positions: list[npt.NDArray[np.int32]] = field(default_factory=list)  # (4, n) of each sequence, M-RoPE
 
 

@@ -7,7 +7,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from logitless.engine.params import Generation, Speculative
-from logitless.engine.speculation.settings import EAGLE3, KINDS, LEARN, MODEL, MODEL_ONLY, MTP, SpeculationParams
+from logitless.engine.speculation.settings import (
+    DFLASH,
+    EAGLE3,
+    KINDS,
+    LEARN,
+    MODEL,
+    MODEL_ONLY,
+    MTP,
+    SpeculationParams,
+)
 from logitless.frontend.config import FrontendConfig
 from logitless.frontend.fields import article, as_text, bad_request, read
 from logitless.models.tokenizer import Tokenizer
@@ -60,6 +69,7 @@ _NEEDED = {
     MODEL: "with a draft model (--model-draft)",
     MTP: "started with --spec-type draft-mtp",
     EAGLE3: "with an EAGLE-3 drafter (--model-draft)",
+    DFLASH: "with a DFlash drafter (--model-draft)",
     LEARN: "started with --spec-learn",
 }
 DOTTED = "speculative."

@@ -192,6 +192,7 @@ class Batch:
     end: Tensor  # (T,) i32: state row to write afterwards, or -1
     out: Out | None
     media: MediaRows | None = None
+    seen: Tensor | None = None  # (2, T) i32: last position that a row sees, and its own; None: its own is the last
 
     @classmethod
     def feeds(
@@ -214,9 +215,11 @@ class Batch:
         queries = self.out if of_out and self.out is not None else self
         if params.chunked:
             return queries.slot, chunk_ends(queries.pos, size=params.window, limit=n_ctx)
-        if self.media is None or params.causal_images:
+        visible = self.seen
+        if visible is None and (self.media is None or params.causal_images):
             return queries.slot, queries.pos
-        visible = self.media.visible if queries is self else self.media.out_seen
+        if self.media is not None and visible is None:
+            visible = self.media.visible if queries is self else self.media.out_seen
         assert visible is not None
         return queries.slot, visible if params.window else reshape(slice_rows(visible, start=0, stop=1), shape=(-1,))
 

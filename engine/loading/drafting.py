@@ -13,8 +13,9 @@ from logitless.engine.speculation.draft_learner import DraftLearner
 from logitless.engine.speculation.draft_length import AdaptiveDraftLength
 from logitless.engine.speculation.draft_model import N_ROWS, ModelDrafter
 from logitless.engine.speculation.head_file import HeadFile
-from logitless.engine.speculation.mtp import LearningDrafter, MTPDrafter
+from logitless.engine.speculation.mtp import DFlashDrafter, LearningDrafter, MTPDrafter
 from logitless.engine.speculation.settings import (
+    DFLASH,
     EAGLE3,
     HEADS,
     KINDS,
@@ -40,7 +41,7 @@ from logitless.models.weights.weights import check_weights
 
 MAX_VOCAB_DIFFERENCE = 128  # tokens; like the next, llama.cpp's rule
 FIRST_COMMON = 5  # the token id from which on both vocabularies must agree
-KIND_OF = {"eagle3": EAGLE3}  # by architecture of a drafter's file
+KIND_OF = {"dflash": DFLASH, "eagle3": EAGLE3}  # by architecture of a drafter's file
 
 
 def spec_kinds(options: ModelOptions) -> tuple[str, ...]:
@@ -230,11 +231,13 @@ def make_speculator(
     if engine.hidden is not None and learner is not None:
         drafters[LEARN] = LearningDrafter(engine, engine.hidden, learner, tokenizer.eog_ids)
     elif engine.hidden is not None:
-        file, ids = engine.drafter_file, None
+        file, ids = engine.drafter_file, range(engine.hparams.n_vocab)
         kind = MTP if file is None else KIND_OF[file.hparams.arch]
-        if file is not None and file.ids is not None:
-            ids = TokenSelection(file.ids.tolist())
-        drafters[kind] = MTPDrafter(engine, engine.hidden, ids or range(engine.hparams.n_vocab), tokenizer.eog_ids)
+        words = ids if file is None or file.ids is None else TokenSelection(file.ids.tolist())
+        if file is not None and kind == DFLASH:
+            drafters[kind] = DFlashDrafter(engine, file, words, tokenizer.eog_ids)
+        else:
+            drafters[kind] = MTPDrafter(engine, engine.hidden, words, tokenizer.eog_ids)
     if draft is not None:
         drafters[MODEL] = ModelDrafter(
             draft,

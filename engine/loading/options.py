@@ -32,12 +32,8 @@ from logitless.engine.loading.values import (
     whole,
     zmq_endpoint,
 )
+from logitless.engine.speculation.settings import KINDS
 from logitless.graph.dtype import KV_TYPES
-
-DRAFT_KINDS = (
-    "draft-simple, draft-mtp, draft-eagle3, draft-learn, ngram-simple, ngram-map-k, ngram-map-k4v, ngram-mod, "
-    "ngram-cache"
-)
 
 
 class OptionError(ValueError):
@@ -365,7 +361,7 @@ class ModelOptions:
 
     # Speculative decoding
     spec_type: str = _option(
-        "--spec-type", "none", f"drafters, separated by commas: none, {DRAFT_KINDS}", text, "KINDS",
+        "--spec-type", "none", f"drafters, separated by commas: none, {', '.join(KINDS)}", text, "KINDS",
         env="LLAMA_ARG_SPEC_TYPE", common=True)
     spec_learn: bool = _option(
         "--spec-learn", False, "draft by a small head that learns from the texts of requests while the model serves; "

@@ -32,7 +32,12 @@ class StepShape(NamedTuple):  # a step makes one; it is looked up by its hash
     logits: bool = False  # the logits are fetched, too
 
 
-MTP_DRAFT = StepShape(1, 1, whole=True, mtp=True)
+def draft_shape(n: int, n_block: int = 1) -> StepShape:
+    """Shape of a draft step of n sequences with `n_block` rows each, of which the first is not sampled if
+    there are more."""
+    if n_block == 1:
+        return StepShape(n, n, whole=True, mtp=True)
+    return StepShape(bucket(n * n_block), bucket(n * (n_block - 1)), mtp=True)
 
 
 def shape_of(batch: UBatch, lora: int = 0) -> StepShape:
@@ -77,12 +82,14 @@ def _rows(n: int) -> int:
     return power_of_two(n, 2) if n <= 2 * USUAL_STREAMS else bucket(n)
 
 
-def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_draft_tokens: int = 0) -> list[StepShape]:
+def usual(
+    n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_draft_tokens: int = 0, n_block: int = 1
+) -> list[StepShape]:
     """Warm-up set: shapes that most servers need, likelier ones first.
 
     These are decode batches of up to `most` sequences, mixed batches and prefill batches.
     `n_draft_tokens`: draft tokens of each sequence at most; above 0, draft and verification batches
-    are included."""
+    are included; `n_block`: see draft_shape."""
     n_streams = min(n_slots, most)
     mixed = [n for n in range(LEAST_MIXED, 1 + min(n_ubatch, MOST_MIXED)) if mixed_batch_size(n) == n]
     rows = sorted({_rows(k + 1) for k in range(1, min(n_slots, 1 + most // 2))})
@@ -91,7 +98,7 @@ def usual(n_slots: int, n_ubatch: int, most: int = USUAL_STREAMS, n_draft_tokens
     n_verified = min(n_ubatch, n_streams * (1 + n_draft_tokens))
     return [
         *streams,
-        *(shape._replace(mtp=True) for shape in streams if n_draft_tokens),
+        *dict.fromkeys(draft_shape(shape.n_tokens, n_block) for shape in streams if n_draft_tokens),
         *(StepShape(n, n, whole=True) for n in sorted({bucket(n) for n in range(n_streams + 1, n_verified + 1)})),
         *(StepShape(n, min(n, r)) for r in rows for n in mixed),
         *(StepShape(n, 1) for n in alone),

@@ -28,7 +28,7 @@ from logitless.engine.kv_cache.recurrent_state import n_state_rows
 from logitless.engine.kv_cache.slot_files import CacheKind
 from logitless.engine.media import media_encoder
 from logitless.engine.media.media_encoder import MediaEncoder
-from logitless.engine.runner.buckets import MTP_DRAFT, USUAL_STREAMS, StepShape, shape_of, usual
+from logitless.engine.runner.buckets import USUAL_STREAMS, StepShape, draft_shape, shape_of, usual
 from logitless.engine.runner.cache_types import check_types, refusal
 from logitless.engine.runner.copy_move import KVMover
 from logitless.engine.runner.device_store import DeviceBlocks, DeviceStore
@@ -138,9 +138,9 @@ class ModelRunner:
         self._size(options.n_ctx or h.n_ctx_train * (1 if options.unified else options.n_slots))
         n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_draft_tokens)
         self.states = DeviceStore(n_states) if h.recurrent else None
-        behind = self.drafter_file is not None and self.drafter_file.behind
+        rows = {} if self.drafter_file is None else self.drafter_file.draft_rows(options.n_draft_tokens)
         sizes = options.n_ubatch, options.n_slots, N_EXAMPLES if options.learns else 0
-        self.hidden = HiddenRows(*sizes, behind=behind) if options.n_draft_tokens else None
+        self.hidden = HiddenRows(*sizes, **rows) if options.n_draft_tokens else None
         self.draft_head = HeadValues(h, self.gguf) if options.learns else None
         self._self_tests: list[SelfTest] = []  # that had no time to end
         self._distrusted: dict[str, Failures] = {}  # by device: failures that were found later
@@ -308,8 +308,8 @@ class ModelRunner:
         largest = StepShape(self.options.n_ubatch, 0)
         self.session.cached_plan(largest, lambda: self.build(largest))
         self.run_alone()
-        if self.options.n_draft_tokens:  # the first draft plan loads the MTP head's weights
-            self.session.cached_plan(MTP_DRAFT, lambda: self.build(MTP_DRAFT))
+        if self.hidden is not None:  # the first draft plan loads the weights of what drafts
+            self.session.cached_plan(shape := draft_shape(1, self.hidden.n_block), lambda: self.build(shape))
         self.cells.prepare_copies()
         # recurrent states and windows cannot drop tokens
         if not self.hparams.recurrent and self.window_kv is None:
@@ -614,9 +614,9 @@ class ModelRunner:
 
     @property
     def _mtp_graphs(self) -> list[Callable[[], list[Tensor]]]:
-        n = self.options.n_slots
-        shape = MTP_DRAFT._replace(n_tokens=n, n_out=n, n_probs=1)
-        return [partial(self.build, shape)] if self.options.n_draft_tokens else []
+        if self.hidden is None:
+            return []
+        return [partial(self.build, draft_shape(self.options.n_slots, self.hidden.n_block)._replace(n_probs=1))]
 
     @property
     def _media_graphs(self) -> list[Callable[[], list[Tensor]]]:
@@ -624,8 +624,8 @@ class ModelRunner:
 
     def _usual(self, most: int = USUAL_STREAMS) -> list[StepShape]:
         """Shapes of the warm-up set, with up to `most` decoding sequences."""
-        options = self.options
-        return usual(options.n_slots, options.n_ubatch, most, n_draft_tokens=options.n_draft_tokens)
+        options, n_block = self.options, self.hidden.n_block if self.hidden is not None else 1
+        return usual(options.n_slots, options.n_ubatch, most, options.n_draft_tokens, n_block)
 
     def _reserved(self) -> list[Tensor]:
         """Graph whose memory all steps share: the most tokens and sampled positions."""

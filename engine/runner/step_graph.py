@@ -5,7 +5,7 @@ Everything that differs between requests is an input."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from logitless.engine.runner.buckets import StepShape
 from logitless.engine.runner.step_inputs import sampling_feeds
@@ -60,7 +60,8 @@ class StepGraph:
         if shape.n_out and not shape.whole:
             out = feed("out", (shape.n_out,), "i32")
         if shape.mtp and drafter is not None:
-            return drafter.guess(model, batch, self.memory, hidden, feed("visible", (shape.n_tokens,), "i32"), out)
+            batch = replace(batch, seen=feed("seen", (2, shape.n_tokens), "i32"))
+            return drafter.guess(model, batch, self.memory, hidden, out)
         if shape.mtp:
             logits, rows = guess(model, batch, self.memory, hidden)
             return logits, [rows]

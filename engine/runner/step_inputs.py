@@ -25,7 +25,7 @@ INPUTS = frozenset(  # inputs that `StepFeeds` fills, and `lora_scales`
     {"tokens", "pos", "slot", "slot_mapping", "window_slot_mapping", "begin", "end", "out", "out.pos", "out.slot"}
     | {"targets", "lora_scales"}
     | {f"media.{name}" for name in ("ids", "is_text", "seen", "out_seen", "positions", "out_positions")}
-    | {"hidden.before", "hidden.to", "hidden.cells", "visible", *(f"sample.{name}" for name in SAMPLING)}
+    | {"hidden.before", "hidden.to", "hidden.cells", "seen", *(f"sample.{name}" for name in SAMPLING)}
 )
 
 
@@ -86,7 +86,7 @@ class StepFeeds:
         self._begin, self._end = room.get("begin"), room.get("end")
         self._before, self._to = room.get("hidden.before"), room.get("hidden.to")
         self._spare_hidden = spare_hidden
-        self._cells, self._visible = room.get("hidden.cells"), room.get("visible")
+        self._cells, self._seen = room.get("hidden.cells"), room.get("seen")
         self._targets, self.row_scales = room.get("targets"), room.get("lora_scales")
         self._spare_slot, self._spare = spare_slot, spare
         self._media = MediaFeeds(room) if any(name.startswith("media.") for name in room) else None
@@ -121,8 +121,8 @@ class StepFeeds:
         if self._cells is not None:
             self._cells[:n], self._cells[n:] = batch.hidden_cells, self._spare
             self._cells[self._cells < 0] = self._spare
-        if self._visible is not None:
-            self._visible[:n], self._visible[n:] = batch.visible, 0
+        if self._seen is not None:
+            self._seen[:, :n], self._seen[:, n:] = (batch.seen, batch.pos), 0
         if self._sampling is None:  # prefill only
             return
         slots = [slot[i] for i in out]

@@ -1,4 +1,4 @@
-"""Heads that draft token by token (draft-mtp, draft-eagle3), for a batch of sequences.
+"""MTP and other heads (draft-mtp, draft-eagle3, draft-dflash) draft for a batch of sequences.
 
 Each draft token is predicted from the head's hidden state of the one before
 (models/architectures/mtp.py, models/drafters/). The head's keys and values lie in the model's KV
@@ -10,14 +10,28 @@ import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 
-from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, UBatch
+from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, StepResult, UBatch
 from logitless.engine.runner.hidden_rows import NOTHING, HiddenRows
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.draft_builder import AllocateSlots, DraftBuilder, StepRunner
 from logitless.engine.speculation.draft_learner import DraftLearner
+from logitless.models.drafters.drafter_file import DrafterFile
 
 log = logging.getLogger("logitless.speculation")
 REST = 12  # steps without drafts after a failed draft step
+
+
+def run_draft_step(engine: StepRunner, batch: UBatch) -> StepResult | int:
+    """Run a draft step; where it fails, the number of steps that the model makes without drafts.
+
+    Raises DeviceFailed if a device was lost: the target model has lost its memory, too."""
+    try:
+        return engine.step(batch)
+    except DeviceFailed:  # the target's device
+        raise
+    except Exception as error:  # the target continues without these drafts
+        log.warning("drafting failed: %s", " ".join(str(error).split()))
+        return REST
 
 
 class MTPDrafter:
@@ -56,13 +70,9 @@ class MTPDrafter:
     def _draft(self, builders: list[DraftBuilder], weights: int) -> None:
         """Draft for sequences with the same weights, one token of each at a time."""
         while builders:
-            try:
-                result = self._engine.step(self._batch(builders, weights))
-            except DeviceFailed:  # the target's device
-                raise
-            except Exception as error:  # the target continues without these drafts
-                log.warning("drafting failed: %s", " ".join(str(error).split()))
-                self._rest = REST
+            result = run_draft_step(self._engine, self._batch(builders, weights))
+            if isinstance(result, int):
+                self._rest = result
                 return
             builders = [g for i, g in enumerate(builders) if g.take(result, i, self._ids, self._eog_ids)]
 
@@ -76,7 +86,7 @@ class MTPDrafter:
             batch.tokens.append(builder.draft[-1] if builder.draft else seq.tokens[-1])
             cell = pos - self._hidden.behind
             batch.pos.append(pos)
-            batch.visible.append(cell)
+            batch.seen.append(cell)
             batch.slot.append(id)
             batch.slot_mapping.append(seq.kv.blocks[cell // BLOCK_SIZE] * BLOCK_SIZE + cell % BLOCK_SIZE)
             own = self._hidden.draft_row(id)
@@ -112,3 +122,77 @@ class LearningDrafter(MTPDrafter):
         """Save the head; its examples go with the device's memory."""
         self.learner.forget()
         self.learner.save()
+
+
+class DFlashDrafter:
+    """Drafts by a DFlash drafter: a block of tokens of each sequence in one step.
+
+    The block (models/drafters/dflash.py) lies behind the sequence's tokens in its KV blocks, where the
+    model's next step overwrites it."""
+
+    def __init__(self, engine: StepRunner, file: DrafterFile, ids: Ordered[int], eog_ids: Iterable[int] = ()) -> None:
+        """`ids`: token ids of the columns of the drafter's logits."""
+        self._engine = engine
+        self._file = file
+        self._ids = ids
+        self._eog_ids = frozenset(eog_ids)
+        self._rest = 0  # remaining steps without drafts
+
+    def propose(self, requests: list[tuple[Sequence, int]], allocate: AllocateSlots) -> dict[Sequence, list[int]]:
+        """Draft for each (sequence, most tokens). Errors: as of MTPDrafter.propose."""
+        builders: list[DraftBuilder] = []
+        if self._rest:
+            self._rest -= 1
+            return {}
+        for seq, n_most in requests:
+            n = min(n_most, self._file.block_size - 1)
+            if n <= 0 or seq.n_uncomputed != 1 or seq.kv.copy is not None:
+                continue
+            n = allocate(seq, 1 + n) - 1
+            if n > 0:
+                builders.append(DraftBuilder(seq, n))
+        for weights in {builder.seq.choice.weights for builder in builders}:
+            self._draft([builder for builder in builders if builder.seq.choice.weights == weights], weights)
+        return {builder.seq: builder.draft for builder in builders if builder.draft}
+
+    def _draft(self, builders: list[DraftBuilder], weights: int) -> None:
+        """Draft for sequences with the same weights."""
+        result = run_draft_step(self._engine, self._batch(builders, weights))
+        if isinstance(result, int):
+            self._rest = result
+            return
+        row = 0
+        for builder in builders:
+            rows = range(row, row + builder.n_most)
+            row += builder.n_most
+            for i in rows:
+                if not builder.take(result, i, self._ids, self._eog_ids):
+                    break
+
+    def _batch(self, builders: list[DraftBuilder], weights: int) -> UBatch:
+        """Batch of the blocks: each sequence's last token, and masks."""
+        batch = UBatch(weights=weights, mtp=True)
+        for builder in builders:
+            seq = builder.seq
+            assert seq.slot is not None
+            first, table = len(seq.tokens) - 1, seq.kv.blocks
+            places = range(first, first + 1 + builder.n_most)
+            batch.tokens += [seq.tokens[-1], *[self._file.mask_token] * builder.n_most]
+            batch.pos += places
+            batch.seen += places if self._file.causal else [places[-1]] * len(places)
+            batch.slot += [seq.slot.id] * len(places)
+            batch.slot_mapping += [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in places]
+            if not seq.kv.uploaded:
+                batch.tables[seq.slot.id] = table
+            for i in range(builder.n_most):
+                # the tokens between are not known: each is taken to use one random draw
+                builder.n_dist = builder.n_xtc = i
+                builder.ask(batch, len(batch.tokens) - builder.n_most + i, self._ids)
+            builder.n_dist = builder.n_xtc = 0
+        return batch
+
+    def sleep(self) -> None:
+        """Do nothing: its memory is the target model's."""
+
+    def wake(self) -> None:
+        """Do nothing: its memory is the target model's."""

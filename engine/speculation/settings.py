@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MODEL, MTP, EAGLE3, LEARN = "draft-simple", "draft-mtp", "draft-eagle3", "draft-learn"
-HEADS = (MTP, EAGLE3, LEARN)  # which read the model's hidden states
+MODEL, MTP, EAGLE3, DFLASH, LEARN = "draft-simple", "draft-mtp", "draft-eagle3", "draft-dflash", "draft-learn"
+HEADS = (MTP, EAGLE3, DFLASH, LEARN)  # which read the model's hidden states
 MODELS = (MODEL, *HEADS)
 NGRAM_KINDS = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
 KINDS = (*MODELS, *NGRAM_KINDS)
 # llama-server's kinds that are not supported: they need special models
-MODEL_ONLY = ("draft-dflash", "draft-dspark")
+MODEL_ONLY = ("draft-dspark",)
 CLIENT_N_MAX = 64  # tokens of a client's draft verified at once, by default
 MAX_DRAFT = 4096  # tokens: the longest `speculative.n_max`
 

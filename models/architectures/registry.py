@@ -372,5 +372,6 @@ ARCHITECTURES: dict[str, Architecture] = {
 # Networks in files of their own that draft from a model's hidden states (models/drafters/)
 DRAFTERS: dict[str, Architecture] = {
     "eagle3": Architecture(rope=_INTERLEAVED),
+    "dflash": Architecture(attention=replace(_PER_HEAD, window=0, sinks=Presence.OPTIONAL)),
 }
 TRAITS = ARCHITECTURES | DRAFTERS  # of all files with layers

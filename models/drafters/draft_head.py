@@ -117,7 +117,7 @@ class DraftHead:
         return [hidden.store(x)]
 
     def guess(
-        self, model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, visible: Tensor, out: Tensor | None
+        self, model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, out: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
         """Draft step: logits (R, columns) of the `out` rows, or of all, and nodes that only run."""
         y = self.next_hidden(model, hidden.load(), batch.tokens)

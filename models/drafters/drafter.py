@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.gather import get_rows
@@ -49,11 +49,14 @@ class Drafter(ABC):
 
     @abstractmethod
     def guess(
-        self, model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, visible: Tensor, out: Tensor | None
+        self, model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, out: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Draft step: logits (R, n_vocab) of the `out` rows, or of all, and nodes that only run.
+        """Draft step: logits (R, n_vocab) of the `out` rows, or of all, and nodes that only run. The batch
+        says what each row sees."""
 
-        `visible` (T,) i32: the last position of the cache that a row sees."""
+    def memory_of(self, batch: Batch, memory: PagedMemory) -> DrafterMemory:
+        """The memory of its layers during one batch."""
+        return DrafterMemory(Cached(memory, batch), self.file.target.n_layer)
 
     def features(self, layer_inputs: Sequence[Tensor]) -> Tensor:
         """The model's hidden states (T, n · n_embd) that the drafter reads, side by side."""
@@ -82,11 +85,6 @@ class DrafterMemory:
 
     cached: Cached
     first: int  # the model's number of layers
-
-    @classmethod
-    def of(cls, drafter: Drafter, batch: Batch, memory: PagedMemory, visible: Tensor) -> DrafterMemory:
-        """`visible`: the last position that each row sees."""
-        return cls(Cached(memory, replace(batch, pos=visible)), drafter.file.target.n_layer)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
         return self.cached.attend(self.first + layer, q, k, v, params)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,16 +35,18 @@ class DrafterFile:
     norm_before_residual: bool = False  # the residual stream begins with normalised features
     norm_before_fc: bool = False  # features are normalised before they are combined
     ids: npt.NDArray[np.int32] | None = None  # ids in the model's vocabulary by the drafter's own; None: the same
+    block_size: int = 1  # tokens that are drafted at once, with the one before them (DFlash)
+    mask_token: int = 0  # stands for the tokens of a block that are not known yet
+    causal: bool = True  # tokens of a block see those before them only
 
     @property
     def width(self) -> int:
         """Width of the hidden states that it keeps of tokens."""
-        return self.hparams.n_embd
+        return 1 if self.hparams.arch == "dflash" else self.hparams.n_embd
 
-    @property
-    def behind(self) -> bool:
-        """True if a token's keys and values are in the cell of the one before."""
-        return self.hparams.arch == "eagle3"
+    def draft_rows(self, n_draft: int) -> dict[str, Any]:
+        """Traits of its rows for drafts of `n_draft` tokens (engine/runner/hidden_rows.py)."""
+        return {"behind": self.hparams.arch == "eagle3", "n_block": min(1 + n_draft, self.block_size)}
 
     @property
     def kv_layers(self) -> tuple[LayerSizes | int, ...]:
@@ -76,22 +79,36 @@ def _checked(gguf: GGUFFile, target: Hparams) -> DrafterFile:
     n_tokens = gguf.metadata.length("tokenizer.ggml.tokens")
     if n_tokens is not None and abs(n_tokens - target.n_vocab) > MAX_DIFFERENCE:
         raise ModelFileError(gguf.path, f"its vocabulary has {n_tokens} tokens, the model's has {target.n_vocab}")
-    if h.n_layer != 1:
-        raise keys.error("block_count", f"is {h.n_layer}: {h.arch} has one block")
+    file = DrafterFile(gguf, h, target, {}, _target_layers(keys, target), ids=_ids(gguf, target))
+    file = _eagle3(file, keys) if h.arch == "eagle3" else _dflash(file, keys)
+    return replace(file, parts=check_tensors(gguf, h, dict(_tensors(file)), lambda name: name == "d2t"))
+
+
+def _eagle3(file: DrafterFile, keys: Keys) -> DrafterFile:
+    n_layer, target = file.hparams.n_layer, file.target
+    if n_layer != 1:
+        raise keys.error("block_count", f"is {n_layer}: {keys.arch} has one block")
+    if len(file.target_layers) != 3:
+        raise keys.error("target_layers", f"has {len(file.target_layers)} layers, expected 3")
     width = keys.count("target_hidden_size")
     if width != target.n_embd:
         raise keys.error("target_hidden_size", f"is {width}, the model's embedding_length is {target.n_embd}")
-    file = DrafterFile(
-        gguf,
-        h,
-        target,
-        {},
-        _target_layers(keys, target),
-        keys.flag("norm_before_residual", False),
-        keys.flag("norm_before_fc", False),
-        _ids(gguf, target),
-    )
-    return replace(file, parts=check_tensors(gguf, h, dict(_tensors(file)), lambda name: name == "d2t"))
+    before_residual, before_fc = (keys.flag(f"norm_before_{part}", False) for part in ("residual", "fc"))
+    return replace(file, norm_before_residual=before_residual, norm_before_fc=before_fc)
+
+
+def _dflash(file: DrafterFile, keys: Keys) -> DrafterFile:
+    n_embd, target, key = file.hparams.n_embd, file.target, "tokenizer.ggml.mask_token_id"
+    if n_embd != target.n_embd:
+        raise keys.error("embedding_length", f"is {n_embd}, the model's is {target.n_embd}")
+    mask = keys.metadata.get(key)
+    if not isinstance(mask, int) or not 0 <= mask < target.n_vocab:
+        raise ModelFileError(keys.file, f"key '{key}' is {mask}, expected a token of the model")
+    size = keys.count("block_size", 16)
+    if size < 2:
+        raise keys.error("block_size", f"is {size}, which leaves nothing to draft")
+    causal = keys.flag("attention.causal", keys.get("decoder_arch") == "laguna")
+    return replace(file, block_size=size, mask_token=mask, causal=causal)
 
 
 def _target_layers(keys: Keys, target: Hparams) -> tuple[int, ...]:
@@ -104,8 +121,6 @@ def _target_layers(keys: Keys, target: Hparams) -> tuple[int, ...]:
     layers = tuple(value.tolist())
     if not all(0 <= layer <= target.n_layer for layer in layers):
         raise keys.error(key, f"is {list(layers)}, the model has {target.n_layer} layers")
-    if keys.arch == "eagle3" and len(layers) != 3:
-        raise keys.error(key, f"has {len(layers)} layers, expected 3")
     return layers
 
 
@@ -127,8 +142,9 @@ def _tensors(file: DrafterFile) -> Iterator[tuple[str, TensorSlice]]:
     n_features = len(file.target_layers) * file.target.n_embd
     shares = h.n_embd == file.target.n_embd  # else the model's own matrices do not fit
     yield "fc.weight", TensorSlice("fc.weight", (h.n_embd, n_features))
-    if file.norm_before_fc:
-        yield "enc.output_norm.weight", TensorSlice("enc.output_norm.weight", (n_features,))
+    if file.norm_before_fc or h.arch == "dflash":
+        n = n_features if file.norm_before_fc else h.n_embd
+        yield "enc.output_norm.weight", TensorSlice("enc.output_norm.weight", (n,))
     embedding, n_out = "token_embd.weight", len(file.ids) if file.ids is not None else h.n_vocab
     n_rows = present[embedding].shape[0] if embedding in present else h.n_vocab
     yield embedding, TensorSlice(embedding, (max(n_rows, h.n_vocab), h.n_embd), required=not shares)

@@ -16,7 +16,7 @@ from logitless.models.architectures.decoder import residual_stream
 from logitless.models.architectures.mla import concat_columns
 from logitless.models.architectures.mtp import Hidden
 from logitless.models.batch import Batch, Cached, PagedMemory
-from logitless.models.drafters.drafter import Drafter, DrafterMemory
+from logitless.models.drafters.drafter import Drafter
 from logitless.models.model import Model
 
 
@@ -35,12 +35,11 @@ class Eagle3(Drafter):
         return before.store(self.file.target.n_layer, *keys_values(inputs, self.file.hparams, 0))
 
     def guess(
-        self, model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, visible: Tensor, out: Tensor | None
+        self, model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, out: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
         h = self.file.hparams
         inputs, x = self._inputs(model, batch, hidden.load())
-        attention = DrafterMemory.of(self, batch, memory, visible)
-        mixed = self_attention(inputs, keys_values(inputs, h, 0), h, attention, 0)
+        mixed = self_attention(inputs, keys_values(inputs, h, 0), h, self.memory_of(batch, memory), 0)
         x = residual_stream(inputs.b, h, 0, x, inputs.x, mixed)
         return self.head(model, x, out), [hidden.store(x)]
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from logitless.graph.execution.session import Session
+from logitless.models.drafters.dflash import DFlash
 from logitless.models.drafters.drafter import Drafter
 from logitless.models.drafters.drafter_file import DrafterFile
 from logitless.models.drafters.eagle3 import Eagle3
 
-KINDS: dict[str, type[Drafter]] = {"eagle3": Eagle3}
+KINDS: dict[str, type[Drafter]] = {"dflash": DFlash, "eagle3": Eagle3}
 
 
 def define_drafter(session: Session, file: DrafterFile | None, n_ctx: int) -> Drafter | None:

@@ -11,6 +11,7 @@ from gguf import GGUFWriter
 from tests.helpers.reference_model import Array, Spec, add_vocabulary
 
 N_HEAD, N_FF = 4, 96
+MASK = 3  # token that stands for the unknown ones of a block
 
 
 def write_eagle3(path: Path, s: Spec, keys: dict[str, Any] | None = None, **more: Any) -> dict[str, Array]:
@@ -48,12 +49,59 @@ def write_eagle3(path: Path, s: Spec, keys: dict[str, Any] | None = None, **more
     return t
 
 
+def write_dflash(path: Path, s: Spec, keys: dict[str, Any] | None = None, **more: Any) -> dict[str, Array]:
+    """A DFlash drafter of the model `s`, which guesses the first token of a block: only the embedding of the block's
+    first token is in the values of its first layer. `more`: as of `write_eagle3`, but for its embedding."""
+    rng, n, n_layer = np.random.default_rng(17), s.n_embd, 2
+    head_dim, embedding = n // N_HEAD, more.pop("embedding")
+    mask = embedding[MASK] * (np.arange(n) >= 8)
+    mask /= np.linalg.norm(mask)
+    t: dict[str, Any] = {
+        "fc.weight": np.concatenate([rng.standard_normal((8, 2 * n)) / n**0.5, np.zeros((n - 8, 2 * n))]),
+        "enc.output_norm.weight": 1 + 0.2 * rng.standard_normal(n),
+        "output_norm.weight": 1 + 0.2 * rng.standard_normal(n),
+    }
+    for i in range(n_layer):
+        b = f"blk.{i}."
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            t[f"{b}{name}.weight"] = 0.3 * rng.standard_normal((n, n)) / n**0.5
+        for name, size in (("attn_norm", n), ("ffn_norm", n), ("attn_q_norm", head_dim), ("attn_k_norm", head_dim)):
+            t[f"{b}{name}.weight"] = 1 + 0.2 * rng.standard_normal(size)
+        for name, shape in (("ffn_gate", (N_FF, n)), ("ffn_up", (N_FF, n)), ("ffn_down", (n, N_FF))):
+            t[f"{b}{name}.weight"] = rng.standard_normal(shape) / shape[1] ** 0.5
+    for name in ("attn_q", "attn_k"):  # all heads attend alike
+        t[f"blk.0.{name}.weight"] = np.tile(t[f"blk.0.{name}.weight"][:head_dim], (N_HEAD, 1))
+    values = (np.eye(n) - np.outer(mask, mask)) * (np.arange(n) >= 8)
+    t |= {
+        "blk.0.attn_norm.weight": np.ones(n),
+        "blk.0.attn_v.weight": values,
+        "blk.0.attn_output.weight": 1000 * np.eye(n),
+    }
+    t = {name: values for name, values in (t | more).items() if values is not None}
+    written = {
+        "context_length": s.n_ctx_train,
+        "embedding_length": n,
+        "block_count": n_layer,
+        "feed_forward_length": N_FF,
+        "attention.head_count": N_HEAD,
+        "attention.head_count_kv": N_HEAD,
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "target_layers": [1, s.n_layer - 1],
+        "block_size": 4,
+        "tokenizer.ggml.mask_token_id": MASK,
+    }
+    write_drafter(path, "dflash", s, written | (keys or {}), t)
+    return t
+
+
 def write_drafter(path: Path, arch: str, s: Spec, keys: dict[str, Any], tensors: dict[str, Array]) -> None:
     writer = GGUFWriter(path, arch)
     add = {float: writer.add_float32, int: writer.add_uint32, list: writer.add_array, bool: writer.add_bool}
     for name, value in keys.items():
         if value is not None:
-            add[type(value)](f"{arch}.{name}", value)
+            add[type(value)](name if name.startswith("tokenizer.") else f"{arch}.{name}", value)
     add_vocabulary(writer, s.n_vocab)
     for name, values in tensors.items():
         writer.add_tensor(name, values if values.dtype == np.int64 else values.astype(np.float32))

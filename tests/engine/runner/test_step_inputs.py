@@ -106,7 +106,7 @@ def test_each_array_is_filled_whichever_others_there_are() -> None:
         batch.begin, batch.end, batch.window_slot_mapping, batch.hidden_before, batch.hidden_to = (
             [3, 4] for _ in range(5)
         )
-        batch.hidden_cells, batch.visible = [3, -1], [0, 1]
+        batch.hidden_cells = [3, -1]
         batch.media_rows, batch.seen, batch.rope_positions = [0, 5], [1, 2], [np.ones((4, 2), np.int32)]
         StepFeeds(room, 9, 160, 33, 7).write(batch)
         assert 113 not in room[name], name

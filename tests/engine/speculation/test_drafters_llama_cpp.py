@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from logitless.engine.loading.open_model import open_model
 from logitless.engine.loading.options import ModelOptions
 from logitless.engine.requests import CompletionRequest, Finished, Token
 from logitless.engine.sampling.params import SamplingParams
-from tests.helpers.drafter_files import write_eagle3
+from tests.helpers.drafter_files import write_dflash, write_eagle3
 from tests.helpers.reference_model import Array, Spec, write
 from tests.models.architectures.test_llama_cpp import TEXT, answers
 
@@ -32,25 +33,46 @@ for path, drafter, kind, prompt, n_tokens, n_max in json.load(sys.stdin):
     counts = [timings.get("draft_n", 0), timings.get("draft_n_accepted", 0)]
     print(json.dumps([reply["choices"][0]["text"], *counts]))
 """
-EAGLE3 = "COMMON_SPECULATIVE_TYPE_DRAFT_EAGLE3"
+KIND = "COMMON_SPECULATIVE_TYPE_DRAFT_"
+SPEC = Spec("llama", n_layer=3, n_vocab=512, n_ctx_train=256, vocabulary=True, untied=True, traits=("agrees", "much"))
 Counts = tuple[str, int, int]  # a text, draft tokens, and how many were accepted
 
 
-def eagle3_files(folder: Path) -> list[tuple[Path, Path]]:
-    """A model, and drafters with the model's matrices or their own, and with each of the flags."""
-    s = Spec("llama", n_layer=3, n_vocab=512, n_ctx_train=256, vocabulary=True, untied=True, traits=("agrees", "much"))
-    t = write(path := folder / "llama.gguf", s)
-    ids = np.sort(np.random.default_rng(1).permutation(s.n_vocab)[:400])
-    head: Array = t["output.weight"]
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Array]]:
+    path = tmp_path_factory.mktemp("model") / "m.gguf"
+    return path, write(path, SPEC)
+
+
+def eagle3_files(folder: Path, t: dict[str, Array]) -> list[Path]:
+    """Drafters with the model's matrices or their own, and with each of the flags."""
+    ids, head = np.sort(np.random.default_rng(1).permutation(SPEC.n_vocab)[:400]), t["output.weight"]
     own = {"token_embd.weight": t["token_embd.weight"], "output.weight": head, "rope_freqs.weight": None}
     variants: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({}, {}),
         ({"norm_before_residual": True}, {"d2t": ids, "output.weight": head[ids]}),
-        ({"norm_before_fc": True}, {**own, "enc.output_norm.weight": np.linspace(0.5, 1, 3 * s.n_embd)}),
+        ({"norm_before_fc": True}, {**own, "enc.output_norm.weight": np.linspace(0.5, 1, 3 * SPEC.n_embd)}),
     ]
-    for i, (keys, tensors) in enumerate(variants):
-        write_eagle3(folder / f"{i}.gguf", s, keys, **tensors)
-    return [(path, folder / f"{i}.gguf") for i in range(len(variants))]
+    paths = [folder / f"eagle3-{i}.gguf" for i in range(len(variants))]
+    for path, (keys, tensors) in zip(paths, variants, strict=True):
+        write_eagle3(path, SPEC, keys, **tensors)
+    return paths
+
+
+def dflash_files(folder: Path, t: dict[str, Array]) -> list[Path]:
+    """Drafters with full attention, with sliding windows and sinks, and with causal blocks and some tokens only."""
+    ids, head = np.sort(np.random.default_rng(1).permutation(SPEC.n_vocab)[:400]), t["output.weight"]
+    windows = {"attention.sliding_window": 20, "attention.sliding_window_pattern": [False, True]}
+    sinks = {f"blk.{i}.attn_sinks.weight": np.linspace(-1, 1, 4) for i in range(2)}
+    variants: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {}),
+        (windows, sinks),
+        ({"attention.causal": True}, {"d2t": ids, "output.weight": head[ids]}),
+    ]
+    paths = [folder / f"dflash-{i}.gguf" for i in range(len(variants))]
+    for path, (keys, tensors) in zip(paths, variants, strict=True):
+        write_dflash(path, SPEC, keys, embedding=t["token_embd.weight"], **tensors)
+    return paths
 
 
 def ours(path: Path, drafter: Path | None, n_max: int) -> Counts:
@@ -80,17 +102,21 @@ def ours(path: Path, drafter: Path | None, n_max: int) -> Counts:
 
 
 @pytest.mark.timeout(1200)
-def test_eagle3_drafts_are_llama_cpps(tmp_path: Path) -> None:
-    pairs = eagle3_files(tmp_path)
-    runs = [(path, drafter, n) for path, drafter in pairs for n in MOST]
-    asked = [(str(path), str(drafter), EAGLE3, TEXT, N_TOKENS, n) for path, drafter, n in runs]
-    plain = str(pairs[0][0])
-    *theirs, without = [
-        tuple(json.loads(line)) for line in answers(DRAFTS, json.dumps([*asked, (plain, plain, "", TEXT, N_TOKENS, 3)]))
-    ]
+@pytest.mark.parametrize(("kind", "make"), [("EAGLE3", eagle3_files), ("DFLASH", dflash_files)])
+def test_drafts_are_llama_cpps(
+    tmp_path: Path,
+    model: tuple[Path, dict[str, Array]],
+    kind: str,
+    make: Callable[[Path, dict[str, Array]], list[Path]],
+) -> None:
+    path, tensors = model
+    runs = [(path, drafter, n) for drafter in make(tmp_path, tensors) for n in MOST]
+    bodies = [(str(path), str(drafter), KIND + kind, TEXT, N_TOKENS, n) for _, drafter, n in runs]
+    bodies.append((str(path), str(path), "", TEXT, N_TOKENS, 3))
+    *theirs, plain = [tuple(json.loads(line)) for line in answers(DRAFTS, json.dumps(bodies))]
     found = [ours(*run) for run in runs]
     assert found == theirs
-    assert {text for text, *_ in found} == {ours(pairs[0][0], None, 1)[0]}
-    assert all(10 < n_accepted < n_drafted for _, n_drafted, n_accepted in found)
-    # a plain model drafts nothing there without --spec-type, as here
-    assert without[1:] == ours(pairs[0][0], pairs[0][0], 3)[1:] == (0, 0)
+    assert {text for text, *_ in found} == {ours(path, None, 1)[0]}
+    assert all(4 < n_accepted < n_drafted for _, n_drafted, n_accepted in found), [counts for _, *counts in found]
+    # a whole model drafts nothing there without --spec-type, as here
+    assert plain[1:] == ours(path, path, 3)[1:] == (0, 0)

@@ -12,7 +12,7 @@ import pytest
 from logitless.engine.loading.open_model import open_model
 from logitless.engine.loading.options import ModelOptions, OptionConflict
 from logitless.models.errors import ModelFileError
-from tests.helpers.drafter_files import write_eagle3
+from tests.helpers.drafter_files import write_dflash, write_eagle3
 from tests.helpers.reference_model import Spec, write
 
 SIZES: dict[str, Any] = {"n_layer": 3, "n_vocab": 400, "n_ctx_train": 256, "vocabulary": True}
@@ -61,6 +61,27 @@ def test_drafter_that_does_not_fit_is_refused(
     model: Path, tmp_path: Path, keys: dict[str, Any], tensors: dict[str, Any], line: str
 ) -> None:
     write_eagle3(path := tmp_path / "d.gguf", MODEL, keys, **tensors)
+    assert line in refusal(model, path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "line"),
+    [
+        ({"tokenizer.ggml.mask_token_id": None}, {}, "key 'tokenizer.ggml.mask_token_id' is None, expected a token"),
+        ({"tokenizer.ggml.mask_token_id": 400}, {}, "key 'tokenizer.ggml.mask_token_id' is 400, expected a token"),
+        ({"block_size": 1}, {}, "key 'dflash.block_size' is 1, which leaves nothing to draft"),
+        ({"embedding_length": 32}, {}, "key 'dflash.embedding_length' is 32, the model's is 64"),
+        ({"target_layers": [4]}, {}, "key 'dflash.target_layers' is [4], the model has 3 layers"),
+        ({}, {"enc.output_norm.weight": None}, "tensor 'enc.output_norm.weight' is missing"),
+        ({}, {"blk.1.attn_q_norm.weight": None}, "tensor 'blk.1.attn_q_norm.weight' is missing"),
+        ({}, {"markov_w1.weight": HEAD}, "tensor 'markov_w1.weight' is unknown in dflash with 2 blocks"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_dflash_drafter_that_does_not_fit_is_refused(
+    model: Path, tmp_path: Path, keys: dict[str, Any], tensors: dict[str, Any], line: str
+) -> None:
+    write_dflash(path := tmp_path / "d.gguf", MODEL, keys, embedding=np.ones((400, 64)), **tensors)
     assert line in refusal(model, path)
 
 
