@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import random
+
+import numpy as np
 
 from logitless.models.grammar import Grammar
 from logitless.models.tokenizer import Tokenizer, from_metadata
@@ -35,3 +38,16 @@ def accepts(grammar: Grammar, text: str) -> bool:
     """True if the grammar accepts the complete text."""
     matcher = grammar.matcher()
     return all(matcher.accept_bytes(bytes([byte])) for byte in text.encode()) and matcher.can_end
+
+
+def text_of(grammar: Grammar, seed: int, most: int = 4000) -> str:
+    """A random text of a grammar, which ends as soon as it may."""
+    choose, matcher, text = random.Random(seed), grammar.matcher(), b""
+    for _ in range(most):
+        if matcher.can_end:
+            return text.decode()
+        bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
+        id = choose.choice(np.flatnonzero(bits).tolist())
+        assert matcher.accept(id)
+        text += grammar.tokenizer.piece(id)
+    raise AssertionError(f"no end: {text!r}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,28 +13,13 @@ from logitless.backends.cpu.backend import CPUBackend
 from logitless.graph.execution.session import Session
 from logitless.models.adapters.lora import read_adapter
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.synthetic.model import ModelShape
 from logitless.training.config import TrainingConfig
 from logitless.training.errors import TrainingError
 from logitless.training.run import FineTuning
-from logitless.training.scratch import new_model
 from logitless.training.trainer import Step, Validated
 
 ROWS = [{"prompt": f"{i} plus {i} is ", "completion": f"{2 * i}."} for i in range(24)]
 CONFIG = TrainingConfig(ctx_size=32, batch_size=4, iterations=4, lora_r=2)
-
-
-@pytest.fixture
-def session() -> Iterator[Session]:
-    session = Session([CPUBackend(1)])
-    yield session
-    session.close()
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    new_model(tmp_path / "m.gguf", None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
-    return tmp_path / "m.gguf"
 
 
 def test_rows_become_an_adapter(session: Session, model: Path, tmp_path: Path) -> None:

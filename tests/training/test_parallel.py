@@ -16,14 +16,12 @@ import pytest
 
 from logitless.backends.registry import open_backends
 from logitless.graph.execution.session import Session
-from logitless.models.synthetic.model import ModelShape
 from logitless.training.config import TrainingConfig
 from logitless.training.errors import TrainingError
 from logitless.training.parallel.coordinator import Transport, WorkerLost
 from logitless.training.parallel.processes import Processes
 from logitless.training.parallel.worker import GradientWorker, Recipe
 from logitless.training.run import FineTuning
-from logitless.training.scratch import new_model
 from logitless.training.trainer import Control
 
 ROWS = [{"prompt": f"{i} plus {i} is ", "completion": f"{2 * i}."} for i in range(24)]
@@ -32,13 +30,6 @@ FULL: dict[str, Any] = {"full": True}
 N_STEPS, N_BATCHES = 4, 5
 Weights = dict[str, Any]
 Lines = Callable[[Control], None]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "m.gguf"
-    new_model(path, None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
-    return path
 
 
 class Arrays:

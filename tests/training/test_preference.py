@@ -12,14 +12,12 @@ from msgspec.structs import replace
 
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.graph.execution.session import Session
-from logitless.models.synthetic.model import ModelShape
 from logitless.training.config import TrainingConfig
 from logitless.training.data import packing
 from logitless.training.errors import TrainingError
 from logitless.training.methods.objective import TokenRows
 from logitless.training.methods.registry import OBJECTIVES, objective
 from logitless.training.run import FineTuning
-from logitless.training.scratch import new_model
 from logitless.training.trainer import Measuring, Step, Validated
 
 PAIRS = [
@@ -31,12 +29,6 @@ CONFIG = TrainingConfig(
     ctx_size=64, batch_size=2, grad_acc=2, iterations=4, learning_rate=1e-2, weight_decay=0.1, lora_r=2
 )
 Rows = list[dict[str, Any]]
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    new_model(tmp_path / "m.gguf", None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
-    return tmp_path / "m.gguf"
 
 
 def run(model: Path, method: str, rows: Rows, on_gradients: Any = None, **fields: Any) -> FineTuning:

@@ -44,13 +44,6 @@ TEXT = np.frombuffer(b"the quick brown fox jumps over the lazy dog. " * 12, np.u
 RATE = "logitless.training.trainer.rate_at"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "m.gguf"
-    new_model(path, None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
-    return path
-
-
 Open = Callable[..., Trainer]
 
 

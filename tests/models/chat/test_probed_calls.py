@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logitless.models import tokenizer as tokenizers
 from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls.deltas import Message
 from logitless.models.chat.tool_calls.families import (
@@ -34,10 +30,10 @@ from logitless.models.chat.tool_calls.gemma import FUNCTION_GEMMA, GEMMA4
 from logitless.models.chat.tool_calls.grammar import answer_grammar, call_grammar
 from logitless.models.chat.tool_calls.harmony import GPT_OSS
 from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
-from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import Grammar
 from logitless.models.tokenizer import Tokenizer
 from tests.helpers import call_templates
+from tests.helpers.grammars import accepts, text_of
 
 NAMES = [
     "GRANITE", "HUNYUAN", "PLAIN_LIST", "APERTUS", "WRAPPED", "KIMI", "FUNCTIONARY", "GLM_46", "GLM_47", "SEED",
@@ -106,12 +102,6 @@ def found_names(message: Message) -> list[str]:
 
 def found(message: Message) -> list[Call]:
     return [(call.name, json.loads(call.arguments)) for call in message.calls]
-
-
-@pytest.fixture(scope="module")
-def vocabulary(shared_data: Path) -> Tokenizer:
-    with GGUFFile.open(shared_data / "models" / "stories260K.gguf") as gguf:
-        return tokenizers.from_metadata(gguf.metadata)
 
 
 ADDED: Call = ("add", {"a": 1, "unit": "C"})
@@ -193,12 +183,12 @@ def test_grammar(vocabulary: Tokenizer, name: str) -> None:
     for parallel in (False, True):
         made = call_grammar(calls, [ADD, NOW], required=True, parallel=parallel)
         grammar = Grammar.compile("lark", made.lark, vocabulary)
-        assert allows(grammar, one)
-        assert allows(grammar, two) == parallel
-        assert not allows(grammar, one.replace("add", "sub"))
-        assert not allows(grammar, one.replace("C", "K"))
-        assert not allows(grammar, one.replace("unit", "mint"))
-        assert not allows(grammar, one.replace("1", "x"))
+        assert accepts(grammar, one)
+        assert accepts(grammar, two) == parallel
+        assert not accepts(grammar, one.replace("add", "sub"))
+        assert not accepts(grammar, one.replace("C", "K"))
+        assert not accepts(grammar, one.replace("unit", "mint"))
+        assert not accepts(grammar, one.replace("1", "x"))
         assert not made.lazy
     lazy = call_grammar(calls, [ADD, NOW], required=False, parallel=True)
     assert lazy.lazy
@@ -213,7 +203,7 @@ def test_every_text_of_a_grammar_is_calls(vocabulary: Tokenizer, name: str) -> N
     made = call_grammar(template(name).calls, [ADD], required=True, parallel=True)
     grammar = Grammar.compile("lark", made.lark, vocabulary)
     for seed in range(6):
-        text = written(grammar, seed)
+        text = text_of(grammar, seed)
         message = parsed(template(name).calls, text)
         assert (message.content.strip(), message.reasoning) == ("", ""), text
         for called, arguments in found(message):
@@ -221,22 +211,6 @@ def test_every_text_of_a_grammar_is_calls(vocabulary: Tokenizer, name: str) -> N
             assert set(arguments) == {"a", "unit"}, text
             assert isinstance(arguments["a"], int | float)
             assert arguments["unit"] in ("C", "F")
-
-
-def written(grammar: Grammar, seed: int) -> str:
-    """A random text of a grammar, which ends as soon as it may."""
-    choose, matcher, text = random.Random(seed), grammar.matcher(), b""
-    while not matcher.can_end:
-        bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
-        id = choose.choice(np.flatnonzero(bits).tolist())
-        assert matcher.accept(id)
-        text += grammar.tokenizer.piece(id)
-    return text.decode()
-
-
-def allows(grammar: Grammar, text: str) -> bool:
-    matcher = grammar.matcher()
-    return matcher.accept_bytes(text.encode()) and matcher.can_end
 
 
 @pytest.mark.parametrize(
@@ -284,7 +258,7 @@ def test_an_id_need_not_be_written(vocabulary: Tokenizer) -> None:
     made = call_grammar(template("LFM").calls, [ADD], required=True, parallel=False)
     grammar = Grammar.compile("lark", made.lark, vocabulary)
     text = '<|tool_call_start|>[{"name": "add", "arguments": {"a": 1, "unit": "C"}}]<|tool_call_end|>'
-    assert allows(grammar, text)
+    assert accepts(grammar, text)
     assert found(parsed(template("LFM").calls, text)) == [ADDED]
 
 
@@ -298,7 +272,7 @@ def test_ids_before_names_are_those_of_the_calls(vocabulary: Tokenizer, name: st
         message = parsed(calls, written)
         assert (found(message), message.content) == ([ADDED, ASKED], "")
         assert [call.id for call in message.calls] == [one, two]
-        assert allows(grammar, written.strip())
+        assert accepts(grammar, written.strip())
     twice = parsed(calls, text.replace("functions.now:1", "functions.add:0"))
     assert twice.calls[0].id == "functions.add:0"
     assert twice.calls[1].id.startswith("call_")  # results could not tell them apart
@@ -327,8 +301,8 @@ def test_reasoning_and_the_answer_are_messages_of_their_own(vocabulary: Tokenize
     assert (message.reasoning, message.content, found(message)) == ("Hm.", "", [ADDED])
     made = call_grammar(solar.calls, [ADD], required=True, parallel=False, reasoning=solar.reasoning)
     grammar = Grammar.compile("lark", made.lark, vocabulary)
-    assert allows(grammar, thought + call)
-    assert allows(grammar, call)
+    assert accepts(grammar, thought + call)
+    assert accepts(grammar, call)
     assert solar.continuation("It is", "Hm.", False) == ("", f"{thought}<|content|>It is")
 
 
@@ -347,9 +321,9 @@ def test_cohere_with_other_tags_around_text(vocabulary: Tokenizer) -> None:
     message = parsed(calls, f"<|START_TEXT|>Look.<|END_TEXT|>{rendered('COHERE', [ADDED, ASKED])}")
     assert (message.content, found(message)) == ("Look.", [ADDED, ASKED])
     made = call_grammar(calls, [ADD, NOW], required=True, parallel=True)
-    assert allows(Grammar.compile("lark", made.lark, vocabulary), rendered("COHERE", [ADDED, ASKED]))
+    assert accepts(Grammar.compile("lark", made.lark, vocabulary), rendered("COHERE", [ADDED, ASKED]))
     said = Grammar.compile("lark", answer_grammar(calls, '%json {"type": "integer"}', None, False).lark, vocabulary)
-    assert allows(said, "<|START_TEXT|>12<|END_TEXT|>")
+    assert accepts(said, "<|START_TEXT|>12<|END_TEXT|>")
 
 
 def test_values_as_python_writes_them(vocabulary: Tokenizer) -> None:
@@ -369,7 +343,7 @@ def test_values_as_python_writes_them(vocabulary: Tokenizer) -> None:
         ("b=True", True), ("a=true, b=False", True), ("a=True,b=true, c=True", True), ("b=True, c=False", True),
         ("", False), ("a=True", False), (", b=True", False), ("b=True, a=True", False), ("b=1", False),
     ):  # fmt: skip
-        assert allows(grammar, f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>") == allowed
+        assert accepts(grammar, f"<|tool_call_start|>[f({arguments})]<|tool_call_end|>") == allowed
 
 
 NESTED: dict[str, Any] = {
@@ -406,7 +380,7 @@ NESTED: dict[str, Any] = {
 def test_python_literals_are_held_to_the_schema(vocabulary: Tokenizer, arguments: str, fits: bool) -> None:
     made = call_grammar(LFM2, [NESTED], required=True, parallel=False)
     text = f"<|tool_call_start|>[add({arguments})]<|tool_call_end|>"
-    assert allows(Grammar.compile("lark", made.lark, vocabulary), text) == fits
+    assert accepts(Grammar.compile("lark", made.lark, vocabulary), text) == fits
     if fits:
         (call,) = parsed(LFM2, text).calls
         assert set(json.loads(call.arguments)) <= {"a", "b", "c"}
@@ -480,7 +454,7 @@ def test_types_in_tags(vocabulary: Tokenizer) -> None:
     made = call_grammar(calls, [ADD, NOW], required=True, parallel=True)
     grammar = Grammar.compile("lark", made.lark, vocabulary)
     for wrong in ("false", "maybe"):
-        assert not allows(grammar, text.strip().replace("true", wrong))
+        assert not accepts(grammar, text.strip().replace("true", wrong))
 
 
 CALLED = {
@@ -500,7 +474,7 @@ def test_a_template_that_shows_tools_but_writes_no_calls(vocabulary: Tokenizer) 
     assert text.endswith(f"<|user|>Hi<|assistant|>{written}<|tool|>12:00")
     assert found(parsed(lfm.calls, written)) == [("now", {"zone": "UTC", "n": [True]})]
     grammar = Grammar.compile("lark", call_grammar(lfm.calls, [ADD], required=True, parallel=False).lark, vocabulary)
-    assert allows(grammar, '<|tool_call_start|>[add(a=1, unit="C")]<|tool_call_end|>')
+    assert accepts(grammar, '<|tool_call_start|>[add(a=1, unit="C")]<|tool_call_end|>')
 
 
 def test_a_template_that_writes_calls_but_shows_no_tools() -> None:
@@ -559,7 +533,7 @@ def test_granite_describes_calls_but_does_not_write_them(vocabulary: Tokenizer) 
     message = parsed(granite.calls, f"Look. {text}")
     assert (message.content, found(message)) == ("Look.", [ADDED])
     made = call_grammar(granite.calls, [ADD], required=True, parallel=False)
-    assert allows(Grammar.compile("lark", made.lark, vocabulary), text)
+    assert accepts(Grammar.compile("lark", made.lark, vocabulary), text)
     function = {"name": "add", "arguments": json.dumps(ADDED[1])}
     called = {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
     assert text in granite.render([{"role": "user", "content": "Hi"}, called], tools=TOOLS)

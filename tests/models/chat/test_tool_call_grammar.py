@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from logitless.models import tokenizer as tokenizers
 from logitless.models.chat.tool_calls.deltas import Message
 from logitless.models.chat.tool_calls.families import (
     COMMAND_R,
@@ -36,10 +34,10 @@ from logitless.models.chat.tool_calls.harmony import GPT_OSS, MUSE
 from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
 from logitless.models.chat.tool_calls.probed.markers import JSON, PYTHON, TAGGED, Markers
 from logitless.models.chat.tool_calls.probed.reader import call_format
-from logitless.models.gguf.file import GGUFFile
 from logitless.models.grammar import Grammar
 from logitless.models.grammar.lark import lark_rules
 from logitless.models.tokenizer import Tokenizer
+from tests.helpers.grammars import accepts, text_of
 
 THINK = ("<think>", "</think>")
 ADD = {
@@ -86,30 +84,6 @@ WRITTEN = {
 }
 
 
-@pytest.fixture(scope="module")
-def vocabulary(shared_data: Path) -> Tokenizer:
-    with GGUFFile.open(shared_data / "models" / "stories260K.gguf") as gguf:
-        return tokenizers.from_metadata(gguf.metadata)
-
-
-def written(grammar: Grammar, seed: int, most: int = 4000) -> str:
-    """A random text of a grammar, which ends as soon as it may."""
-    choose, matcher, text = random.Random(seed), grammar.matcher(), b""
-    for _ in range(most):
-        if matcher.can_end:
-            return text.decode()
-        bits = np.unpackbits(matcher.mask().view(np.uint8), bitorder="little")
-        id = choose.choice(np.flatnonzero(bits).tolist())
-        assert matcher.accept(id)
-        text += grammar.tokenizer.piece(id)
-    raise AssertionError(f"no end: {text!r}")
-
-
-def allows(grammar: Grammar, text: str) -> bool:
-    matcher = grammar.matcher()
-    return matcher.accept_bytes(text.encode()) and matcher.can_end
-
-
 def parsed(calls: CallFormat, text: str, **style: Any) -> Message:
     parser = Parser(Style(calls, frozenset({"add", "now"}), **style))
     return Message().add(parser.push(text)).add(parser.finish())
@@ -123,7 +97,7 @@ def test_every_text_is_calls_that_fit(vocabulary: Tokenizer, calls: CallFormat, 
     )
     names = set()
     for seed in range(12):
-        message = parsed(calls, written(grammar, seed))
+        message = parsed(calls, text_of(grammar, seed))
         assert (message.content, message.reasoning) == ("", "")
         assert len(message.calls) == 1 or parallel
         for call in message.calls:
@@ -181,7 +155,7 @@ def test_references_of_parameters_lead_anywhere(vocabulary: Tokenizer, calls: Ca
         text = "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=c>\n%s\n</parameter>\n"
         grammar = Grammar.compile("lark", made.lark, vocabulary)
         for value, fits in (('{"x": 1}', True), ('{"x": 3}', False), ('{"x": 1, "y": 1}', False), ("1", False)):
-            assert allows(grammar, text % value + "</function>\n</tool_call>") == fits
+            assert accepts(grammar, text % value + "</function>\n</tool_call>") == fits
 
 
 @pytest.mark.parametrize("calls", FAMILIES, ids=lambda f: f.name)
@@ -190,14 +164,14 @@ def test_calls_as_models_write_them(vocabulary: Tokenizer, calls: CallFormat) ->
         made = call_grammar(calls, [ADD, NOW], required=required, parallel=False)
         grammar = Grammar.compile("lark", made.lark, vocabulary)
         text = WRITTEN[calls.name]
-        assert allows(grammar, text)
+        assert accepts(grammar, text)
         assert parsed(calls, text).calls[0].arguments == '{"a": 1, "unit": "C"}'
-        assert not allows(grammar, text.replace('"C"', '"K"').replace(">C<", ">K<"))
-        assert not allows(grammar, text.replace("add", "sub"))
+        assert not accepts(grammar, text.replace('"C"', '"K"').replace(">C<", ">K<"))
+        assert not accepts(grammar, text.replace("add", "sub"))
         assert made.lazy == (not required and calls is not GENERIC)
         assert bool(made.words or made.patterns) == made.lazy
     said = '{"response": "Hi \\"you\\""}'
-    assert allows(grammar, said) == (calls is GENERIC)
+    assert accepts(grammar, said) == (calls is GENERIC)
 
 
 SUM = """start: number (("+" | "-") number)* LF?
@@ -224,10 +198,10 @@ def test_texts_of_custom_tools_match_their_grammar(vocabulary: Tokenizer, calls:
     style = {"custom": frozenset({"add"}), "texts": frozenset({("add", "input")})}
     n_custom = 0
     for seed in range(8):
-        (call,) = parsed(calls, written(grammar, seed), **style).calls
+        (call,) = parsed(calls, text_of(grammar, seed), **style).calls
         assert call.custom == (call.name == "add")
         n_custom += call.custom
-        assert json.loads(call.arguments) == {} if call.name == "now" else allows(fits, call.arguments), call
+        assert json.loads(call.arguments) == {} if call.name == "now" else accepts(fits, call.arguments), call
     assert n_custom
 
 
@@ -255,8 +229,8 @@ def test_reasoning_may_come_before_a_required_call(vocabulary: Tokenizer) -> Non
     for thinking, given in ((False, text), (True, text.removeprefix("<think>")), (False, WRITTEN[HERMES.name])):
         made = call_grammar(HERMES, [ADD], required=True, parallel=False, reasoning=THINK, thinking=thinking)
         grammar = Grammar.compile("lark", made.lark, vocabulary)
-        assert allows(grammar, given)
-        assert not allows(grammar, f"Hm. {given}") or thinking
+        assert accepts(grammar, given)
+        assert not accepts(grammar, f"Hm. {given}") or thinking
     message = parsed(HERMES, text, reasoning=THINK)
     assert message.reasoning == "add? </thin <tool_call> <"
     assert len(message.calls) == 1
@@ -266,8 +240,8 @@ def test_reasoning_that_a_call_would_end_has_none_before_a_required_call(vocabul
     made = call_grammar(QWEN3_CODER, [ADD], required=True, parallel=False, reasoning=THINK, thinking=True)
     grammar = Grammar.compile("lark", made.lark, vocabulary)
     call = WRITTEN[QWEN3_CODER.name]
-    assert allows(grammar, f"add? </thin <tool_ <\n</think>\n\n{call}")
-    assert not allows(grammar, f"add? {call}\n</think>\n\n{call}")
+    assert accepts(grammar, f"add? </thin <tool_ <\n</think>\n\n{call}")
+    assert not accepts(grammar, f"add? {call}\n</think>\n\n{call}")
 
 
 def test_parameters_that_are_texts_are_written_without_quotes(vocabulary: Tokenizer) -> None:
@@ -278,11 +252,11 @@ def test_parameters_that_are_texts_are_written_without_quotes(vocabulary: Tokeni
     grammar = Grammar.compile("lark", made.lark, vocabulary)
     text = '<tool_call>\n<function=f>\n<parameter=path>\na "b"\n<x>\n</parameter>\n<parameter=mode>\n%s\n</parameter>\n'
     for mode, allowed in (("r", True), ("x", False)):
-        assert allows(grammar, text % mode + "</function>\n</tool_call>") == allowed
-    assert not allows(grammar, "<tool_call>\n<function=f>\n</function>\n</tool_call>")
+        assert accepts(grammar, text % mode + "</function>\n</tool_call>") == allowed
+    assert not accepts(grammar, "<tool_call>\n<function=f>\n</function>\n</tool_call>")
     number = "<parameter=n>\n%s\n</parameter>\n</function>\n</tool_call>"
-    assert allows(grammar, text % "w" + number % "12")
-    assert not allows(grammar, text % "w" + number % "a")
+    assert accepts(grammar, text % "w" + number % "12")
+    assert not accepts(grammar, text % "w" + number % "a")
     (call,) = parsed(QWEN3_CODER, text % "w" + number % "12", texts=texts).calls
     assert json.loads(call.arguments) == {"path": 'a "b"\n<x>', "mode": "w", "n": 12}
 
@@ -291,7 +265,7 @@ def test_parameters_that_are_texts_are_written_without_quotes(vocabulary: Tokeni
 def test_schemas_that_are_none(vocabulary: Tokenizer, wrong: Any) -> None:
     tool = {"name": "f", "parameters": {"properties": wrong, "required": wrong}}
     made = call_grammar(QWEN3_CODER, [tool], required=True, parallel=False)
-    assert allows(
+    assert accepts(
         Grammar.compile("lark", made.lark, vocabulary), "<tool_call>\n<function=f>\n</function>\n</tool_call>"
     )
 
@@ -313,8 +287,8 @@ def test_an_answer_between_its_marks(vocabulary: Tokenizer) -> None:
     ):
         made = answer_grammar(calls, '%json {"type": "integer"}', tags, False)
         grammar = Grammar.compile("lark", made.lark, vocabulary)
-        assert allows(grammar, text)
-        assert not allows(grammar, text.replace("12", "x"))
+        assert accepts(grammar, text)
+        assert not accepts(grammar, text.replace("12", "x"))
         style = Style(calls, reasoning=tags)
         parser = Parser(style)
         message = Message().add(parser.push(text)).add(parser.finish())

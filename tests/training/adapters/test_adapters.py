@@ -25,7 +25,6 @@ from logitless.models.adapters.stacked_lora import StackedLora
 from logitless.models.batch import Sequences
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
-from logitless.models.synthetic.model import ModelShape
 from logitless.models.weights.weights import check_weights
 from logitless.training.adapters import lora as start
 from logitless.training.adapters.lora import lora, principal, start_from
@@ -37,7 +36,6 @@ from logitless.training.data.packing import Sample, StridedSamples
 from logitless.training.data.sampler import Sampler
 from logitless.training.errors import TrainingError
 from logitless.training.save import save_result
-from logitless.training.scratch import new_model
 from logitless.training.trainer import Step, Trainer
 from tests.models.adapters.test_lora import refusals
 
@@ -51,13 +49,6 @@ METHODS = {
     "targets": LoraOptions(3, 5.0, targets=("q_proj", "ffn_*", "blk.1.attn_v")),
 }
 WEIGHT = "blk.0.attn_k.weight"  # (16, 32)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "m.gguf"
-    new_model(path, None, ModelShape(32, 2, 4, 2, 48, 0, n_ctx=64), seed=3)
-    return path
 
 
 class Opened:
