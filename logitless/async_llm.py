@@ -584,8 +584,8 @@ def _per_prompt(label: str, values: Any, n: int) -> Sequence[Any]:
     return values
 
 
-class AsyncFinetuneJob:
-    """A fine-tuning job that runs beside requests."""
+class JobHandle:
+    """A fine-tuning job that runs beside requests: its state, and its end from any thread."""
 
     def __init__(self, llm: AsyncLLM, id: str) -> None:
         self._llm, self.id = llm, id
@@ -607,6 +607,35 @@ class AsyncFinetuneJob:
         """The result's name for SamplingParams(model=…), once there is one."""
         name = self.row["fine_tuned_model"]
         return None if name is None else str(name)
+
+    def cancel(self) -> None:
+        """End the job; one that has ended stays as it is."""
+        self._set((*RUNNING, "paused"), "cancelled")
+
+    def pause(self) -> None:
+        """Stop the job after its current step; `resume` goes on."""
+        self._set(RUNNING, "paused")
+
+    def resume(self) -> None:
+        """Go on with a paused job."""
+        self._set(("paused",), "queued")
+
+    def _set(self, allowed: tuple[str, ...], status: str) -> None:
+        served = self._llm.service.served
+        assert served is not None
+        assert served.tuning is not None
+        served.tuning.set_status(self.id, allowed, status)
+
+    @property
+    def _store(self) -> Store:
+        served = self._llm.service.served
+        if served is None or served.tuning is None:
+            raise Error("this model is closed")
+        return served.tuning.store
+
+
+class AsyncFinetuneJob(JobHandle):
+    """A fine-tuning job that runs beside requests."""
 
     async def events(self) -> AsyncGenerator[Row, None]:
         """Messages and metrics as they come, until the job ends."""
@@ -635,27 +664,3 @@ class AsyncFinetuneJob:
             reason = (row["error"] or {}).get("message") or f"the job was {row['status']}"
             raise TrainingError(reason)
         return str(row["fine_tuned_model"])
-
-    def cancel(self) -> None:
-        """End the job; one that has ended stays as it is."""
-        self._set((*RUNNING, "paused"), "cancelled")
-
-    def pause(self) -> None:
-        """Stop the job after its current step; `resume` goes on."""
-        self._set(RUNNING, "paused")
-
-    def resume(self) -> None:
-        self._set(("paused",), "queued")
-
-    def _set(self, allowed: tuple[str, ...], status: str) -> None:
-        served = self._llm.service.served
-        assert served is not None
-        assert served.tuning is not None
-        served.tuning.set_status(self.id, allowed, status)
-
-    @property
-    def _store(self) -> Store:
-        served = self._llm.service.served
-        if served is None or served.tuning is None:
-            raise Error("this model is closed")
-        return served.tuning.store

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from logitless.async_llm import AsyncFinetuneJob, AsyncLLM, Loras, Params, Rows
+from logitless.async_llm import AsyncFinetuneJob, AsyncLLM, JobHandle, Loras, Params, Rows
 from logitless.cli.progress import ProgressBar, compile_progress
 from logitless.errors import Error, RequestError
 from logitless.jobs import Messages, Prompt
@@ -317,38 +317,17 @@ def _end(llm: AsyncLLM, loop: asyncio.AbstractEventLoop, thread: threading.Threa
         loop.close()
 
 
-class FinetuneJob:
+class FinetuneJob(JobHandle):
     """A fine-tuning job that runs beside requests."""
 
     def __init__(self, llm: LLM, job: AsyncFinetuneJob) -> None:
-        self._llm, self._job, self.id = llm, job, job.id
-
-    @property
-    def status(self) -> str:
-        """One of validating_files, queued, running, paused, succeeded, failed, cancelled."""
-        return self._job.status
-
-    @property
-    def model(self) -> str | None:
-        """The result's name for SamplingParams(model=…), once there is one."""
-        return self._job.model
+        super().__init__(llm.async_llm, job.id)
+        self._caller, self._job = llm, job
 
     def events(self) -> Iterator[Row]:
         """Messages and metrics as they come, until the job ends."""
-        return self._llm._iterate(self._job.events)
+        return self._caller._iterate(self._job.events)
 
     def wait(self) -> str:
         """The result's name. TrainingError: the job has failed, or was cancelled."""
-        return self._llm._run(self._job.wait())
-
-    def cancel(self) -> None:
-        """End the job; one that has ended stays as it is."""
-        self._job.cancel()
-
-    def pause(self) -> None:
-        """Stop the job after its current step; `resume` goes on."""
-        self._job.pause()
-
-    def resume(self) -> None:
-        """Go on with a paused job."""
-        self._job.resume()
+        return self._caller._run(self._job.wait())

@@ -258,6 +258,18 @@ class Store:
 
         self._run_when_full(run)
 
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """A durable transaction, all or nothing; the database is locked for this thread."""
+        self._db.execute("pragma synchronous = full")
+        self._db.execute("begin immediate")
+        try:
+            yield
+            self._db.execute("commit")
+        finally:
+            if self._db.in_transaction:  # else no other transaction could begin
+                self._db.execute("rollback")
+
     # -- files and jobs: rows that change
 
     def put(self, table: str, row: Mapping[str, Any]) -> None:
@@ -283,19 +295,13 @@ class Store:
         Returns None, without a change, if there is no such row or `change` returns None."""
 
         def run() -> Row | None:
-            self._db.execute("pragma synchronous = full")
-            self._db.execute("begin immediate")
-            try:
+            with self._transaction():
                 records = self._db.execute(f"select data from {table} where id = ?", (id,)).fetchone()
                 row = change(json.loads(records[0])) if records else None
                 if row is not None:
                     self._db.execute(f"update {table} set data = ? where id = ?", (_json(row), id))
                     values = [(event["id"], id, 0, _json(event)) for event in events]
                     self._db.executemany(_ADD_EVENT, values)
-                self._db.execute("commit")
-            finally:
-                if self._db.in_transaction:  # else no other transaction could begin
-                    self._db.execute("rollback")
             return row
 
         return self._run_when_full(run)
@@ -317,15 +323,9 @@ class Store:
         its content; `_open` sweeps contents without a row. A full disk has room once the contents are cut."""
 
         def run() -> None:
-            self._db.execute("pragma synchronous = full")
-            self._db.execute("begin immediate")
-            try:
+            with self._transaction():
                 self._db.executemany("delete from files where id = ?", [(id,) for id in ids])
                 self._db.execute("delete from batches where id = ?", (batch,))
-                self._db.execute("commit")
-            finally:
-                if self._db.in_transaction:
-                    self._db.execute("rollback")
 
         paths = [self.file_path(id) for id in ids]
         try:
@@ -401,14 +401,8 @@ class Store:
         rows = [(batch, line, answered, text) for line, answered, text in lines]
 
         def run() -> None:
-            self._db.execute("pragma synchronous = full")
-            self._db.execute("begin immediate")
-            try:
+            with self._transaction():
                 self._db.executemany("insert or ignore into batch_lines values (?, ?, ?, ?)", rows)
-                self._db.execute("commit")
-            finally:
-                if self._db.in_transaction:
-                    self._db.execute("rollback")
 
         self._do(run)
 

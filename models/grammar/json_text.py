@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache
@@ -538,26 +538,17 @@ def _same_length(first: int, last: int) -> Iterator[tuple[int, int]]:
 
 def _smallest(prefix: bytes, length: int) -> int | None:
     """The smallest character whose UTF-8 begins so."""
-    for second in (b"", b"\x90", b"\xa0"):
-        text = prefix + second
-        text += b"\x80" * (length - len(text))
-        if len(text) == length and (code := _decoded(text)) is not None:
-            return code
-    return None
+    return _first_of(prefix + second + b"\x80" * (length - len(prefix + second)) for second in (b"", b"\x90", b"\xa0"))
 
 
 def _largest(prefix: bytes, length: int) -> int | None:
     """The largest character whose UTF-8 begins so."""
-    for second in (b"", b"\x9f", b"\x8f"):
-        text = prefix + second
-        text += b"\xbf" * (length - len(text))
-        if len(text) == length and (code := _decoded(text)) is not None:
-            return code
+    return _first_of(prefix + second + b"\xbf" * (length - len(prefix + second)) for second in (b"", b"\x9f", b"\x8f"))
+
+
+def _first_of(texts: Iterable[bytes]) -> int | None:
+    """The first of these that is one character."""
+    for text in texts:
+        with suppress(UnicodeDecodeError, TypeError):
+            return ord(text.decode())
     return None
-
-
-def _decoded(text: bytes) -> int | None:
-    try:
-        return ord(text.decode())
-    except (UnicodeDecodeError, TypeError):
-        return None

@@ -14,10 +14,9 @@ from logitless.models.chat.tool_calls.grammar import call_grammar
 from logitless.models.chat.tool_calls.parser import Parser, Style
 from logitless.models.grammar import Grammar
 from logitless.models.tokenizer import Tokenizer
+from tests.helpers.grammars import accepts, text_of
 from tests.helpers.tool_call_texts import NAMES, called, content, parse, told
-from tests.models.chat.test_tool_call_grammar import allows, parsed, vocabulary, written
-
-__all__ = ["vocabulary"]  # a fixture
+from tests.models.chat.test_tool_call_grammar import parsed
 
 GEMMA = (
     '<|tool_call>call:write{n:-1.5e3,path:<|"|>a "b"\\\n{x}<|"|>,'
@@ -159,10 +158,10 @@ def as_json(vocabulary: Tokenizer) -> Grammar:
 def test_gemma4_dictionaries_that_fit_a_schema(vocabulary: Tokenizer, inner: str, fits: bool) -> None:
     made = call_grammar(GEMMA4, [{"name": "add", "parameters": DEEP}], required=True, parallel=False)
     text = f"<|tool_call>call:add{{{inner}}}<tool_call|>"
-    assert allows(Grammar.compile("lark", made.lark, vocabulary), text) == fits
+    assert accepts(Grammar.compile("lark", made.lark, vocabulary), text) == fits
     if fits:
         (call,) = parsed(GEMMA4, text).calls
-        assert allows(as_json(vocabulary), call.arguments)
+        assert accepts(as_json(vocabulary), call.arguments)
 
 
 def test_gemma4_texts_of_a_schema_fit_it(vocabulary: Tokenizer) -> None:
@@ -171,10 +170,10 @@ def test_gemma4_texts_of_a_schema_fit_it(vocabulary: Tokenizer) -> None:
     made = call_grammar(GEMMA4, [{"name": "add", "parameters": schema}], required=True, parallel=True)
     grammar, fits = Grammar.compile("lark", made.lark, vocabulary), as_json(vocabulary)
     for seed in range(12):
-        message = parsed(GEMMA4, written(grammar, seed, 20_000))
+        message = parsed(GEMMA4, text_of(grammar, seed, 20_000))
         assert (message.content, message.reasoning) == ("", "")
         for call in message.calls:
-            assert allows(fits, call.arguments), call.arguments
+            assert accepts(fits, call.arguments), call.arguments
 
 
 @pytest.mark.parametrize(
@@ -189,7 +188,7 @@ def test_gemma4_texts_of_a_schema_fit_it(vocabulary: Tokenizer) -> None:
 )
 def test_gemma4_schemas_that_turn_in_circles(vocabulary: Tokenizer, parameters: dict[str, Any]) -> None:
     rules = ["start: f", *shared_rules(QUOTE), *argument_rules(parameters, "f", QUOTE)]
-    assert allows(Grammar.compile("lark", "\n".join(rules), vocabulary), "{}")
+    assert accepts(Grammar.compile("lark", "\n".join(rules), vocabulary), "{}")
 
 
 def test_gemma4_schemas_that_multiply_are_cut() -> None:
@@ -205,6 +204,6 @@ def test_null_may_be_written_as_the_template_does(vocabulary: Tokenizer) -> None
     grammar = Grammar.compile("lark", made.lark, vocabulary)
     for word, fits in (("None", True), ("null", True), ("nil", False)):
         text = f"<|tool_call>call:add{{x:{word},y:{word}}}<tool_call|>"
-        assert allows(grammar, text) == fits
+        assert accepts(grammar, text) == fits
         if fits:
             assert json.loads(parsed(GEMMA4, text).calls[0].arguments) == {"x": None, "y": None}
