@@ -96,9 +96,9 @@ def test_the_command_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
 
 
 def test_embeddings_of_a_batch_are_those_of_requests(
-    serve: ServerFactory, connect: ClientFactory, tmp_path: Path
+    serve_here: ServerFactory, connect: ClientFactory, tmp_path: Path
 ) -> None:
-    server = serve(None, *FLAGS, "--embedding", "--data-dir", str(tmp_path))
+    server = serve_here(None, *FLAGS, "--embedding", "--data-dir", str(tmp_path))
     api = connect(f"{server.url}/v1", "none")
     inputs: list[Any] = ["ROMEO:", ["JULIET:", "NURSE:"], 5]
     lines = [

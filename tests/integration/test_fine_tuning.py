@@ -79,7 +79,7 @@ def deleted(url: str, api: openai.OpenAI, nobody: openai.OpenAI, name: str) -> N
 
 
 def test_a_job_is_killed_resumed_and_used(
-    serve: ServerFactory, connect: ClientFactory, shared_data: Path, tmp_path: Path
+    serve: ServerFactory, serve_here: ServerFactory, connect: ClientFactory, shared_data: Path, tmp_path: Path
 ) -> None:
     model = shared_data / "models" / "stories260K.gguf"
     flags = ("--alias", "stories", "--admin-api-key", "admin", "-t", "1", "-c", "512", "--metrics", "--pooling", "mean")
@@ -87,7 +87,7 @@ def test_a_job_is_killed_resumed_and_used(
     adapters = []
     for killed in (False, True):
         folder = tmp_path / str(killed)
-        server = serve(model, *flags, "--data-dir", str(folder))
+        server = (serve if killed else serve_here)(model, *flags, "--data-dir", str(folder))
         api = connect(f"{server.url}/v1", "admin")
         before = greedy(api, "stories")
         job = api.fine_tuning.jobs.create(
@@ -149,11 +149,11 @@ def test_a_job_is_killed_resumed_and_used(
 
 
 def test_wrong_job_is_refused_at_creation(
-    serve: ServerFactory, connect: ClientFactory, shared_data: Path, tmp_path: Path
+    serve_here: ServerFactory, connect: ClientFactory, shared_data: Path, tmp_path: Path
 ) -> None:
     model = shared_data / "models" / "stories260K.gguf"
     flags = ("--alias", "stories", "--api-key", "user", "--admin-api-key", "admin", "-c", "512", "-t", "1")
-    server = serve(model, *flags, "--data-dir", str(tmp_path))
+    server = serve_here(model, *flags, "--data-dir", str(tmp_path))
     api, user, nobody = (connect(f"{server.url}/v1", key) for key in ("admin", "user", "nobody"))
     bad = {
         b'{"text": "a"}\n{"text": 1}': "line 2: field 'text' must be a string",

@@ -16,10 +16,10 @@ CHECK: Any = {
 }  # fmt: skip
 
 
-def test_graders_are_tried_by_hand(serve: ServerFactory, connect: ClientFactory, shared_data: Path) -> None:
+def test_graders_are_tried_by_hand(serve_here: ServerFactory, connect: ClientFactory, shared_data: Path) -> None:
     model = shared_data / "models" / "stories260K.gguf"
-    server = serve(model, "--alias", "stories", "-t", "1", "-c", "256", "--chat-template", "chatml",
-                   "--allow-graders", "python")  # fmt: skip
+    flags = ("--alias", "stories", "-c", "256", "--chat-template", "chatml", "--allow-graders", "python")
+    server = serve_here(model, *flags)
     graders = connect(f"{server.url}/v1", "none").fine_tuning.alpha.graders
     assert graders.validate(grader=CHECK).grader is not None
     right = graders.run(grader=CHECK, model_sample="4", item={"answer": "4"})

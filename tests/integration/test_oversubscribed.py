@@ -27,17 +27,17 @@ async def ask(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) ->
         return answer["content"], answer["tokens"]
 
 
-async def test_four_times_too_much(serve: Any) -> None:
+async def test_four_times_too_much(serve_here: Any) -> None:
     """Without host memory what was paused is computed again, with it most of that comes back."""
     if not MODEL.exists():
         pytest.skip("no stories260K.gguf beside the checkout")
     cells = str(N * (N_PREDICT + 16) // 4)
-    alone = serve(MODEL, "-c", cells, "-np", "1")
+    alone = serve_here(MODEL, "-c", cells, "-np", "1")
     recomputed = []
     async with aiohttp.ClientSession() as session:
         expected = [await ask(session, alone.url, body) for body in bodies()]
         for cache_ram in ("0", "64"):
-            crowd = serve(MODEL, "-c", cells, "-np", str(N), "-kvu", "--cache-ram", cache_ram, "--metrics")
+            crowd = serve_here(MODEL, "-c", cells, "-np", str(N), "-kvu", "--cache-ram", cache_ram, "--metrics")
             answers = await asyncio.gather(*(ask(session, crowd.url, body) for body in bodies()))
             assert answers == expected
             found = dict(re.findall(r"^\w+:(\w+) (\S+)$", crowd.get("/metrics"), re.M))

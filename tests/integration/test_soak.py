@@ -1,4 +1,4 @@
-"""Soak of twelve seconds (scripts/soak runs half an hour): random clients and one kill -9."""
+"""Soak of twelve seconds, by hand (scripts/soak runs half an hour): random clients and one kill -9."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import pytest
 from tests.helpers import soak
 
 
-def test_soak() -> None:
+def test_soak(request: pytest.FixtureRequest) -> None:
+    if not request.config.getoption("--long"):
+        pytest.skip("no --long")
     if not soak.MODEL.exists():
         pytest.skip("no stories260K.gguf beside the checkout")
     run, figures = soak.soak(seconds=12, n_clients=16, n_kills=1, seed=1, pause=0.5)

@@ -19,8 +19,17 @@ REPO_ROOT = Path(__file__).resolve().parents[3]
 INTERNAL = {"LOGITLESS_BEHIND_ROUTER", "LOGITLESS_FUZZ", "LOGITLESS_SLOW", "LOGITLESS_TEST_HTTP_HOST", "LOGITLESS_TOOL"}
 
 
+PARTS = {
+    "processor": doctor._processor,
+    "load": doctor._load,
+    "memory": doctor._memory,
+    "cache": doctor._cache,
+    "variables": doctor._environment,
+}
+
+
 def findings(subject: str) -> list[doctor.Finding]:
-    return [f for f in doctor.examine(measure=False) if f.subject == subject]
+    return [f for f in PARTS[subject]() if f.subject == subject]
 
 
 def test_report_as_json_has_every_finding(capsys: pytest.CaptureFixture[str]) -> None:

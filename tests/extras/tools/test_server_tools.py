@@ -59,19 +59,21 @@ def test_a_stop_ends_running_calls(serve: ServerFactory, tmp_path: Path) -> None
     assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
-def test_a_router_runs_them_without_a_model(serve: ServerFactory, tmp_path: Path) -> None:
-    server = serve(None, "--models-dir", str(tmp_path), "--mcp-servers-json", json.dumps(NEAR))
-    assert server.get("/props")["endpoint_tools"] is True
-    assert "near_add" in [entry["tool"] for entry in server.get("/tools")]
-    assert call(server, "near_add", a=1, b=2) == {"plain_text_response": "3"}
-
-
-def test_responses_through_a_router_call_them(serve: ServerFactory, tmp_path: Path, connect: Any) -> None:
-    """The model's server runs them, for the clients that may: with an admin key, its holder alone."""
+def test_a_router_runs_them_and_so_do_responses_of_its_models(
+    serve: ServerFactory, tmp_path: Path, connect: Any
+) -> None:
+    """The router does without a model; the model's server for clients that may: with an admin key, its holder."""
     shutil.copy(MODELS / "stories260K-conv-Q8_0.gguf", tmp_path / "m.gguf")
     flags = ("--models-dir", str(tmp_path), "--mcp-servers-json", json.dumps(NEAR), "-c", "2048")
     server = serve(None, *flags, "--api-key", "user", "--admin-api-key", "chief")
     client: openai.OpenAI = connect(f"{server.url}/v1", "chief")
+    plain = client.with_options(base_url=server.url)
+    assert plain.get("/props", cast_to=dict[str, Any])["endpoint_tools"] is True
+    assert "near_add" in [entry["tool"] for entry in plain.get("/tools", cast_to=list[Any])]
+    assert server.post("/tools", {"tool": "near_add", "params": {"a": 1, "b": 2}}, "chief") == {
+        "plain_text_response": "3"
+    }
+    assert {model["status"]["value"] for model in plain.get("/models", cast_to=dict[str, Any])["data"]} == {"unloaded"}
     near = {"type": "mcp", "server_label": "near", "allowed_tools": ["pid"]}
     asked: Any = {
         "model": "m",
