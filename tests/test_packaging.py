@@ -61,10 +61,9 @@ def test_the_command_in_a_hostile_folder(hostile: Path) -> None:
         (hostile / f"{name}.py").write_text(RAISES)
     text = run(sys.executable, "-m", "logitless", "generate", "-m", DEMO, *GENERATE, cwd=hostile)
     assert text.strip()
-    assert run(
-        sys.executable, "-m", "logitless", "generate", "-m", DEMO, *GENERATE, cwd=hostile, path=str(hostile / "x")
+    assert run(sys.executable, "-m", "logitless", "--version", cwd=hostile, path=str(hostile / "x")).startswith(
+        "logitless "
     )
-    assert run(sys.executable, "-m", "logitless", "--version", cwd=hostile).startswith("logitless ")
 
 
 def test_the_command_with_a_hostile_path(hostile: Path) -> None:
@@ -160,7 +159,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).exists() or (ROOT / name).is_symlink():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name, follow_symlinks=False)
-    code = "import sys, setuptools.build_meta as backend; getattr(backend, sys.argv[1])(sys.argv[2])"
+    code = (
+        "import logging, sys, zlib; make = zlib.compressobj; zlib.compressobj = lambda _, *more: make(1, *more)\n"
+        "import setuptools.build_meta as backend; logging.disable(); getattr(backend, sys.argv[1])(sys.argv[2])"
+    )  # packed quickly, in 4 s less
     for kind in ("sdist", "wheel"):
         run(sys.executable, "-c", code, f"build_{kind}", out, cwd=tree)
         if kind == "sdist":

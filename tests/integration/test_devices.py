@@ -33,8 +33,12 @@ def test_greedy_text_and_likelihood(server: Any) -> None:
     agrees_on_text_and_likelihood(server, json.loads((DATA / "expected" / "stories260K.gguf.json").read_text()))
 
 
-def test_the_same_seed_gives_llama_cpps_tokens(server: Any) -> None:
-    samples_as_recorded(server, json.loads((DATA / "expected" / "sampling-stories260K.json").read_text()))
+def test_the_same_seed_gives_llama_cpps_tokens(server: Any, request: pytest.FixtureRequest) -> None:
+    """On Vulkan every other request, which takes 0.3 s here; tests/conformance has each sampler."""
+    expected = json.loads((DATA / "expected" / "sampling-stories260K.json").read_text())
+    if request.node.callspec.params["server"] == "vulkan:0":
+        expected["cases"] = expected["cases"][1::2]  # with the grammar
+    samples_as_recorded(server, expected)
 
 
 async def test_eight_streams_equal_each_alone(server: Any) -> None:

@@ -15,10 +15,10 @@ KEY = "tür-key"
 
 
 @pytest.fixture(scope="module")
-def server(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def server(serve_here_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("jobs")
     flags = ("--metrics", "-np", "2", "-kvu", "-c", "2048", "--context-shift", "--data-dir", str(folder))
-    return serve_module(None, "--demo", *flags, "--api-key", KEY)
+    return serve_here_module(None, "--demo", *flags, "--api-key", KEY)
 
 
 @pytest.fixture

@@ -27,11 +27,11 @@ pytestmark = pytest.mark.skipif(not STORIES.exists(), reason="no stories260K.ggu
 
 
 @pytest.fixture(scope="module")
-def server(serve_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def server(serve_here_module: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder, spec = tmp_path_factory.mktemp("media"), AUDIO_SPECS["qwen2.5o audio"]
     model = write_audio_text_model(folder / "m.gguf", spec, STORIES)
     write_audio_projector(folder / "mmproj.gguf", spec)
-    return serve_module(model, "-c", str(2 * N_CTX), "--metrics", "--data-dir", str(folder / "data"))
+    return serve_here_module(model, "-c", str(2 * N_CTX), "--metrics", "--data-dir", str(folder / "data"))
 
 
 @pytest.fixture
