@@ -10,7 +10,7 @@ from logitless.engine.loading.placement import draft_placement
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.speculation.draft_builder import TokenSelection
 from logitless.engine.speculation.draft_learner import DraftLearner
-from logitless.engine.speculation.draft_length import AdaptiveDraftLength
+from logitless.engine.speculation.draft_length import RARE_PROBE, AdaptiveDraftLength
 from logitless.engine.speculation.draft_model import N_ROWS, ModelDrafter
 from logitless.engine.speculation.head_file import HeadFile
 from logitless.engine.speculation.mtp import DFlashDrafter, LearningDrafter, MTPDrafter
@@ -138,7 +138,9 @@ def n_draft_tokens(options: ModelOptions) -> int:
 
 
 def check_mtp_head(options: ModelOptions, gguf: GGUFFile, hparams: Hparams) -> None:
-    """OptionConflict: draft-mtp is wanted, and the file has no MTP head."""
+    """OptionConflict: draft-mtp is wanted, and the file has no MTP head; or a model that does not write is to draft."""
+    if not hparams.causal and LEARN in model_kinds(options):
+        raise OptionConflict("--spec-learn: the model makes vectors of texts, it does not write")
     if MTP not in model_kinds(options) or drafter_file(options):
         return
     if not can_guess(gguf, hparams):
@@ -247,7 +249,9 @@ def make_speculator(
             eog_ids=tokenizer.eog_ids,
             has_states=draft.states is not None,
         )
-    draft_length = AdaptiveDraftLength() if drafters and options.spec_draft_adapt else None
+    draft_length = None
+    if drafters and options.spec_draft_adapt:
+        draft_length = AdaptiveDraftLength() if learner is None else AdaptiveDraftLength(RARE_PROBE)
     if learner is not None and draft_length is not None:
         draft_length.acceptance.expect(learner.accuracy)
         learner.on_change = draft_length.acceptance.expect

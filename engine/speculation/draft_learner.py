@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("logitless.speculation")
 SHARE = 0.05  # of the device's time beside running requests
+MAX_DEPTH = 4  # draft tokens in a row that it learns; longer drafts go on in the same way
 N_BATCH = 32  # examples of an optimizer step; at most half of them are new
 DECAY = 0.8  # weight of a draft token, relative to the one before
 RATE = 1e-3
@@ -56,7 +57,7 @@ class DraftLearner:
         assert engine.hidden is not None
         self._engine, self._hidden, self.file = engine, engine.hidden, file
         self._values: HeadValues = engine.draft_head
-        self._depth = max(1, depth)
+        self._depth = min(max(1, depth), MAX_DEPTH)
         self.vocabulary = DraftVocabulary(self._values.ids)
         self.on_change: Callable[[float], None] = lambda _: None  # called with the accuracy of the head that drafts
         self._reported = self._values.accuracy
@@ -74,8 +75,7 @@ class DraftLearner:
         self._measured: Measurement | Exception | None = None
         self._preparing: threading.Thread | None = None
         self._parts: Iterator[float] | None = None  # the rest of a step
-        self._targets: npt.NDArray[np.int64] = np.zeros(0, np.int64)  # first columns of the step's examples
-        self._n_fresh = 0  # new ones among them, which come first
+        self._stopped = False  # after an error, on this session
         self._first = self._values.n_steps  # steps before the moments were zero
         self._saved, self._saved_at = self._values.n_steps, time.monotonic()
         self._writing: threading.Thread | None = None
@@ -98,6 +98,14 @@ class DraftLearner:
         Texts of requests with a `cache_salt` are not learnt."""
         if not self._is_current:
             self._begin_session()
+        if self._stopped:
+            return
+        try:
+            self._take(seq)
+        except Exception as error:
+            self._stop(error)
+
+    def _take(self, seq: Sequence) -> None:
         span = self._hidden.last_span(seq)
         if span is None or seq.request.cache_salt or seq.slot is None:
             return
@@ -168,13 +176,16 @@ class DraftLearner:
         session = self._session
         assert session is not None
         try:
-            measured = next(iter(session.measure_all([self._nodes])))
+            measured = next(iter(session.measure_all([self.nodes])))
             self._engine.prepare_kernels(measured[0].order)
-            self._measured = measured
+            result: Measurement | Exception = measured
         except Exception as error:
-            self._measured = error
+            result = error
+        if self._session is session:  # else the model sleeps, or has lost a device
+            self._measured = result
 
-    def _nodes(self) -> list[Tensor]:
+    def nodes(self) -> list[Tensor]:
+        """Graph of an optimizer step."""
         hidden = self._engine.graph.hidden
         assert self._training is not None
         assert hidden is not None
@@ -185,78 +196,80 @@ class DraftLearner:
         until = time.perf_counter() + seconds
         try:
             while self.ready:
-                self._parts = self._parts or self._begin()
-                if self._parts is None:
-                    return
+                self._parts = self._parts or self._step()
                 following = next(self._parts, None)
                 if following is None:
                     self._parts = None
-                    self._end()
                 if waits() or time.perf_counter() + (following or 0.0) > until:
                     return
-        except Exception as error:  # requests go on without
-            log.warning("the draft head stops to learn: %s", " ".join(f"{type(error).__name__}: {error}".split()))
-            self._parts, self._credit, self._measured = None, 0.0, None
+        except Exception as error:
+            self._stop(error)
 
-    def _begin(self) -> Iterator[float] | None:
-        """Begin a step: its parts; None: there are no examples."""
+    def _stop(self, error: Exception) -> None:
+        """Learn no more on this session; requests go on."""
+        log.warning("the draft head stops to learn: %s", " ".join(f"{type(error).__name__}: {error}".split()))
+        self._parts, self._credit, self._measured, self._stopped = None, 0.0, None, True
+
+    def _step(self) -> Iterator[float]:
+        """Run an optimizer step, with the seconds of each part before it; publish and save from time to time."""
         if self._plan is None:
             if isinstance(self._measured, Exception):
                 raise self._measured
-            plan = self._engine.session.plan(self._nodes, ARENA, self._measured)
+            plan = self._engine.session.plan(self.nodes, ARENA, self._measured)
             assert isinstance(plan, PreemptiblePlan)
             self._plan = plan
-        n, depth = N_BATCH, self._depth
-        counters = self._choose()
-        self._credit = self._credit - n if len(counters) else 0.0
+        values, (counters, n_fresh) = self._values, self._choose()
+        self._credit = self._credit - N_BATCH if len(counters) else 0.0
         if not len(counters):
-            return None
+            return
+        feeds, targets = self._feeds(counters)
+        yield from self._plan.parts(feeds)
+        best, *others = self._plan.results([N_BATCH] * self._depth + [None] + [0] * len(values.params))
+        values.n_steps += 1
+        if n_fresh:
+            right = float((best == targets)[:n_fresh].mean())
+            values.accuracy += RECENT * (right - values.accuracy)
+        if not np.isfinite(others[self._depth - 1]):
+            self._start_again()
+        elif values.n_steps % PUBLISH == 0 or self._credit < N_BATCH:
+            yield from self._publish()
+
+    def _feeds(self, counters: npt.NDArray[np.int64]) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.int64]]:
+        """Inputs of a step on these examples, and their first columns."""
         tokens = self._tokens[counters % len(self._counters)]
-        weight = np.where(tokens[:, 1:] >= 0, DECAY ** np.arange(depth), 0.0)
-        columns = np.array(self.vocabulary.columns(tokens[:, 1:].reshape(-1).tolist())).reshape(n, depth)
+        weight = np.where(tokens[:, 1:] >= 0, DECAY ** np.arange(self._depth), 0.0)
+        columns = np.array(self.vocabulary.columns(tokens[:, 1:].reshape(-1).tolist())).reshape(weight.shape)
         weight[columns < 0] = 0
-        self._targets = columns[:, 0]
-        step = self._values.n_steps - self._first + 1
         feeds = {
             "learn.rows": (1 + counters % len(self._counters)).astype(np.int32),
             "learn.tokens": np.maximum(tokens[:, :-1], 0).T.reshape(-1).astype(np.int32),
             "learn.targets": np.maximum(columns, 0).T.reshape(-1).astype(np.int32),
             "learn.weight": (weight / max(weight.sum(), 1e-9)).T.reshape(-1).astype(np.float32),
-            "learn.optimizer": adamw_params(step, RATE, betas=BETAS),
+            "learn.optimizer": adamw_params(self._values.n_steps - self._first + 1, RATE, betas=BETAS),
         }
-        return self._plan.parts(feeds)
+        return feeds, columns[:, 0]
 
-    def _choose(self) -> npt.NDArray[np.int64]:
-        """Examples of the next step by row counter: new ones first, the rest at random."""
+    def _choose(self) -> tuple[npt.NDArray[np.int64], int]:
+        """Examples of the next step by row counter, and the number of new ones, which come first."""
         oldest = self._hidden.oldest
         fresh: list[int] = []
         while self._fresh and len(fresh) < N_BATCH // 2:
             if (counter := self._fresh.popleft()) >= oldest:
                 fresh.append(counter)
         valid = self._counters[(self._counters >= oldest) & (self._tokens[:, 1] >= 0)]
-        self._n_fresh = len(fresh)
         if not len(valid):
-            return valid
-        return np.concatenate([np.array(fresh, np.int64), self._rng.choice(valid, N_BATCH - len(fresh))])
+            return valid, 0
+        others = self._rng.choice(valid, N_BATCH - len(fresh))
+        return np.concatenate([np.array(fresh, np.int64), others]), len(fresh)
 
-    def _end(self) -> None:
-        """Take the results of a step; publish and save from time to time."""
-        assert self._plan is not None
-        best, *others = self._plan.results([N_BATCH] * self._depth + [None] + [0] * len(self._values.params))
-        norm = float(others[self._depth - 1])
-        self._values.n_steps += 1
-        if self._n_fresh:
-            right = float((best == self._targets)[: self._n_fresh].mean())
-            self._values.accuracy += RECENT * (right - self._values.accuracy)
-        if not np.isfinite(norm):
-            self._start_again()
-        elif self._values.n_steps % PUBLISH == 0 or self._credit < N_BATCH:
-            self._publish()
+    def _publish(self) -> Iterator[float]:
+        """Give the head that drafts the values of the one that trains, if they are finite.
 
-    def _publish(self) -> None:
-        """Give the head that drafts the values of the one that trains, if they are finite."""
-        session = self._engine.session
-        params = {name: session.read(f"{PREFIX}.{name}{TRAINED}") for name in self._values.params}
+        They are read in parts, and written between two steps of requests."""
+        session, params = self._engine.session, {}
+        for name in self._values.params:
+            params[name] = session.read(f"{PREFIX}.{name}{TRAINED}")
+            yield 0.0
         if not all(np.isfinite(value).all() for value in params.values()):
             self._start_again()
             return
@@ -289,6 +302,7 @@ class DraftLearner:
         assert isinstance(head, DraftHead)
         self._training = HeadTraining.define(self._session, self._values, head)
         self._plan = self._measured = self._parts = self._preparing = None
+        self._stopped = False
         self._first = self._values.n_steps
         self.forget()
 

@@ -19,6 +19,7 @@ LONGEST = 8  # draft tokens at most: every length must be measured first
 EVERY = 128  # steps between trials of another length
 TRIAL = 4  # steps of a trial
 PROBE = 16  # steps between drafts while none pays: the text may have changed
+RARE_PROBE = 64  # the same for a drafter that tells how right it is to be expected
 UNKNOWN = 0.7  # acceptance rate before any draft
 WEIGHT = 2.0  # draft tokens that the rate of all sequences counts for in the rate of one
 OWN, SHARED = 0.9, 0.98  # decay of counts after each draft, of one sequence and of all
@@ -96,7 +97,9 @@ class _Times:
 class AdaptiveDraftLength:
     """Adaptive draft length of all sequences. Belongs to the engine thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, probe: int = PROBE) -> None:
+        """`probe`: steps between drafts while none pays."""
+        self._probe = probe
         self.acceptance = AcceptanceRate()  # of all sequences
         self._times: dict[tuple[int, int], _Times] = {}
         self._out: tuple[_Times, int] | None = None  # where the time of the current step counts
@@ -120,9 +123,9 @@ class AdaptiveDraftLength:
         best = rates.index(max(rates))
         trial, i = divmod(times.n_steps, EVERY)
         others = [at for at in (best - 1, best + 1) if 0 <= at < len(lengths)]
-        if i < TRIAL and others:
-            return lengths[others[trial % len(others)]]
-        return lengths[1 if not best and len(lengths) > 1 and not i % PROBE else best]
+        if not best:
+            return lengths[1 if len(lengths) > 1 and not i % self._probe else 0]
+        return lengths[others[trial % len(others)] if i < TRIAL and others else best]
 
     def observe(self, seconds: float, *, counts: bool) -> None:
         """Record the seconds of the step, drafting included.

@@ -12,7 +12,7 @@ FIRST_DRAFT = 8  # tokens of a drafter's first draft
 MAX_PAUSE = 63  # steps that a failing drafter pauses at most
 
 
-class Drafter(Protocol):
+class TokenDrafter(Protocol):
     """Drafter of one sequence. A rejected draft token costs time and never changes a result."""
 
     def propose(self, tokens: Sequence[int], n_most: int, /) -> list[int]:
@@ -78,8 +78,8 @@ class Drafts:
     def __init__(
         self,
         params: SpeculationParams,
-        client: Drafter | None,
-        others: Sequence[Drafter],
+        client: TokenDrafter | None,
+        others: Sequence[TokenDrafter],
         model: str = "",
         acceptance: AcceptanceRate | None = None,
         *,
@@ -101,7 +101,7 @@ class Drafts:
         first_length = params.n_max or CLIENT_N_MAX  # a client's draft starts at full length
         self._paces = [Pace(first_length if d is client else FIRST_DRAFT, params.n_min) for d in self.drafters]
         self._model_pace = Pace(FIRST_DRAFT, params.n_min) if throttled else None
-        self._source: tuple[Drafter | None, Pace] | None = None  # source of the current draft
+        self._source: tuple[TokenDrafter | None, Pace] | None = None  # source of the current draft
 
     def propose(self, tokens: Sequence[int], n_most: int) -> list[int]:
         """Return the draft of the first drafter that has one; empty: the model drafts, if there is one."""

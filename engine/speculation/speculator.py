@@ -11,7 +11,7 @@ from logitless.engine.sleep import Sleeper
 from logitless.engine.speculation.client_draft import ClientDrafter
 from logitless.engine.speculation.draft_builder import AllocateSlots
 from logitless.engine.speculation.draft_length import AcceptanceRate, AdaptiveDraftLength
-from logitless.engine.speculation.draft_state import Drafter, Drafts
+from logitless.engine.speculation.draft_state import Drafts, TokenDrafter
 from logitless.engine.speculation.ngram import (
     CacheDrafter,
     Map4Drafter,
@@ -114,7 +114,7 @@ class Speculator:
         if self._draft_length is not None:
             self._draft_length.observe(seconds, counts=counts)
 
-    def _make(self, kind: str, request: CompletionRequest) -> Drafter:
+    def _make(self, kind: str, request: CompletionRequest) -> TokenDrafter:
         s, n_max = self.settings, request.speculation.n_max
         if kind == "ngram-simple":
             return SimpleDrafter(s.simple, n_max)

@@ -13,13 +13,15 @@ from logitless.engine.runner.buckets import StepShape
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
-from logitless.engine.speculation.mtp import MTPDrafter
+from logitless.engine.speculation.draft_learner import DraftLearner
+from logitless.engine.speculation.head_file import HeadFile
+from logitless.engine.speculation.mtp import LearningDrafter, MTPDrafter
 from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
 from logitless.graph.backend import Backend
 from logitless.models.tokenizer import from_metadata
 from tests.helpers.mtp_specs import NEXTN
-from tests.helpers.reference_model import write
+from tests.helpers.reference_model import Spec, write
 
 PROMPT = (1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315)
 
@@ -62,4 +64,47 @@ def test_device_runs_the_mtp_head(
     got, end = run("draft-mtp")
     assert got == want
     assert end.timings.draft_n_accepted > 5
+    engine.close()
+
+
+@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+def test_device_runs_and_trains_the_draft_head(
+    device: str, tmp_path: Path, open_device: Callable[[str], Backend]
+) -> None:
+    open_device(device)
+    write(path := tmp_path / "m.gguf", Spec(n_vocab=512, n_ctx_train=256, vocabulary=True, traits=("much",)))
+    options = RunnerOptions(256, n_slots=1, n_ubatch=16, n_draft_tokens=2, learns=True, devices=(device,))
+    engine = ModelRunner(path, options)
+    assert engine.draft_head is not None
+    assert engine.hidden is not None
+    learner = DraftLearner(engine, HeadFile(tmp_path, engine.draft_head), 2)
+    engine.load()
+    scheduler = Scheduler(
+        engine,
+        from_metadata(engine.gguf.metadata),
+        SchedulerConfig(n_slots=1, n_ctx=256, n_ubatch=16),
+        speculator=Speculator(
+            SpeculationSettings(draft_n_max=2), {"draft-learn": LearningDrafter(engine, engine.hidden, learner)}
+        ),
+    )
+
+    def run(*kinds: str) -> tuple[list[int], Finished]:
+        sampling, speculation = SamplingParams(temperature=0.0), SpeculationParams(kinds)
+        scheduler.submit(CompletionRequest(PROMPT, sampling, 60, ignore_eos=True, speculation=speculation))
+        events = []
+        while not scheduler.idle:
+            events += [event for _, event in scheduler.step()]
+        assert isinstance(events[-1], Finished)
+        return [event.id for event in events if isinstance(event, Token)], events[-1]
+
+    want, _ = run()
+    for _ in range(3):
+        ids, end = run("draft-learn")
+        assert ids == want
+        learner.wait()
+        learner.run(float("inf"), lambda: False)
+    placed = engine.session.place(learner.nodes())
+    assert placed.nodes_of(1) == [], "the CPU has nothing to do"
+    assert learner.n_steps > 20
+    assert end.timings.draft_n_accepted > 10
     engine.close()

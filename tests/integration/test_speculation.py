@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
@@ -260,3 +261,14 @@ def test_a_plan_refuses_what_cannot_draft_for_the_model() -> None:
     said = plan("-md", str(other))
     assert (said.returncode, said.stderr.count(b"\n")) == (1, 1)
     assert said.stderr.decode().startswith(f"logitless: --model-draft {other}: its vocabulary")
+
+
+def test_head_learns_between_requests(serve_here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("logitless.engine.loading.open_model.cache_folder", lambda: tmp_path)
+    server = serve_here(MODEL, "-c", "512", "--spec-learn", "--no-spec-draft-adapt")
+    want = ask(server, temperature=0, **{"speculative.type": "none"})
+    got = ask(server, temperature=0)
+    assert got["timings"]["draft_n_accepted"] < 5
+    while got["timings"]["draft_n_accepted"] < 20:
+        got = ask(server, temperature=0, **{"speculative.type": "draft-learn"})
+        assert seen(got) == seen(want)

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given, settings
 
 from logitless.engine.speculation.client_draft import ClientDrafter
-from logitless.engine.speculation.draft_state import Drafter, Drafts, Pace
+from logitless.engine.speculation.draft_state import Drafts, Pace, TokenDrafter
 from logitless.engine.speculation.ngram import (
     CacheDrafter,
     Map4Drafter,
@@ -33,7 +33,7 @@ def follow(tokens: list[int], at: int, n: int) -> list[int]:
     return whole[len(tokens) :]
 
 
-def grown(drafter: Drafter, tokens: list[int], n_most: int, step: int) -> list[int]:
+def grown(drafter: TokenDrafter, tokens: list[int], n_most: int, step: int) -> list[int]:
     """The draft after the whole text, asked for on the way every few tokens."""
     for end in range(1, len(tokens), step):
         drafter.propose(tokens[:end], n_most)
