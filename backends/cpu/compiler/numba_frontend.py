@@ -3,8 +3,10 @@
 numba compiles every callee to machine code of its own, with Python wrappers, and optimises each one
 with all that it calls. Here only the IR is needed, which `llvm.py` optimises once, as a whole. For
 a kernel of 60 small functions that is 6 s instead of 34 s. numba has no option for it, so the
-unneeded steps are patched out while a kernel compiles. So are two that take a third of the rest:
-the rules of arrays, of which a kernel has none, for every operator, and garbage collection."""
+unneeded steps are patched out while a kernel compiles. So is what takes half of the rest: the rules
+of arrays, of which a kernel has none, for every operator; the search for an operator's rule, once it
+has been found for these types; the colours of messages that nobody reads; the lifetimes of
+variables, which are computed after each pass and used after the last; and garbage collection."""
 
 from __future__ import annotations
 
@@ -57,10 +59,41 @@ def ir_of(function: Any) -> tuple[str, str]:
         return result.library.get_llvm_str(), result.fndesc.llvm_func_name
 
 
+_signatures: dict[Any, Any] = {}  # of functions and operators, by what is called and the types of its arguments
+
+
+def _remembering(get_call_type: Any) -> Any:
+    """numba's search for the signature of a call, done once for each function and types."""
+
+    def remembered(function: Any, context: Any, args: Any, kws: Any) -> Any:
+        key = function, args, tuple(sorted(kws.items()))
+        if key not in _signatures:
+            _signatures[key] = get_call_type(function, context, args, kws)
+        return _signatures[key]
+
+    return remembered
+
+
+def _post_process(processor: Any, emit_dels: bool = False, extend_lifetimes: bool = False) -> None:
+    """numba's post-processing of a function that is no generator: its lifetimes where they are used."""
+    from numba.core import postproc, transforms
+
+    canonical: Any = transforms.canonicalize_cfg
+    lifetimes: Any = postproc.VariableLifetime
+    function = processor.func_ir
+    function.blocks = canonical(function.blocks)
+    function.variable_lifetime, function.generator_info = lifetimes(function.blocks), None
+    if emit_dels:
+        processor._insert_var_dels(extend_lifetimes=extend_lifetimes)
+
+
 @contextlib.contextmanager
 def _without_machine_code() -> Iterator[None]:
     from numba.core.codegen import CPUCodeLibrary, JITCodeLibrary, JITCPUCodegen
+    from numba.core.errors import termcolor
     from numba.core.lowering import BaseLower
+    from numba.core.postproc import PostProcessor
+    from numba.core.types.functions import BaseFunction
     from numba.core.typing.npydecl import NumpyRulesArrayOperator, NumpyRulesInplaceArrayOperator
 
     def nothing(*args: Any, **kwargs: Any) -> None:
@@ -78,8 +111,11 @@ def _without_machine_code() -> Iterator[None]:
             # of the wrapper, which is never called
             (JITCodeLibrary, "get_pointer_to_function", lambda *args: 1),
             (JITCPUCodegen, "set_env", nothing),
+            (BaseFunction, "get_call_type", _remembering(BaseFunction.get_call_type)),
+            (PostProcessor, "run", _post_process),
+            (type(termcolor()), "_markup", lambda self, message, *args: message),
         ):
-            stack.enter_context(mock.patch.object(owner, name, stand_in))
+            stack.enter_context(mock.patch.object(owner, name, stand_in, create=True))  # colours need colorama
         if gc.isenabled():
             stack.callback(gc.enable)
             gc.disable()
