@@ -121,7 +121,15 @@ def rewrite_assertions(config: pytest.Config) -> None:
         os.waitpid(pid, 0)
 
 
+def compile_here() -> None:
+    """Have no processes compile kernels for tests: each would import numba, and other workers use their cores."""
+    from logitless.backends.cpu.compiler import jit
+
+    pytest.MonkeyPatch().setattr(jit._workers, "submit", lambda names: None)
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    compile_here()
     if config.getoption("numprocesses") and not hasattr(config, "workerinput") and not sys.dont_write_bytecode:
         rewrite_assertions(config)
     if any(map(config.getoption, BY_HAND)):

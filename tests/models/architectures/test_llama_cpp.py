@@ -252,6 +252,9 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
         if spec.arch == "llama4"
     },
     "llama, six layers": Spec(n_layer=6, untied=True),
+    "llama, linear": Spec(keys=LINEAR),
+    "llama, yarn": Spec(keys=YARN | {"rope.scaling.yarn_log_multiplier": None, "attention.temperature_scale": None}),
+    "llama, factors": Spec(factors={"rope_freqs": 8.0}),
     "mixtral": PLAIN["mixtral"],
     "mixtral, experts of 172": Spec(n_expert=4, n_expert_used=2, n_ff=172, types={"ffn_down_exps": "f16"}),
     "mixtral, experts of 7": Spec(n_embd=72, head_dim=16, n_expert=4, n_expert_used=2, n_ff=7, untied=True),
@@ -399,7 +402,7 @@ def test_types_mean_the_same_to_llama_cpp(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setitem(gguf.GGML_QUANT_SIZES, 42, (64, 18))  # q2_0, which the package gguf does not know
     synthesize(source := tmp_path / "source.gguf", "mini", "F32")
     cases = []
-    for dtype in (*RANDOM_TYPES, "iq4_nl", "mxfp4", "nvfp4", "q1_0", "q2_0"):
+    for dtype in (*RANDOM_TYPES, "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4", "nvfp4", "q1_0", "q2_0"):
         reader, rng = GGUFReader(source), np.random.default_rng(4)
         writer = GGUFWriter(path := tmp_path / f"{dtype}.gguf", "llama")
         for f in reader.fields.values():
