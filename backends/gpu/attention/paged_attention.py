@@ -134,6 +134,7 @@ def _keys(dtype: str) -> str:
     _, kind, load, numbers = WORD[dtype]
     n = len(numbers)
     words = f"(CELLS / {n})"
+    at_once = "(TILED ? AT_ONCE / 2u : AT_ONCE)" if dtype == NIBBLES else "AT_ONCE"
 
     def add(to: str, ahead: str) -> str:
         """Code for `ahead` elements from d on, whose loads come before their uses."""
@@ -158,7 +159,7 @@ def _keys(dtype: str) -> str:
         }}"""
 
     def add_nibbles() -> str:
-        """Code that adds products of nibbles; d is a multiple of AT_ONCE. A word has two cells' d and d + 1."""
+        """Code that adds products of nibbles; d is a multiple of `at_once`. A word has two cells' d and d + 1."""
         sums = "".join(
             f"{{ float number = of_keys[(w[i / 2u * {words} + p] >> (i % 2u * 4u + {8 * j}u) & 15u)"
             f" | (fifth[p * 2u + {j}u] >> (d + i) % 16u & 1u) << 4];"
@@ -167,9 +168,9 @@ def _keys(dtype: str) -> str:
             for j in range(2)
         )
         return f"""
-        uint w[AT_ONCE / 2u * {words}];
+        uint w[{at_once} / 2u * {words}];
         uint fifth[CELLS];
-        UNROLL for (uint i = 0u; i < AT_ONCE / 2u; i++) {{
+        UNROLL for (uint i = 0u; i < {at_once} / 2u; i++) {{
           UNROLL for (uint p = 0u; p < {words}; p++)
             w[i * {words} + p] = LOAD16(K, (key_at + (d / 2u + i) * 16u) / 2u + p);
         }}
@@ -178,7 +179,7 @@ def _keys(dtype: str) -> str:
           fifth[c] = 0u;
           if ((kinds & 1u) != 0u) fifth[c] = LOAD16(K, fifth_at + d % 32u / 16u);
         }}
-        UNROLL for (uint i = 0u; i < AT_ONCE; i++) {{
+        UNROLL for (uint i = 0u; i < {at_once}; i++) {{
           EACH_VECTOR {{
             vec4 x = q[(d + i) * NV + first_v + v];
             all[v] = all[v] + x;
@@ -213,7 +214,7 @@ def _keys(dtype: str) -> str:
         UNROLL for (uint i = 0u; i < CELLS * OWN_NV; i++) sums[i] = VEC4(0.0f);
         float scales[CELLS];
         UNROLL for (uint c = 0u; c < CELLS; c++) scales[c] = F16(LOAD16(K, scales_at + j * 16u + c));
-        for (uint d = j * 32u; d < j * 32u + 32u; d += AT_ONCE) {{{add("sums", "AT_ONCE")}
+        for (uint d = j * 32u; d < j * 32u + 32u; d += {at_once}) {{{add("sums", at_once)}
         }}
         UNROLL for (uint i = 0u; i < CELLS * OWN_NV; i++) {{
           scores[i] = FMA(sums[i], VEC4(scales[i / OWN_NV]), scores[i]);
@@ -281,6 +282,7 @@ def _body(dtype_k: str, dtype_v: str) -> str:
         for of, kind, dtype in (("of_keys", KIND_K, dtype_k), ("of_values", KIND_V, dtype_v))
         if dtype == NIBBLES
     )
+    cells = "((TILED ? 16 : 32) / OWN)" if dtype_v == NIBBLES else "(32 / OWN)"  # whose values a thread loads at once
     return f"""
   uint per = n_heads / n_kv, wide = min(per, UINT(ROWS)), blocks = (per + wide - 1u) / wide;
   uint unit = GX % (n_kv * blocks), kv = unit / blocks, head = kv * per + unit % blocks * wide;
@@ -437,9 +439,9 @@ def _body(dtype_k: str, dtype_v: str) -> str:
           continue;
         }}
 #endif
-        for (uint at = 0u; at < 16u; at += 32u / OWN) {{
-          {_values(dtype_v, "at", "(32 / OWN)")}
-          UNROLL for (uint c = 0u; c < 32u / OWN; c++) {{
+        for (uint at = 0u; at < 16u; at += UINT({cells})) {{
+          {_values(dtype_v, "at", cells)}
+          UNROLL for (uint c = 0u; c < UINT({cells}); c++) {{
             uint cell = page * 16u + at + c;
 #if !TILED
             if (!(cell >= first && cell <= last)) {{ /* nobody has written there */
