@@ -4,12 +4,15 @@ No device is needed and nothing is computed. Mesa's drivers run over Debian's me
 place of a kernel driver for a chip that is not there; VK_KHR_pipeline_executable_properties tells the compiler's
 statistics and its machine code, whose loads from memory are counted by width. The OpenCL text is compiled by ocloc for
 Intel and by clang and ptxas (PyPI: nvidia-cuda-nvcc-cu12) for NVIDIA.
+
+Rows stay in build/chip-table, by chip and by what was compiled: a run goes on where an earlier one ended.
 """
 
 from __future__ import annotations
 
 import argparse
 import fnmatch
+import hashlib
 import json
 import os
 import re
@@ -19,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +33,7 @@ from logitless.backends.vulkan import api
 from logitless.backends.vulkan import device as vulkan_device
 from logitless.backends.vulkan.autotune import class_of
 from logitless.backends.vulkan.instance import DeviceInfo, all_devices
-from logitless.backends.vulkan.pipelines import Pipelines, shader_name
+from logitless.backends.vulkan.pipelines import SHADERS, Pipelines, shader_name
 
 # The driver, its shim, and the variable that names the chip to it; ocloc's names of devices.
 CHIPS = {
@@ -42,6 +45,7 @@ CHIPS = {
 }
 INTEL = {"battlemage": "bmg", "dg2": "dg2", "tigerlake": "tgllp"}
 NVIDIA = ("sm_75", "sm_86", "sm_89", "sm_120")
+CACHE = Path("build", "chip-table")
 CLANG = ["clang", "-x", "cl", "-cl-std=CL2.0", "-target", "nvptx64-nvidia-nvcl", "-Xclang", "-cl-ext=+cl_khr_fp16"]
 CLANG += ["-Xclang", "-target-feature", "-Xclang", "+ptx78", "-Xclang", "-target-cpu", "-Xclang", "sm_75"]
 CLANG += ["-Xclang", "-disable-llvm-verifier", "-O3", "-S", "-w"]
@@ -49,6 +53,26 @@ REGISTERS = 65536  # of a multiprocessor of NVIDIA
 EXTENSION = "VK_KHR_pipeline_executable_properties"
 FEATURES, PIPELINE, PROPERTIES, EXECUTABLE, STATISTIC, TEXT = range(1000269000, 1000269006)
 CAPTURE = 0x40 | 0x80  # statistics, internal representations
+# Kernels that `--families` joins into a line; the first pattern that fits counts.
+FAMILIES = {
+    "products by dots, 1 row": "linear_dot_*-MT1-*",
+    "products by dots, 4 and 8 rows": "linear_dot_*",
+    "products of floats, 1 row": "linear_*-MT1-*",
+    "products by matrices": "linear_coop_*",
+    "products of floats, 4 and 8 rows": "linear_*",
+    "experts by dots": "expert_linear_dot_*",
+    "experts of floats": "expert_linear_*",
+    "attention, one token": "attention_spans_*",
+    "attention in tiles": "attention_tiles_*",
+    "latent attention": "latent_attention_*",
+    "KV cache": "*_[kv]_*",
+    "sampler": "sample-*",
+    "norms and rounding": "*norm*",
+    "training: products": "gemm*",
+    "training: attention": "*attention*",
+    "rows and unpacking": "*_rows*",
+    "the rest": "*",
+}
 MEMBERS = ("b32", "i64", "u64", "f64")
 # Statistics by the names that drivers give them, in lower case.
 COLUMNS = {
@@ -157,8 +181,28 @@ def launches(kernel: Kernel, sizes: dict[str, int], info: DeviceInfo, shape: Sha
     return few_rows and sizes["WG"] <= info.max_invocations
 
 
-def compile_on_chip(patterns: list[str]) -> None:
-    """Compile shaders on the Vulkan device that the shim pretends; a line of JSON each."""
+class Rows:
+    """Rows of a chip by a hash of what was compiled, on disk: a run that ends early loses one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.known = {row["key"]: row for row in map(json.loads, lines)}
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.known[row["key"]] = row
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def key_of(*parts: str | bytes) -> str:
+    joined = b"\0".join(part.encode() if isinstance(part, str) else part for part in parts)
+    return hashlib.sha256(joined).hexdigest()[:16]
+
+
+def compile_on_chip(path: Path, patterns: list[str]) -> None:
+    """Compile shaders on the Vulkan device that the shim pretends; a line of JSON before and after each."""
     recorder = Recorder(*api.binding())
     for name, module in list(sys.modules.items()):
         if name.startswith("logitless.backends.vulkan.") and hasattr(module, "binding"):
@@ -166,67 +210,25 @@ def compile_on_chip(patterns: list[str]) -> None:
     info = all_devices()[0]
     if info.missing:
         sys.exit(f"{info.name} lacks {info.missing}")
-    pipelines, shape = Pipelines(vulkan_device.Device(info)), class_of(info)
+    pipelines, shape, rows = Pipelines(vulkan_device.Device(info)), class_of(info), Rows(path)
     for name, kernel, defines in variants(patterns):
         if not launches(kernel, dict(defines), info, shape):
             continue
-        try:
-            pipelines.get(kernel, defines)
-        except KernelRefused as error:
-            recorder.last = {"failed": str(error)}
-        print(json.dumps({"kernel": name, **recorder.last}), flush=True)
+        code = (SHADERS / shader_name(kernel, defines)).read_bytes()
+        row = {"kernel": name, "key": key_of(name, info.driver, code)}
+        print(json.dumps(row), flush=True)
+        if row["key"] not in rows.known:
+            try:
+                pipelines.get(kernel, defines)
+            except KernelRefused as error:
+                recorder.last = {"failed": str(error)}
+            print(json.dumps(row | recorder.last), flush=True)
     os._exit(0)  # no-op drivers do not all end well
 
 
-def compile_for_intel(target: str, patterns: list[str]) -> list[dict[str, Any]]:
-    rows = []
-    for name, kernel, defines in variants(patterns):
-        if kernel.extensions:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "kernel.cl").write_text(render_opencl(kernel, defines, SIMT))
-            command = ["ocloc", "compile", "-file", "kernel.cl", "-device", target, "-q"]
-            start = time.perf_counter()
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-            seconds = time.perf_counter() - start
-            spilled = re.findall(r"spilled .*?(\d+)", done.stdout + done.stderr)
-            row = {"kernel": name, "seconds": seconds, "loads": {}, "statistics": {"spills": sum(map(int, spilled))}}
-            rows.append(row | ({"failed": done.stdout} if done.returncode else {}))
-    return rows
-
-
-def compile_for_nvidia(target: str, patterns: list[str]) -> list[dict[str, Any]]:
-    ptxas = shutil.which("ptxas") or next(Path(sys.prefix).rglob("cuda_nvcc/bin/ptxas"))
-    head, rows = Path(__file__).with_suffix(".cl").read_text(), []
-    for name, kernel, defines in variants(patterns):
-        if kernel.extensions:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            text, code = Path(folder, "kernel.cl"), Path(folder, "kernel.ptx")
-            text.write_text(head + render_opencl(kernel, defines, SIMT))
-            start, said = time.perf_counter(), ""
-            for command in ([*CLANG, str(text), "-o", str(code)], [ptxas, "-v", f"-arch={target}", str(code)]):
-                if code.exists():  # clang writes another target than ptxas is to compile for
-                    code.write_text(re.sub(r"\.target sm_\w+", f".target {target}", code.read_text()))
-                done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-                said += done.stdout + done.stderr
-                if done.returncode:
-                    break
-        registers = max(map(int, re.findall(r"Used (\d+) registers", said)), default=0)
-        spills = sum(map(int, re.findall(r"(\d+) bytes spill", said))) // 4
-        warps = min(REGISTERS // (32 * registers), 48) if registers else 0
-        row = {"kernel": name, "seconds": time.perf_counter() - start, "loads": {}}
-        row["statistics"] = {"spills": spills, "registers": registers, "max warps/sm": warps}
-        rows.append(row | ({"failed": said} if done.returncode else {}))
-    return rows
-
-
-def rows_of(chip: str, patterns: list[str]) -> list[dict[str, Any]]:
-    if chip in INTEL:
-        return compile_for_intel(INTEL[chip], patterns)
-    if chip in NVIDIA:
-        return compile_for_nvidia(chip, patterns)
+def rows_by_mesa(chip: str, patterns: list[str], rows: Rows) -> list[dict[str, Any]]:
     driver, shim, variable, value = CHIPS[chip]
+    names: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as cache:
         env = os.environ | {
             "VK_DRIVER_FILES": f"/usr/share/vulkan/icd.d/{driver}_icd.json",
@@ -235,12 +237,77 @@ def rows_of(chip: str, patterns: list[str]) -> list[dict[str, Any]]:
             "MESA_SHADER_CACHE_DISABLE": "true",
             "XDG_CACHE_HOME": cache,
         }
-        command = [sys.executable, "-m", "scripts.chip_table", "--here", *patterns]
         env |= {variable: value} if variable else {}
-        done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        sys.exit(f"{chip}: the compiler ended with {done.returncode}")
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        command = [sys.executable, "-m", "scripts.chip_table", "--here", str(rows.path), *patterns]
+        while True:
+            with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as child:
+                assert child.stdout is not None
+                for line in child.stdout:
+                    if line.startswith("{"):
+                        row = json.loads(line)
+                        names[row["kernel"]] = row["key"]
+                        if len(row) > 2:
+                            rows.add(row)
+            if child.returncode == 0:
+                return [rows.known[key] for key in names.values()]
+            if child.returncode > 0 or row["key"] in rows.known:
+                sys.exit(f"{chip}: the compiler ended with {child.returncode}")
+            rows.add(row | {"failed": f"the compiler ended with {child.returncode}"})
+
+
+def compile_for_intel(target: str, text: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "kernel.cl").write_text(text)
+        command = ["ocloc", "compile", "-file", "kernel.cl", "-device", target, "-q"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    spilled = re.findall(r"spilled .*?(\d+)", done.stdout + done.stderr)
+    row: dict[str, Any] = {"statistics": {"spills": sum(map(int, spilled))}}
+    return row | ({"failed": done.stdout} if done.returncode else {})
+
+
+def compile_for_nvidia(target: str, text: str) -> dict[str, Any]:
+    ptxas = shutil.which("ptxas") or next(Path(sys.prefix).rglob("cuda_nvcc/bin/ptxas"))
+    with tempfile.TemporaryDirectory() as folder:
+        source, code, said = Path(folder, "kernel.cl"), Path(folder, "kernel.ptx"), ""
+        source.write_text(Path(__file__).with_suffix(".cl").read_text() + text)
+        for command in ([*CLANG, str(source), "-o", str(code)], [ptxas, "-v", f"-arch={target}", str(code)]):
+            if code.exists():  # clang writes another target than ptxas is to compile for
+                code.write_text(re.sub(r"\.target sm_\w+", f".target {target}", code.read_text()))
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            said += done.stdout + done.stderr
+            if done.returncode:
+                break
+    registers = max(map(int, re.findall(r"Used (\d+) registers", said)), default=0)
+    spills = sum(map(int, re.findall(r"(\d+) bytes spill", said))) // 4
+    warps = min(REGISTERS // (32 * registers), 48) if registers else 0
+    row: dict[str, Any] = {"statistics": {"spills": spills, "registers": registers, "max warps/sm": warps}}
+    return row | ({"failed": said} if done.returncode else {})
+
+
+def rows_of_text(
+    compile_text: Callable[[str, str], dict[str, Any]], target: str, patterns: list[str], rows: Rows
+) -> list[dict[str, Any]]:
+    """Rows of the OpenCL text of kernels."""
+    keys = []
+    for name, kernel, defines in variants(patterns):
+        if kernel.extensions:
+            continue
+        text = render_opencl(kernel, defines, SIMT)
+        keys.append(key_of(name, text))
+        if keys[-1] not in rows.known:
+            start = time.perf_counter()
+            row = compile_text(target, text)
+            rows.add({"kernel": name, "key": keys[-1], "seconds": time.perf_counter() - start, "loads": {}} | row)
+    return [rows.known[key] for key in keys]
+
+
+def rows_of(chip: str, patterns: list[str]) -> list[dict[str, Any]]:
+    rows = Rows(CACHE / f"{chip}.jsonl")
+    if chip in INTEL:
+        return rows_of_text(compile_for_intel, INTEL[chip], patterns, rows)
+    if chip in NVIDIA:
+        return rows_of_text(compile_for_nvidia, chip, patterns, rows)
+    return rows_by_mesa(chip, patterns, rows)
 
 
 def cell(row: dict[str, Any] | None) -> list[str]:
@@ -253,33 +320,66 @@ def cell(row: dict[str, Any] | None) -> list[str]:
     return ["–" if n is None else f"{n:,}" for n in numbers] + [loads or "–", f"{row['seconds']:.2f}"]
 
 
+def print_families(results: dict[str, list[dict[str, Any]]]) -> None:
+    """A line for each family: by chip its kernels, most instructions, fewest waves, bytes of the widest load."""
+    print("| kernels |", " | ".join(results), "|\n|---|" + "---|" * len(results))
+
+    def cell_of(rows: list[dict[str, Any]]) -> str:
+        if not rows:
+            return "–"
+        instructions, waves = ([n for row in rows if (n := column(row, name))] for name in ("instructions", "waves"))
+        width = max((int(w) for row in rows for w in row["loads"]), default=0)
+        return f"{len(rows)}: {max(instructions, default=0):,}, {min(waves, default=0):,}, {width or '–'}"
+
+    families = {
+        name: next(family for family, pattern in FAMILIES.items() if fnmatch.fnmatch(name, pattern))
+        for rows in results.values()
+        for name in (row["kernel"] for row in rows)
+    }
+    for family in FAMILIES:
+        cells = [
+            cell_of([row for row in rows if families[row["kernel"]] == family and "failed" not in row])
+            for rows in results.values()
+        ]
+        if set(cells) != {"–"}:
+            print(f"| {family} | {' | '.join(cells)} |")
+
+
+def print_kernels(results: dict[str, list[dict[str, Any]]], earlier: dict[str, list[dict[str, Any]]]) -> None:
+    print("| kernel | chip | instructions | spills | waves | loads × bytes | seconds |\n|---|---|---|---|---|---|---|")
+    now, old = ({c: {row["kernel"]: row for row in of} for c, of in rows.items()} for rows in (results, earlier))
+    for name in dict.fromkeys(row["kernel"] for rows in results.values() for row in rows):
+        for chip in results:
+            if name in now[chip]:
+                both = zip(cell(old.get(chip, {}).get(name)), cell(now[chip][name]), strict=True)
+                print(f"| {name} | {chip} | {' | '.join(f'{a} → {b}' if a not in (b, '–') else b for a, b in both)} |")
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--chips", default=",".join(CHIPS), help=f"of {', '.join([*CHIPS, *INTEL, *NVIDIA])}")
+    parser.add_argument("--families", action="store_true", help="a line for each family of kernels")
     parser.add_argument("--json", type=Path, help="file for all numbers")
     parser.add_argument("--before", type=Path, help="an earlier --json: each number becomes `before → now`")
-    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("patterns", nargs="+", help="names of kernels, as `linear_dot_q8_0-*`")
+    parser.add_argument("--here", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "patterns", nargs="*", default=["*"], help="names of kernels, as `linear_dot_q8_0-*`; all without"
+    )
     args = parser.parse_args(argv)
     if args.here:
-        compile_on_chip(args.patterns)
+        compile_on_chip(args.here, args.patterns)
     results = {chip: rows_of(chip, args.patterns) for chip in args.chips.split(",")}
     if args.json:
         args.json.write_text(json.dumps(results))
-    earlier = json.loads(args.before.read_text()) if args.before else {}
-    print("| kernel | chip | instructions | spills | waves | loads × bytes | seconds |\n|---|---|---|---|---|---|---|")
-    for name in dict.fromkeys(row["kernel"] for rows in results.values() for row in rows):
-        for chip, rows in results.items():
-            now, old = (
-                cell(next((row for row in of if row["kernel"] == name), None)) for of in (rows, earlier.get(chip, []))
-            )
-            if any(row["kernel"] == name for row in rows):
-                both = [f"{a} → {b}" if a not in (b, "–") else b for a, b in zip(old, now, strict=True)]
-                print(f"| {name} | {chip} | {' | '.join(both)} |")
+    if args.families:
+        print_families(results)
+    else:
+        print_kernels(results, json.loads(args.before.read_text()) if args.before else {})
     for chip, rows in results.items():
-        failed = sum("failed" in row for row in rows)
-        spills = sum("failed" not in row and bool(column(row, "spills")) for row in rows)
-        print(f"\n{chip}: {len(rows)} kernels, {failed} failed, {spills} spill", end="")
+        failed = [row["kernel"] for row in rows if "failed" in row]
+        spilling = [f"{row['kernel']} {n}" for row in rows if "failed" not in row and (n := column(row, "spills"))]
+        print(f"\n{chip}: {len(rows)} kernels, {len(failed)} failed, {len(spilling)} spill", end="")
+        print("".join(f"\n  {name}" for name in (*failed, *spilling)), end="")
     print()
 
 
