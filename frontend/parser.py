@@ -109,6 +109,7 @@ class RequestParser:
         self.grammars = Grammars(tokenizer)
         self.media = Media(media, config.max_body, marker=config.media_marker, max_seconds=config.audio_max_seconds)
         settings = ("n_predict", "cache_prompt", "n_cache_reuse", "n_keep", "verbose", "sse_ping_interval")
+        self._drafts = parse_speculation(Generation(), config, tokenizer, n_ctx)  # of requests that name nothing of it
         self._defaults = {name: getattr(config, name) for name in (*settings, "backend_sampling", "ignore_eos")}
         self._defaults |= {name: getattr(config.defaults, name) for name in SamplerParams.__struct_fields__}
 
@@ -182,7 +183,9 @@ class RequestParser:
         name, lora = "", None
         if params.model or params.lora is not None:
             name, lora = parse_lora(params.model, params.lora, self.adapters)
-        speculation = parse_speculation(params, self.config, self.tokenizer, self.n_ctx)
+        speculation = self._drafts
+        if params.speculative or params.draft_tokens or params.prediction:
+            speculation = parse_speculation(params, self.config, self.tokenizer, self.n_ctx)
         fields = self._fields(params, n_probs, max(counts) if counts else None)
         if len(prompts) * len(speculation.prediction) > MAX_PREDICTED:
             bad_request("prediction", f"has more than {MAX_PREDICTED} characters for all prompts")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from msgspec import Struct
@@ -39,12 +40,14 @@ class OpenAIReply(Reply):
     answer: type[OpenAIAnswer[Any]]
     chunk_answer: type[OpenAIAnswer[Any]]
 
-    def __init__(self, job: GenerationJob, served: LoadedModel, config: FrontendConfig) -> None:
-        super().__init__(job, served, config)
-        self._matchers: list[TextTokens] = []
-        if job.top is not None:
-            self._matchers = [TextTokens(self.tokenizer, result.request) for result in self.results]
-        self._plain = job.top is None and not (job.params.timings_per_token or job.params.return_token_ids)
+    @cached_property
+    def _matchers(self) -> list[TextTokens]:
+        return [TextTokens(self.tokenizer, result.request) for result in self.results]
+
+    @cached_property
+    def _plain(self) -> bool:
+        """True if a chunk has text alone."""
+        return self.job.top is None and not (self.params.timings_per_token or self.params.return_token_ids)
 
     def choice(self, result: Result) -> Struct:
         """One whole result."""
