@@ -6,8 +6,13 @@ many small weights, and for a long KV cache whose reads are 2 KiB pieces."""
 
 from __future__ import annotations
 
+import errno
 import mmap
+import os
+import shutil
+import tempfile
 import weakref
+from pathlib import Path
 
 import numpy as np
 
@@ -75,3 +80,19 @@ def _slab(nbytes: int) -> Bytes:
     pages.madvise(mmap.MADV_HUGEPAGE)
     start = -np.frombuffer(pages, np.uint8).ctypes.data % LARGE_PAGE
     return np.frombuffer(pages, np.uint8, nbytes, start)
+
+
+def of_file(nbytes: int, folder: Path) -> Bytes:
+    """Zeroed memory of a file of the folder, which ends with it: the system writes its pages there where memory is
+    short, and reads them again. MemoryError: the disk has no room."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, nbytes)
+            elif shutil.disk_usage(folder).free > nbytes:
+                file.truncate(nbytes)
+            else:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
+    except OSError as error:
+        raise MemoryError(f"{folder}: {nbytes / 2**30:.2f} GiB for weights: {error.strerror}") from error

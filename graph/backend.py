@@ -74,6 +74,7 @@ class Backend(Protocol):
     identity: str = ""
     card: bytes = b""  # of the hardware: equal under two drivers; empty: unknown
     closed: bool = False  # true after `close`: nothing may run
+    in_file: frozenset[str] = frozenset()  # constants that `load` brings to a file, which memory has in part
     caches_experts: bool = False  # true if rows of its constants can be uploaded apart
 
     # --- graph and programs -----------------------------------------------------------------------

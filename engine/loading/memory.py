@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.block_pool import window_pool_size
@@ -100,7 +101,8 @@ def fitting_context(
 
     `mtp`: the MTP head's cache counts too. `behind`: a drafter's layers. OptionConflict: `ctx_size`,
     checkpoints or drafts need more memory than there is."""
-    room = usable(total_memory(), options.fit_target[-1:], 0) - weights
+    has = usable(total_memory(), options.fit_target[-1:], 0)
+    room = has - weights if weights < has else has // 2  # weights that exceed memory stay in a file
     if h.recurrent:
         states = n_state_rows(options.n_slots, options.ctx_checkpoints, n_draft_tokens) * h.recurrent.nbytes
         if states > max(room, 0) and (options.ctx_checkpoints > 2 or n_draft_tokens):
@@ -165,12 +167,13 @@ def total_memory() -> int:
     if not hasattr(os, "sysconf"):
         return _windows_memory()
     pages: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        with open("/sys/fs/cgroup/memory.max") as f:
-            limit = f.read().strip()
-    except OSError:
-        return pages
-    return min(pages, int(limit)) if limit.isdigit() else pages
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, version 2 and 1
+        try:
+            limit = Path("/sys/fs/cgroup", name).read_text().strip()
+        except OSError:
+            continue
+        return min(pages, int(limit)) if limit.isdigit() else pages
+    return pages
 
 
 def _windows_memory() -> int:

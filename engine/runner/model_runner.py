@@ -64,7 +64,7 @@ from logitless.models.media.params import MediaParams, params_for
 from logitless.models.media.prompt_media import Tile
 from logitless.models.model import AdaptedModel, Model, define_model, hparams_of
 from logitless.models.weights.fingerprint import fingerprint
-from logitless.models.weights.placement import Places, load_experts, set_placement
+from logitless.models.weights.placement import Places, prepare_host, set_placement
 from logitless.models.weights.weights import check_weights
 
 if TYPE_CHECKING:
@@ -145,8 +145,8 @@ class ModelRunner:
         self._self_tests: list[SelfTest] = []  # that had no time to end
         self._distrusted: dict[str, Failures] = {}  # by device: failures that were found later
         self.rerouted: dict[str, str] = {}  # op that failed a device's self-test and runs elsewhere → reason
-        has = options.host_bytes and usable(options.host_bytes, options.placement.spare[-1:], 0)
-        self.expert_memory = CacheMemory(options.placement.expert_cache, has or None)
+        has = usable(options.host_bytes, options.placement.spare[-1:], 0) if options.host_bytes else None
+        self.expert_memory = CacheMemory(options.placement.expert_cache, has)
         self._ahead: list[StepShape] = []  # warm-up set: shapes to plan while idle, the next one last
         self._feeds: WeakKeyDictionary[Plan, StepFeeds] = WeakKeyDictionary()
         self._target = target
@@ -182,8 +182,7 @@ class ModelRunner:
     def _fit_context(self) -> None:
         """Shorten the context until the layers that are to be on devices have room there, and the rest on the host.
 
-        ValueError: the context that the user wants needs more of the host's memory than there is.
-        """
+        ValueError: the context that the user wants needs more of the host's memory than there is."""
         self.options = replace(self.options, placement=self.options.placement.with_experts(lambda: self._fits(None)))
         upper, least = self.n_ctx, min(self.options.least_ctx or self.n_ctx, self.n_ctx)
         self._place_on(self._chosen(lambda _: True))
@@ -200,7 +199,7 @@ class ModelRunner:
                 self._resize(n_ctx)
             log.warning("context reduced from %d to %d tokens, so that layers fit into the devices", upper, n_ctx)
         self._place()
-        if self.n_ctx > MIN_CTX and least == upper and (over := self._excess_on_host(self._sizes())) > 0:
+        if self.n_ctx > MIN_CTX and least == upper and (over := self._excess_on_host(self._sizes(), weights=False)) > 0:
             self.session.close()
             more = f"{over / 2**30:.1f} GiB more than there is room for"
             raise ValueError(f"--ctx-size {upper}: the layers on the CPU would need {more}")
@@ -210,9 +209,10 @@ class ModelRunner:
         over = excess(sizes, self.session.backends, self.options.placement.spare, self._share)
         return max(over, self._excess_on_host(sizes))
 
-    def _excess_on_host(self, sizes: Sequence[DeviceBytes]) -> int:
-        need = sum(s.total for s, b in zip(sizes, self.session.backends, strict=True) if not b.memory_bytes)
-        return need - self.expert_memory.of_host if self.expert_memory.of_host else 0
+    def _excess_on_host(self, sizes: Sequence[DeviceBytes], *, weights: bool = True) -> int:
+        pairs, has = zip(sizes, self.session.backends, strict=True), self.expert_memory.of_host
+        need = sum(s.total - (0 if weights else s.weights) for s, b in pairs if not b.memory_bytes)
+        return need - has if has is not None else 0
 
     def _resize(self, n_ctx: int) -> None:
         """Define the session's memory anew for so many tokens; nothing is allocated."""
@@ -285,6 +285,7 @@ class ModelRunner:
     def load(self) -> None:
         """Upload the weights, reserve the memory of the largest step and make the common plans."""
         self._place()
+        prepare_host(self.session, self.hparams, self.model.weights.tensors, self.expert_memory)
         if self._projector is not None:  # the first request with media loads its weights
             media_encoder.check_numbers(*self._projector, self.hparams.n_embd)
         self.rerouted, self._self_tests = {}, []
@@ -316,7 +317,6 @@ class ModelRunner:
             problem = self.cells.prepare_moves(self.prepare_kernels, soon=bool(self.options.moves))
             if problem and self.options.moves:
                 raise DeviceError(f"{self.options.moves}: {problem}")
-        load_experts(self.session, self.expert_memory)
         self.gguf.release()
         self._ahead = self._usual()[::-1]
 

@@ -152,6 +152,11 @@ class Session:
         self._variables[name] = _Variable(t, None)
         return t
 
+    @property
+    def states(self) -> list[Tensor]:
+        """The mutable variables."""
+        return [v.tensor for v in self._variables.values() if not v.tensor.attrs["constant"]]
+
     def source_of(self, t: Tensor) -> Callable[[], Bytes]:
         """A function that gives a constant's bytes."""
         return self._variable(t.name).source_bytes

@@ -22,6 +22,7 @@ from logitless.models.hparams.hparams import Hparams
 
 log = logging.getLogger("logitless.engine")
 _OF_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.|^(?:[kv]|conv|recurrent)\.(\d+)$")
+BESIDE = 512 << 20  # bytes of the process and of the file's pages, beside weights that exceed memory
 OF_ENCODER = re.compile(r"v\.(?!\d+$)|a\.|mm\.|vision\.")
 _OF_OUTPUT = re.compile(r"(?:^|\.)(?:output|output_norm|altup_unembd_proj|cls|dense_[23])\.|^(?:sampler_state|hidden)$")
 EXPERTS = r"\.ffn_(gate|up|gate_up|down)_exps\."  # names of expert weights
@@ -108,6 +109,8 @@ def set_placement(
             layers.append(LayerExperts(able[i], in_layer.n, places.slots[i]))
     session.hint_of = places
     session.cache_experts(layers, memory)
+    beyond = beyond_memory(session, h, weights, memory.of_host)
+    session.backends[-1].in_file = beyond.names if beyond is not None else frozenset()
 
 
 def experts_of(weights: Mapping[str, Tensor], layer: int) -> tuple[Tensor, ...]:
@@ -116,8 +119,64 @@ def experts_of(weights: Mapping[str, Tensor], layer: int) -> tuple[Tensor, ...]:
     return tuple([weights[name] for name in names if name in weights])
 
 
-def load_experts(session: Session, memory: CacheMemory) -> None:
-    """Bring the experts that devices cache to host memory, where it has room."""
+@dataclass(frozen=True)
+class BeyondMemory:
+    """Weights of the CPU that host memory has no room for, which stay in a file. Bytes: of them, of all that the
+    CPU has, the room for that, and the most that a token reads of the file."""
+
+    names: frozenset[str]
+    nbytes: int
+    need: int
+    room: int
+    of_token: int
+
+    def __str__(self) -> str:
+        need, room, nbytes, of_token = (f"{n / 2**30:.1f}" for n in (self.need, self.room, self.nbytes, self.of_token))
+        return (
+            f"the CPU's part of the model needs {need} GiB, memory has room for {room}: {nbytes} GiB are in a file, "
+            f"from which each token reads up to {of_token}; a smaller type needs less"
+        )
+
+
+def beyond_memory(
+    session: Session, h: Hparams, weights: Mapping[str, Tensor], of_host: int | None
+) -> BeyondMemory | None:
+    """The weights that exceed `of_host` bytes of host memory: those first of which a token reads least."""
+    if of_host is None:
+        return None
+    cpu, places = len(session.backends) - 1, session.hint_of
+
+    def is_here(t: Tensor) -> bool:
+        hint = places(t, t) if places is not None else None
+        return (hint[0] if hint is not None else 0) == cpu
+
+    own = {t: session.backends[cpu].constant_nbytes(t) for t in weights.values() if is_here(t)}
+    need = sum(own.values()) + sum(t.nbytes for t in session.states if is_here(t))
+    if (cache := session.expert_cache) is not None and cache.packs:
+        need += cache.all_nbytes
+    if need <= of_host:
+        return None
+
+    def share(t: Tensor) -> float:
+        """Share of a weight's bytes that a token reads."""
+        if t.name == "token_embd.weight" and "output.weight" in weights:
+            return 0.0
+        experts = h.experts_of(int(layer[1])) if (layer := _EXPERTS_OF.match(t.name)) else None
+        return experts.n_used / experts.n if experts else 1.0
+
+    room, names, of_token = max(of_host - BESIDE, 0), set(), 0.0
+    over = need - room
+    for t in sorted(own, key=lambda t: (share(t), -own[t])):
+        if over > 0:
+            over, of_token = over - own[t], of_token + own[t] * share(t)
+            names.add(t.name)
+    return BeyondMemory(frozenset(names), sum(own[weights[n]] for n in names), need, room, int(of_token))
+
+
+def prepare_host(session: Session, h: Hparams, weights: Mapping[str, Tensor], memory: CacheMemory) -> None:
+    """Bring the experts that devices cache to host memory, where it has room, and log what has none."""
+    if (beyond := beyond_memory(session, h, weights, memory.of_host)) is not None:
+        log.warning("%s", beyond)
     if (cache := session.expert_cache) is not None:
         cache.load()
         share = cache.n_slots, cache.n_experts, 100 * cache.n_slots / cache.n_experts

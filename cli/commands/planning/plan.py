@@ -83,6 +83,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "device_reason": opts.device_reason,
         "devices": devices,
         "experts": experts_of(engine),
+        "beyond_memory": beyond_memory_of(engine),
         "projector": projector_of(engine, names),
         "draft": draft and {"model": options.model_draft, "devices": [memory_of(d) for d in sizes_of_draft]},
         "process": process,
@@ -111,6 +112,17 @@ def experts_of(engine: ModelRunner) -> dict[str, Any] | None:
         "of_token": n_used,
         "bytes_of_token": n_used * cache.all_nbytes // cache.n_experts,
     }
+
+
+def beyond_memory_of(engine: ModelRunner) -> dict[str, Any] | None:
+    """Weights that host memory has no room for, and the line that says what they cost."""
+    from logitless.models.weights.placement import beyond_memory
+
+    weights, of_host = engine.model.weights.tensors, engine.expert_memory.of_host
+    beyond = beyond_memory(engine.session, engine.hparams, weights, of_host)
+    if beyond is None:
+        return None
+    return {"in_file": beyond.nbytes, "of_token": beyond.of_token, "text": str(beyond)}
 
 
 def packed_experts(engine: ModelRunner) -> int:
@@ -236,6 +248,8 @@ def as_text(report: dict[str, Any]) -> str:
         lines += ["", f"{report['draft']['model']}, which drafts:", *memory_table(report["draft"]["devices"]), ""]
     lines.append(f"the process itself, with its code, its tables and the vocabulary: {mib(report['process'])}")
     lines.append(f"in all, when every cell of the cache was used: {mib(report['total'])}")
+    if (beyond := report["beyond_memory"]) is not None:
+        lines.append(beyond["text"])
     if (experts := report["experts"]) is not None:
         share = f"{experts['slots']} of {experts['experts']} ({experts['slots'] / experts['experts']:.1%})"
         where = mib(experts["on_host"]) + " of host memory" if experts["on_host"] else "the file"

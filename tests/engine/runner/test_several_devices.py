@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -165,6 +166,50 @@ def test_layers_go_to_a_device_as_long_as_they_fit(
     assert step(engine, [5, 9, 3]) == expected
     assert (engine.devices, engine.session.hint_of) == (("cpu",), None)
     engine.close()
+
+
+def test_weights_beyond_host_memory_are_in_a_file_with_the_same_bits(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """First those of which a token reads least: an embedding that is not the output's, too, then experts."""
+    monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path))
+    monkeypatch.setattr("logitless.models.weights.placement.BESIDE", 0)
+    whole = ModelRunner(model, RunnerOptions(64, 1, 8))
+    whole.load()
+    expected, weights = step(whole, [5, 9, 3]), whole.model.weights.tensors
+    need = sum(whole.session.backends[0].constant_nbytes(t) for t in weights.values())
+    whole.close()
+    assert not caplog.records
+    engine = ModelRunner(model, RunnerOptions(64, 1, 8, host_bytes=(need // 2) * 10 // 9))
+    engine.load()
+    names = engine.session.backends[0].in_file
+    assert 0 < len(names) < len(weights)
+    assert "memory has room for 0.0: 0.0 GiB are in a file, from which each token reads up to" in caplog.text
+    assert step(engine, [5, 9, 3]) == expected
+    report = plan.beyond_memory_of(engine)
+    assert report is not None
+    assert need // 2 <= report["in_file"]
+    engine.close()
+    assert list(tmp_path.glob("tmp*")) == []
+
+    synthesize(path := tmp_path / "moe.gguf", "tiny-moe", "Q8_0")
+    experts = ModelRunner(path, RunnerOptions(64, 1, 8, host_bytes=1 << 18))
+    experts.measure()
+    of_file = plan.beyond_memory_of(experts)
+    assert of_file is not None
+    in_file = experts.session.backends[0].in_file
+    assert all("exps" in name or name == "token_embd.weight" for name in in_file)
+    experts.close()
+    sizes = {name: t.nbytes for name, t in experts.model.weights.tensors.items() if "exps" in name and name in in_file}
+    assert of_file["of_token"] == pytest.approx(sum(sizes.values()) * 3 / 8, rel=0.2)
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse_room)
+    with pytest.raises(MemoryError, match=r"0\.00 GiB for weights: No space left on device$"):
+        ModelRunner(model, RunnerOptions(64, 1, 8, host_bytes=1)).load()
+
+
+def refuse_room(*_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_context_is_shortened_before_layers_leave_the_device(
