@@ -33,31 +33,30 @@ HERE = "logitless"
 class Here:
     """The engine alone, as `logitless bench` drives it."""
 
-    def __init__(self, path: str, threads: int, depth: int) -> None:
+    def __init__(self, path: str, threads: int, depth: int, clock: Callable[[], float]) -> None:
         sizes = ["-p", str(PROMPT), "-n", str(N_GEN), "-b", ",".join(map(str, BATCHES)), "-d", str(depth)]
         self.bench = Bench(
             Path(path), parse([f for group in BENCH for f in group.flags], ["-m", path, *sizes], {}), threads
         )
-        self.n_filled = 0
+        self.n_filled, self.clock = 0, clock
 
     def prompt(self, n: int) -> float:
         self._fill(1)
-        return _seconds(partial(self.bench.prompts, n, 1, self.bench.depth))
+        return self._seconds(partial(self.bench.prompts, n, 1, self.bench.depth))
 
     def decode(self, n_batch: int, n: int) -> float:
         self._fill(n_batch)
-        return _seconds(partial(self.bench.decode, n, n_batch, self.bench.depth))
+        return self._seconds(partial(self.bench.decode, n, n_batch, self.bench.depth))
 
     def _fill(self, n_seqs: int) -> None:
         if self.bench.depth and self.n_filled < n_seqs:
             self.bench.prompts(self.bench.depth, n_seqs)
             self.n_filled = n_seqs
 
-
-def _seconds(run: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
+    def _seconds(self, run: Callable[[], None]) -> float:
+        began = self.clock()
+        run()
+        return self.clock() - began
 
 
 def work(program: Here | Peer) -> None:
@@ -93,6 +92,7 @@ def compare(path: str, options: argparse.Namespace) -> list[tuple[float, float]]
     """Print a line for each test; how many times as fast as the fastest peer decoding is here, by sequences at once."""
     base = ["--threads", str(options.threads), "--depth", str(options.depth), "-m", path]
     base += ["--llama", options.llama] if options.llama else []
+    base += ["--processor-time"] if options.processor_time else []
     workers = {who: Worker("--worker", who, *base) for who in (HERE, *options.peer)}
     curve: list[tuple[float, float]] = []
     for n_batch, n in [(0, PROMPT), *((b, N_GEN) for b in BATCHES)]:
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument(
         "--processor-time",
         action="store_true",
-        help="of --image, in the place of the clock's: for a machine with other work, and one thread",
+        help="in the place of the clock's: for a machine with other work, and one thread",
     )
     parser.add_argument("--depth", type=int, default=0, help="tokens of each sequence that are there before")
     parser.add_argument("--turns", type=int, default=5, help="of which the medians count")
@@ -144,9 +144,11 @@ def main() -> None:
     if options.worker:
         try:
             path, threads, depth = options.model[0], options.threads, options.depth
-            here = options.worker == HERE
-            peer = (options.worker, options.llama, path, threads, max(BATCHES), depth)
-            work(Here(path, threads, depth) if here else Peer(*peer))
+            clock = time.process_time if options.processor_time else time.perf_counter
+            if options.worker == HERE:
+                work(Here(path, threads, depth, clock))
+            else:
+                work(Peer(options.worker, options.llama, path, threads, max(BATCHES), depth, clock))
         except OSError as error:
             sys.exit(f"bench-llama: {error}")
         return

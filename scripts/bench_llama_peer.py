@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import ctypes as C
 import importlib
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +55,7 @@ class Library:
     cache_of: Callable[[int], int]  # a context's
     clear: Any  # f(cache, without its data): ik_llama.cpp has no second argument, which harms none
     remove: Any  # f(cache, sequence, first position, end or -1)
+    several: dict[str, Any] = field(default_factory=dict)  # context parameters where sequences share a step
 
 
 def _llama(folder: str | None) -> Library:
@@ -91,9 +91,9 @@ def _ik(_folder: str | None) -> Library:
         _defaults(llama, "context", api.llama_context_params),
     )
     model.repack_tensors, model.use_mmap = True, False
-    return Library(
-        llama, model, context, lambda context: context, llama.llama_kv_cache_clear, llama.llama_kv_cache_seq_rm
-    )
+    clear, remove = llama.llama_kv_cache_clear, llama.llama_kv_cache_seq_rm
+    several = {"flash_attn": False}  # it aborts there
+    return Library(llama, model, context, lambda context: context, clear, remove, several)
 
 
 def _defaults(llama: C.CDLL, what: str, kind: Any) -> Any:
@@ -108,63 +108,87 @@ PEERS: dict[str, tuple[str, Callable[[str | None], Library]]] = {
 }
 
 
+class _Context:
+    """A context, its KV cache and how many of its sequences have `depth` tokens."""
+
+    def __init__(self, library: Library, model: int, threads: int, n_seqs: int, depth: int) -> None:
+        params = library.context_params
+        params.n_ctx, params.n_batch, params.n_ubatch = n_seqs * (CONTEXT + depth), UBATCH, UBATCH
+        params.n_seq_max, self.n_filled = n_seqs, 0
+        self.address = library.llama.llama_init_from_model(model, params)
+        if not self.address:
+            raise OSError(f"no context for {n_seqs} sequences of {CONTEXT + depth} tokens")
+        library.llama.llama_set_n_threads(self.address, threads, threads)
+        self.cache = library.cache_of(self.address)
+
+
 class Peer:
     """A peer with one model; what it does stands behind `depth` tokens of each sequence."""
 
-    def __init__(self, peer: str, folder: str | None, path: str, threads: int, n_seqs: int, depth: int) -> None:
+    def __init__(
+        self,
+        peer: str,
+        folder: str | None,
+        path: str,
+        threads: int,
+        n_seqs: int,
+        depth: int,
+        clock: Callable[[], float],
+    ) -> None:
         name, open_library = PEERS[peer]
-        self.library = open_library(folder)
-        self.llama = llama = self.library.llama
-        model_params, params = self.library.model_params, self.library.context_params
-        llama.llama_model_load_from_file.argtypes = [C.c_char_p, type(model_params)]
+        self.library = library = open_library(folder)
+        self.llama = llama = library.llama
+        llama.llama_model_load_from_file.argtypes = [C.c_char_p, type(library.model_params)]
         llama.llama_model_load_from_file.restype = C.c_void_p
-        llama.llama_init_from_model.argtypes = [C.c_void_p, type(params)]
+        llama.llama_init_from_model.argtypes = [C.c_void_p, type(library.context_params)]
         llama.llama_init_from_model.restype = C.c_void_p
         llama.llama_set_n_threads.argtypes = [C.c_void_p, C.c_int32, C.c_int32]
         llama.llama_batch_init.argtypes = [C.c_int32] * 3
         llama.llama_batch_init.restype = _Batch
         llama.llama_decode.argtypes = [C.c_void_p, _Batch]
         llama.llama_synchronize.argtypes = [C.c_void_p]
-        self.library.clear.argtypes = [C.c_void_p, C.c_bool]
-        self.library.remove.argtypes = [C.c_void_p, *[C.c_int32] * 3]
-        self.library.remove.restype = C.c_bool
+        library.clear.argtypes = [C.c_void_p, C.c_bool]
+        library.remove.argtypes = [C.c_void_p, *[C.c_int32] * 3]
+        library.remove.restype = C.c_bool
         llama.llama_backend_init()
-        model = llama.llama_model_load_from_file(path.encode(), model_params)
-        params.n_ctx, params.n_batch, params.n_ubatch = n_seqs * (CONTEXT + depth), UBATCH, UBATCH
-        params.n_seq_max = n_seqs
-        self.context = model and llama.llama_init_from_model(model, params)
-        if not self.context:
+        model = llama.llama_model_load_from_file(path.encode(), library.model_params)
+        if not model:
             raise OSError(f"{name} does not load {path}")
-        llama.llama_set_n_threads(self.context, threads, threads)
-        self.cache = self.library.cache_of(self.context)
+        self.one = self.several = _Context(library, model, threads, 1 if library.several else n_seqs, depth)
+        if library.several:
+            for key, value in library.several.items():
+                setattr(library.context_params, key, value)
+            self.several = _Context(library, model, threads, n_seqs, depth)
+        self.context = self.one
         self.batch = llama.llama_batch_init(UBATCH, 0, 1)
-        self.depth, self.n_filled = depth, 0
+        self.depth, self.clock = depth, clock
 
     def prompt(self, n: int) -> float:
         """Seconds of evaluating n tokens, with the last one's logits."""
         self._begin(1)
-        began = time.perf_counter()
+        began = self.clock()
         self._prompt(0, self.depth, n)
-        return time.perf_counter() - began
+        return self.clock() - began
 
     def decode(self, n_batch: int, n: int) -> float:
         """Seconds of n steps of one token of each sequence, with the logits of each."""
         self._begin(n_batch)
-        began = time.perf_counter()
+        began = self.clock()
         for pos in range(self.depth, self.depth + n):
             self._decode([((7919 * seq + 31 * pos) % 30000, pos, seq, True) for seq in range(n_batch)])
-        return time.perf_counter() - began
+        return self.clock() - began
 
     def _begin(self, n_seqs: int) -> None:
         """Have so many sequences, each with `depth` tokens and no more."""
+        self.context = context = self.one if n_seqs == 1 else self.several
         if not self.depth:
-            self.library.clear(self.cache, False)
+            self.library.clear(context.cache, False)
             return
-        for seq in range(self.n_filled, n_seqs):
+        for seq in range(context.n_filled, n_seqs):
             self._prompt(seq, 0, self.depth)
-        self.n_filled = max(self.n_filled, n_seqs)
-        for seq in range(self.n_filled):
-            self.library.remove(self.cache, seq, self.depth, -1)
+        context.n_filled = max(context.n_filled, n_seqs)
+        for seq in range(context.n_filled):
+            self.library.remove(context.cache, seq, self.depth, -1)
 
     def _prompt(self, seq: int, begin: int, n: int) -> None:
         for start in range(begin, begin + n, UBATCH):
@@ -177,6 +201,6 @@ class Peer:
         for i, (token, pos, seq, wanted) in enumerate(rows):
             batch.token[i], batch.pos[i], batch.logits[i] = token, pos, wanted
             batch.n_seq_id[i], batch.seq_id[i][0] = 1, seq
-        if code := self.llama.llama_decode(self.context, batch):
+        if code := self.llama.llama_decode(self.context.address, batch):
             raise RuntimeError(f"llama_decode: {code}")
-        self.llama.llama_synchronize(self.context)
+        self.llama.llama_synchronize(self.context.address)
