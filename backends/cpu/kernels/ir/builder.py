@@ -36,11 +36,6 @@ def at(b, pointer, offset):
     return b.gep(pointer, [i64(offset) if isinstance(offset, int) else offset])
 
 
-def times(b, number, n):
-    """A number of Python, or an i64 of the code, times n."""
-    return number * n if isinstance(number, int) else b.mul(number, i64(n))
-
-
 def keep_order(b):
     """Compiler barrier: loads are not moved across it, which would raise the register pressure."""
     b.fence("seq_cst", "singlethread")

@@ -152,6 +152,11 @@ class Layout:
         return self.quants == 13 * 64 // 8
 
     @property
+    def plain(self) -> bool:
+        """True if quants are nibbles or bytes, with nothing beside them."""
+        return self.low_bits in (4, 8) and not (self.high or self.codes or self.grid)
+
+    @property
     def bits(self) -> int:
         """Bits of a quant, or of its codebook value."""
         if self.codes or self.grid:

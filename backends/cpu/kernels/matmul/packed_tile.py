@@ -71,7 +71,8 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
     row_groups = [range(first, min(mt, first + at_once)) for first in range(0, mt, at_once)]
     parts = range(layout.parts)
     in_turn = form is ExpandedBlock and not target_host().has_512_bits
-    rolled = in_turn and isa() == "avx2"
+    # a loop over packed quants unpacks them once more for bytes, which pays from four rows on
+    rolled = isa() == "avx2" and (in_turn or (form is PackedBlock and mt > layout.low_bits // 4 and layout.plain))
     turns, nt = (nt, 1) if in_turn else (1, nt)
     late_shift_of = partial(late_shift, layout, lone=mt == 1 and form is PackedBlock)
     order = (
@@ -85,36 +86,39 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
 
         Unrolled, LLVM would add products as a tree, for which registers lack.
         """
-        planes, late, dots = nibble_planes(layout, isa()), late_shift_of(0), []
-        room = min(len(steps), pair_room(layout.bits // len(planes)))
+        late, dots = late_shift_of(0), []
+        planes, per_turn = nibble_planes(layout, isa()), 2 if form is PackedBlock and layout.low_bits == 4 else 1
+        steps = range(steps.start // per_turn, steps.stop // per_turn)
+        room = min(len(steps), pair_room(layout.bits // len(planes)) // per_turn)
 
-        def add_step(plane, step, pairs):
+        def add_step(place, step, pairs):
             """Two halves of each row's pairs, plus the products of a step."""
-            u = block.quants(step, late, plane)
-            x4s = [e.load(b, e.at(b, row, b.mul(step, e.i64(4))), e.I32, 4) for row in xs]
-            sums = [add_pairs(b, pairs[2 * j : 2 * j + 2], u, e.splat(b, x4)) for j, x4 in enumerate(x4s)]
-            return [half for pair in sums for half in pair]
+            for u, after in block.turn(step, late, place):
+                x4s = [e.load(b, e.at(b, row, b.mul(b.add(step, e.i64(after)), e.i64(4))), e.I32, 4) for row in xs]
+                sums = [add_pairs(b, pairs[2 * j : 2 * j + 2], u, e.splat(b, x4)) for j, x4 in enumerate(x4s)]
+                pairs = [half for pair in sums for half in pair]
+            return pairs
 
-        def widen(plane, pairs, dots):
-            wide = [widen_pairs(b, pairs[j : j + 2], late + planes[plane]) for j in range(0, len(pairs), 2)]
+        def widen(place, pairs, dots):
+            wide = [widen_pairs(b, pairs[j : j + 2], late + place) for j in range(0, len(pairs), 2)]
             return [b.add(dot, w) for dot, w in zip(dots, wide, strict=True)] if dots else wide
 
-        def add_steps(plane, step, dots):
+        def add_steps(place, step, dots):
             """Dots plus the products of as many steps as there is room for, one or two."""
             pairs = []
             for i in range(room):
-                pairs = add_step(plane, b.add(step, e.i64(i)), pairs)
-            return widen(plane, pairs, dots)
+                pairs = add_step(place, b.add(step, e.i64(i)), pairs)
+            return widen(place, pairs, dots)
 
-        for plane in range(len(planes)):
+        for place in planes:
             if room <= 2:
-                dots, add = add_steps(plane, e.i64(steps.start), dots), partial(add_steps, plane)
+                dots, add = add_steps(place, e.i64(steps.start), dots), partial(add_steps, place)
                 dots = e.loop(b, e.i64(steps.start + room), e.i64(steps.stop), dots, add, room, rolled=True)
                 continue
             for first in steps[::room]:
-                pairs, add = add_step(plane, e.i64(first), []), partial(add_step, plane)
+                pairs, add = add_step(place, e.i64(first), []), partial(add_step, place)
                 pairs = e.loop(b, e.i64(first + 1), e.i64(first + room), pairs, add, rolled=True)
-                dots = widen(plane, pairs, dots)
+                dots = widen(place, pairs, dots)
         return dots
 
     def block_of(b, i, acc, groups, x, ahead, wide, prefetch_at):

@@ -140,6 +140,15 @@ class PackedBlock:
             u = b.or_(u, e.shift_mask(b, self.vector(1, step // 4), 4 + shift - 2 * (step % 4), 48 << shift))
         return u
 
+    def turn(self, v, late, place):
+        """(Quants, their step less v) of vector v, an i64: both nibbles, or those of bytes at a place."""
+        b, layout = self.b, self.layout
+        word = e.load(b, e.at(b, self.at[0], b.mul(v, e.i64(64))), e.V16I)
+        if layout.low_bits == 8:
+            return [(e.shift_mask(b, word, -place, 15), 0)]
+        mask = 15 << layout.shift - late
+        return [(e.shift_mask(b, word, layout.shift_left(step, late), mask), step) for step in (0, 4)]
+
     def _trits(self, step):
         """Bytes with a digit of base 3 in their upper two bits: three quarters of a fraction of 256."""
         b = self.b
@@ -250,9 +259,13 @@ class ExpandedBlock:
     def prefetch_lines(self):
         return []  # they stay in the L1 cache
 
-    def quants(self, step, late, plane=0):
-        at = e.at(self.b, self.at, 512 * plane)
-        return e.load(self.b, e.at(self.b, at, e.times(self.b, step, 64)), e.V16I)
+    def quants(self, step, late):
+        return e.load(self.b, e.at(self.b, self.at, 64 * step), e.V16I)
+
+    def turn(self, step, _late, place):
+        """As PackedBlock.turn, of any quants: those of a step, an i64, alone."""
+        at = e.at(self.b, self.at, 512 * nibble_planes(self.layout, isa()).index(place))
+        return [(e.load(self.b, e.at(self.b, at, self.b.mul(step, e.i64(64))), e.V16I), 0)]
 
     def scale(self, part):
         return e.load(self.b, e.at(self.b, self.scales, 64 * part), e.V16F)
