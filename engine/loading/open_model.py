@@ -191,6 +191,8 @@ class OpenModel:
         engine = self.engine()
         learner = make_learner(self.options, engine, cache_folder())
         load_weights(engine)
+        if learner is not None:
+            learner.start()
         draft = self.draft_engine(engine)
         if draft is not None:
             load_weights(draft)

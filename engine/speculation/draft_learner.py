@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,15 @@ from logitless.engine.speculation.head_file import HeadFile
 from logitless.graph.execution.preemptible_plan import PreemptiblePlan
 from logitless.graph.ops.training.optimizer import adamw_params
 from logitless.graph.tensor import Tensor
-from logitless.models.drafters.draft_head import PREFIX, ROWS, SEED, TRAINED, DraftHead, HeadTraining, HeadValues
+from logitless.models.drafters.draft_head import (
+    PREFIX,
+    SEED,
+    TRAINED,
+    DraftHead,
+    HeadTraining,
+    HeadValues,
+    write_rows,
+)
 
 if TYPE_CHECKING:
     from logitless.engine.runner.model_runner import ModelRunner
@@ -97,7 +105,7 @@ class DraftLearner:
 
         Texts of requests with a `cache_salt` are not learnt."""
         if not self._is_current:
-            self._begin_session()
+            self.start()
         if self._stopped:
             return
         try:
@@ -144,11 +152,12 @@ class DraftLearner:
 
     def _learn_tokens(self, ids: list[int]) -> None:
         """Give tokens of a text columns of the draft vocabulary."""
-        columns = self.vocabulary.use(ids)
-        if columns:
-            rows = self._values.rows_of([self.vocabulary[column] for column in columns])
-            for column, row in zip(columns, rows, strict=True):
-                self._engine.session.write(ROWS, row, column * row.nbytes)
+        if columns := self.vocabulary.use(ids):
+            self._write_rows(columns)
+
+    def _write_rows(self, columns: Iterable[int]) -> None:
+        engine = self._engine
+        write_rows(engine.session, engine.model, [(column, self.vocabulary[column]) for column in columns])
 
     # -- steps
 
@@ -295,16 +304,18 @@ class DraftLearner:
                 session.write(moment.name, np.zeros(moment.shape, np.float32))
         self._first = self._values.n_steps
 
-    def _begin_session(self) -> None:
-        """Forget what another session had; define the training variables on this one."""
-        self._session = self._engine.session
-        head = self._engine.graph.drafter
+    def start(self) -> None:
+        """Forget what another session had; define the training variables on this one, whose weights are loaded."""
+        self._session, head = self._engine.session, self._engine.graph.drafter
         assert isinstance(head, DraftHead)
-        self._training = HeadTraining.define(self._session, self._values, head)
         self._plan = self._measured = self._parts = self._preparing = None
-        self._stopped = False
-        self._first = self._values.n_steps
+        self._stopped, self._first = False, self._values.n_steps
         self.forget()
+        try:
+            self._training = HeadTraining.define(self._session, self._values, head)
+            self._write_rows(range(len(self.vocabulary)))
+        except Exception as error:
+            self._stop(error)
 
     def forget(self) -> None:
         """Forget all examples."""

@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.graph.autodiff import backward
-from logitless.graph.dtype import dequantize
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.paged_attention import load_v
 from logitless.graph.ops.elementwise import add, mul, silu, sum_to
@@ -40,6 +39,7 @@ from logitless.models.model import Model
 F32 = npt.NDArray[np.float32]
 RANK = 512  # at most
 N_COLUMNS = 4096  # tokens of the draft vocabulary, at most
+N_COPIED = 64  # rows of the LM head that are copied at once
 SEED = 1
 MAX_NORM = 1.0  # of the gradient
 PREFIX = "draft_head"
@@ -76,17 +76,10 @@ class HeadValues:
             else:
                 self.params[name] = np.full(shape, name.startswith("norm"), np.float32)
 
-    def rows_of(self, ids: Sequence[int]) -> F32:
-        """The LM head's rows (n, n_embd) of some tokens, as numbers."""
-        name = "output.weight" if "output.weight" in self.gguf.tensors else "token_embd.weight"
-        info = self.gguf.tensors[name]
-        raw = self.gguf.bytes_of(name).reshape(info.shape[0], -1)[list(ids)]
-        return raw.view(np.float32) if info.dtype == "f32" else dequantize(raw, info.dtype)
-
     def define(self, session: Session) -> DraftHead:
-        """The head on a session; its variables have the values of the moment when a plan first needs them."""
-        shape = len(self.ids), self.hparams.n_embd
-        rows = session.define(ROWS, shape, "f32", lambda: _bytes_of(self.rows_of(self.ids)))
+        """The head on a session: its parameters have the values of the moment when a plan first needs them,
+        and `write_rows` gives it the rows of the LM head."""
+        rows = session.define(ROWS, (len(self.ids), self.hparams.n_embd))
         return DraftHead(self.define_params(session), rows)
 
     def define_params(self, session: Session, suffix: str = "") -> dict[str, Tensor]:
@@ -97,6 +90,20 @@ class HeadValues:
 
         shapes = shapes_of(self.hparams).items()
         return {name: session.define(f"{PREFIX}.{name}{suffix}", shape, "f32", source(name)) for name, shape in shapes}
+
+
+def write_rows(session: Session, model: Model, tokens: Sequence[tuple[int, int]]) -> None:
+    """Copy the LM head's rows of some tokens, (column, id) each, to their columns of the draft vocabulary."""
+    weights = model.weights
+    matrix = weights["output" if "output" in weights else "token_embd"]
+    for start in range(0, len(tokens), N_COPIED):
+        some = tokens[start : start + N_COPIED]
+        ids = np.zeros(N_COPIED, np.int32)
+        ids[: len(some)] = [id for _, id in some]
+        build = lambda: [get_rows(matrix, feed("learn.ids", (N_COPIED,), "i32"))]  # noqa: E731
+        (rows,) = session.run(f"{PREFIX}.copy", build, {"learn.ids": ids}, [len(some)])
+        for (column, _), row in zip(some, rows, strict=True):
+            session.write(ROWS, row, column * row.nbytes)
 
 
 def _bytes_of(values: F32) -> npt.NDArray[np.uint8]:

@@ -79,6 +79,7 @@ def test_device_runs_and_trains_the_draft_head(
     assert engine.hidden is not None
     learner = DraftLearner(engine, HeadFile(tmp_path, engine.draft_head), 2)
     engine.load()
+    learner.start()
     scheduler = Scheduler(
         engine,
         from_metadata(engine.gguf.metadata),

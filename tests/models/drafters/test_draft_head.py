@@ -10,7 +10,7 @@ import pytest
 
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.graph.ops.training.optimizer import adamw_params
-from logitless.models.drafters.draft_head import MAX_NORM, PREFIX, DraftHead, HeadTraining, HeadValues
+from logitless.models.drafters.draft_head import MAX_NORM, PREFIX, DraftHead, HeadTraining, HeadValues, write_rows
 from tests.helpers.reference_model import Spec, write
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
@@ -52,9 +52,9 @@ class Reference:
         return dx
 
 
-@pytest.mark.parametrize("untied", [False, True])
-def test_head_draft_and_step_equal_float64(untied: bool, tmp_path: Path) -> None:
-    tensors = write(path := tmp_path / "m.gguf", Spec(untied=untied, n_vocab=300))
+@pytest.mark.parametrize(("untied", "dtype"), [(False, "f32"), (True, "q4_0")])
+def test_head_draft_and_step_equal_float64(untied: bool, dtype: str, tmp_path: Path) -> None:
+    tensors = write(path := tmp_path / "m.gguf", Spec(untied=untied, n_vocab=300, dtype=dtype))
     engine = ModelRunner(path, RunnerOptions(64, n_slots=1, n_ubatch=16, n_draft_tokens=DEPTH, learns=True))
     rng, session, values = np.random.default_rng(3), engine.session, engine.draft_head
     assert isinstance(values, HeadValues)
@@ -63,6 +63,7 @@ def test_head_draft_and_step_equal_float64(untied: bool, tmp_path: Path) -> None
     values.params["up"] = rng.normal(size=values.params["up"].shape).astype(np.float32)
     values.params["keep"] = rng.normal(size=values.params["keep"].shape).astype(np.float32)
     values.ids[:] = rng.permutation(300).tolist()
+    write_rows(session, engine.model, list(enumerate(values.ids)))
     training, hidden = HeadTraining.define(session, values, engine.graph.drafter), engine.graph.hidden
     plan = session.plan(lambda: training.nodes(engine.model, hidden, N, DEPTH))
     h = rng.normal(size=hidden.shape).astype(np.float32)
