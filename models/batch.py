@@ -329,7 +329,7 @@ class Cached:
         if kv_source == layer:
             self.store(layer, k, v)
         n_ctx, of_out = pool.tables.shape[1] * PAGE, layer >= memory.n_layer_kv - 1
-        caches = self.stored[kv_source]
+        caches = self.stored[kv_source] if kv_source in self.stored else pool.layers[kv_source]
         q = rotate(q, caches[0])
         kv = *caches, pool.tables, *batch.visible(params, n_ctx, of_out=of_out)
         if v is None:

@@ -41,7 +41,7 @@ from logitless.models.weights.weights import check_weights
 
 MAX_VOCAB_DIFFERENCE = 128  # tokens; like the next, llama.cpp's rule
 FIRST_COMMON = 5  # the token id from which on both vocabularies must agree
-KIND_OF = {"dflash": DFLASH, "eagle3": EAGLE3}  # by architecture of a drafter's file
+KIND_OF = {"dflash": DFLASH, "eagle3": EAGLE3, "gemma4-assistant": MTP}  # by architecture of a drafter's file
 
 
 def spec_kinds(options: ModelOptions) -> tuple[str, ...]:

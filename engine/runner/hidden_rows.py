@@ -18,11 +18,19 @@ class HiddenRows:
     has waited for long, or resumes from a cached prefix, has no row before its next token."""
 
     def __init__(
-        self, n_ubatch: int, n_slots: int, n_least: int = 0, *, behind: bool = False, n_block: int = 1
+        self,
+        n_ubatch: int,
+        n_slots: int,
+        n_least: int = 0,
+        *,
+        behind: bool = False,
+        n_block: int = 1,
+        fixed: bool = False,
     ) -> None:
         """`n_least`: tokens whose rows it holds, if the largest steps have fewer. `behind`: a token's keys
-        and values go to the cell of the one before (EAGLE-3). `n_block`: rows of a sequence in a draft step."""
-        self.behind, self.n_block = behind, n_block
+        and values go to the cell of the one before (EAGLE-3). `n_block`: rows of a sequence in a draft step.
+        `fixed`: all tokens of a draft have the position of the first, and none is cached (Gemma 4)."""
+        self.behind, self.n_block, self.fixed = behind, n_block, fixed
         self.n_turns = max(2 * n_ubatch, n_least)
         self._n_valid = self.n_turns - n_ubatch  # latest tokens whose rows are still valid
         self.n = 1 + self.n_turns + n_slots + 1

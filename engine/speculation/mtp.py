@@ -54,10 +54,9 @@ class MTPDrafter:
             self._rest -= 1
             return {}
         for seq, n_most in requests:
-            begins = (
-                seq.n_uncomputed == 1 and seq.kv.copy is None and self._hidden.of(seq, seq.n_computed - 1) != NOTHING
-            )
-            if n_most <= 0 or not begins:  # a pending block copy is done by the next step
+            pending = seq.kv.copy is not None or seq.kv.window_copy is not None  # a copy that the next step does
+            begins = seq.n_uncomputed == 1 and self._hidden.of(seq, seq.n_computed - 1) != NOTHING
+            if n_most <= 0 or pending or not begins:
                 continue
             # token slots for the uncomputed token and for all draft tokens but the last
             n_most = allocate(seq, n_most)
@@ -82,11 +81,11 @@ class MTPDrafter:
         for i, builder in enumerate(builders):
             seq = builder.seq
             assert seq.slot is not None
-            id, pos = seq.slot.id, len(seq.tokens) - 1 + len(builder.draft)
+            id, pos = seq.slot.id, len(seq.tokens) - 1 + (0 if self._hidden.fixed else len(builder.draft))
             batch.tokens.append(builder.draft[-1] if builder.draft else seq.tokens[-1])
             cell = pos - self._hidden.behind
             batch.pos.append(pos)
-            batch.seen.append(cell)
+            batch.seen.append(cell - self._hidden.fixed)
             batch.slot.append(id)
             batch.slot_mapping.append(seq.kv.blocks[cell // BLOCK_SIZE] * BLOCK_SIZE + cell % BLOCK_SIZE)
             own = self._hidden.draft_row(id)
@@ -94,6 +93,8 @@ class MTPDrafter:
             batch.hidden_to.append(own)
             if not seq.kv.uploaded and not builder.draft:
                 batch.tables[id] = seq.kv.blocks
+                if seq.kv.window_blocks:
+                    batch.window_tables[id] = seq.kv.window_blocks
             builder.ask(batch, i, self._ids)
         return batch
 

@@ -373,5 +373,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 DRAFTERS: dict[str, Architecture] = {
     "eagle3": Architecture(rope=_INTERLEAVED),
     "dflash": Architecture(attention=replace(_PER_HEAD, window=0, sinks=Presence.OPTIONAL)),
+    "gemma4-assistant": replace(
+        _GEMMA3N, attention=replace(_GEMMA3N.attention, window_period=REQUIRED_KEY, kv_sharing=False)
+    ),
 }
 TRAITS = ARCHITECTURES | DRAFTERS  # of all files with layers

@@ -42,15 +42,20 @@ class DrafterFile:
     @property
     def width(self) -> int:
         """Width of the hidden states that it keeps of tokens."""
-        return 1 if self.hparams.arch == "dflash" else self.hparams.n_embd
+        of_target = self.hparams.arch == "gemma4-assistant"
+        return 1 if self.hparams.arch == "dflash" else self.target.n_embd if of_target else self.hparams.n_embd
 
     def draft_rows(self, n_draft: int) -> dict[str, Any]:
         """Traits of its rows for drafts of `n_draft` tokens (engine/runner/hidden_rows.py)."""
-        return {"behind": self.hparams.arch == "eagle3", "n_block": min(1 + n_draft, self.block_size)}
+        arch = self.hparams.arch
+        n_block = min(1 + n_draft, self.block_size)
+        return {"behind": arch == "eagle3", "n_block": n_block, "fixed": arch == "gemma4-assistant"}
 
     @property
     def kv_layers(self) -> tuple[LayerSizes | int, ...]:
         """Sizes of each layer's KV cache, or the layer of the model whose cache it reads."""
+        if self.hparams.arch == "gemma4-assistant":
+            return tuple(_source(self.hparams, self.target, i) for i in range(self.hparams.n_layer))
         return tuple(self.hparams.sizes(i) for i in range(self.hparams.n_layer))
 
 
@@ -74,6 +79,9 @@ def open_drafter(path: str | Path, target: Hparams) -> DrafterFile:
 def _checked(gguf: GGUFFile, target: Hparams) -> DrafterFile:
     h = read_hparams(gguf.metadata, target.n_vocab, str(gguf.path))
     keys = Keys(gguf.metadata, h.arch, str(gguf.path))
+    if h.arch == "gemma4-assistant":
+        file = _gemma4(DrafterFile(gguf, h, target, {}, ()), keys)
+        return replace(file, parts=check_tensors(gguf, h, dict(_gemma4_tensors(file)), _unused_of_gemma4))
     if not exposes_layers(target):
         raise ModelFileError(gguf.path, f"reads hidden states between layers, which {target.arch} does not have")
     n_tokens = gguf.metadata.length("tokenizer.ggml.tokens")
@@ -82,6 +90,57 @@ def _checked(gguf: GGUFFile, target: Hparams) -> DrafterFile:
     file = DrafterFile(gguf, h, target, {}, _target_layers(keys, target), ids=_ids(gguf, target))
     file = _eagle3(file, keys) if h.arch == "eagle3" else _dflash(file, keys)
     return replace(file, parts=check_tensors(gguf, h, dict(_tensors(file)), lambda name: name == "d2t"))
+
+
+def _gemma4(file: DrafterFile, keys: Keys) -> DrafterFile:
+    """Check the model's caches, which its layers read."""
+    h, target = file.hparams, file.target
+    width = keys.count("embedding_length_out")
+    if width != target.n_embd:
+        raise keys.error("embedding_length_out", f"is {width}, the model's embedding_length is {target.n_embd}")
+    if target.mla or target.recurrent or target.n_layer < 2:
+        raise ModelFileError(keys.file, f"reads the caches of a Gemma 4 model, which {target.arch} does not have")
+    for layer in range(h.n_layer):
+        source, own = _source(h, target, layer), h.sizes(layer)
+        cache = target.sizes(source)
+        heads, cached = (own.n_head_kv, own.head_dim), (cache.n_head_kv, cache.head_dim)
+        if heads != cached or h.is_local(layer) != target.is_local(source):
+            which = ("full-attention", "sliding-window")
+            reads, has = which[h.is_local(layer)], which[target.is_local(source)]
+            raise ModelFileError(
+                keys.file,
+                f"block {layer} reads {heads[0]} {reads} heads of {heads[1]}, layer {source} of the model has "
+                f"{cached[0]} {has} heads of {cached[1]}",
+            )
+    return file
+
+
+def _source(h: Hparams, target: Hparams, layer: int) -> int:
+    """The layer of the model whose cache a layer of a Gemma 4 assistant reads: that of its last layer, or, with a
+    sliding window, of the one before."""
+    return target.kv_source(target.n_layer - 1 - h.is_local(layer))
+
+
+def _gemma4_tensors(file: DrafterFile) -> Iterator[tuple[str, TensorSlice]]:
+    h, n = file.hparams, file.target.n_embd
+    shapes = {
+        "token_embd": (h.n_vocab, h.n_embd),
+        "output_norm": (h.n_embd,),
+        "nextn.pre_projection": (h.n_embd, 2 * n),
+        "nextn.post_projection": (n, h.n_embd),
+    }
+    for name, shape in shapes.items():
+        yield f"{name}.weight", TensorSlice(f"{name}.weight", shape)
+    yield "rope_freqs.weight", TensorSlice("rope_freqs.weight", (h.rope_dim // 2,), required=False)
+    for i in range(h.n_layer):
+        for name, part in layer_tensors(h, i, file.gguf.tensors):
+            if not name.startswith((f"blk.{i}.attn_k", f"blk.{i}.attn_v")):
+                yield name, part
+
+
+def _unused_of_gemma4(name: str) -> bool:
+    """True for the tensors of a head for which tokens are grouped, and which is not run, as in llama.cpp."""
+    return name.startswith("masked_embd_")
 
 
 def _eagle3(file: DrafterFile, keys: Keys) -> DrafterFile:

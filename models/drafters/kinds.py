@@ -7,8 +7,9 @@ from logitless.models.drafters.dflash import DFlash
 from logitless.models.drafters.drafter import Drafter
 from logitless.models.drafters.drafter_file import DrafterFile
 from logitless.models.drafters.eagle3 import Eagle3
+from logitless.models.drafters.gemma4_assistant import Gemma4Assistant
 
-KINDS: dict[str, type[Drafter]] = {"dflash": DFlash, "eagle3": Eagle3}
+KINDS: dict[str, type[Drafter]] = {"dflash": DFlash, "eagle3": Eagle3, "gemma4-assistant": Gemma4Assistant}
 
 
 def define_drafter(session: Session, file: DrafterFile | None, n_ctx: int) -> Drafter | None:

@@ -16,7 +16,7 @@ from logitless.models.architectures.architecture import (
     QKNorm,
     Temperature,
 )
-from logitless.models.architectures.registry import ARCHITECTURES, TRAITS
+from logitless.models.architectures.registry import ARCHITECTURES, DRAFTERS, TRAITS
 from logitless.models.errors import ModelFileError, unsupported
 from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.layer_sizes import LayerSizes, read_layer_sizes, read_n_heads
@@ -182,7 +182,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         raise keys.error("block_count", f"is {n_blocks}; at most {MAX_LAYERS} blocks are supported")
     if arch == "baichuan" and n_blocks == 40:
         raise keys.error("block_count", "is that of the 13B model, whose ALiBi is not supported")
-    n_mtp = keys.count_or_none("nextn_predict_layers")
+    n_mtp = 0 if arch in DRAFTERS else keys.count_or_none("nextn_predict_layers")
     if n_mtp >= n_blocks:
         raise keys.error("nextn_predict_layers", f"is {n_mtp}, of {n_blocks} blocks")
     if n_mtp and not (architecture.mtp.enabled or architecture.mtp.known):

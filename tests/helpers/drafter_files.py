@@ -96,6 +96,65 @@ def write_dflash(path: Path, s: Spec, keys: dict[str, Any] | None = None, **more
     return t
 
 
+def write_gemma4_assistant(
+    path: Path, s: Spec, embedding: Array, keys: dict[str, Any] | None = None, **more: Any
+) -> dict[str, Array]:
+    """An assistant of the Gemma 4 model `s`, of half its width, which guesses by a projection of its `embedding`.
+    `more`: as of `write_eagle3`."""
+    rng, n, wide = np.random.default_rng(19), s.n_embd // 2, s.n_embd
+    narrow = np.linalg.qr(rng.standard_normal((wide, n)))[0].T  # (n, wide)
+    t: dict[str, Any] = {
+        "token_embd.weight": embedding @ narrow.T,
+        "output_norm.weight": 1 + 0.2 * rng.standard_normal(n),
+        "nextn.pre_projection.weight": np.concatenate([0.2 * narrow, narrow], 1),
+        "nextn.post_projection.weight": narrow.T,
+        "rope_freqs.weight": np.linspace(1, 8, 16),
+        "masked_embd_centroids.weight": np.ones((8, n)),
+        "masked_embd_ordering": np.arange(s.n_vocab),
+    }
+    for i, head_dim in enumerate((16, 32)):
+        b, q = f"blk.{i}.", N_HEAD * head_dim
+        for name, size in (("attn_q_norm", head_dim), *((f"{name}_norm", n) for name in ("attn", "ffn"))):
+            t[f"{b}{name}.weight"] = 1 + 0.2 * rng.standard_normal(size)
+        for name in ("post_attention_norm", "post_ffw_norm"):
+            t[f"{b}{name}.weight"] = 0.3 * rng.standard_normal(n)
+        t[b + "layer_output_scale.weight"] = np.array([0.7])
+        shapes = {
+            "attn_q": (q, n),
+            "attn_output": (n, q),
+            "ffn_gate": (N_FF, n),
+            "ffn_up": (N_FF, n),
+            "ffn_down": (n, N_FF),
+        }
+        for name, shape in shapes.items():
+            t[f"{b}{name}.weight"] = rng.standard_normal(shape) / shape[1] ** 0.5
+    t = {name: values for name, values in (t | more).items() if values is not None}
+    written = {
+        "context_length": s.n_ctx_train,
+        "embedding_length": n,
+        "embedding_length_out": wide,
+        "block_count": 2,
+        "nextn_predict_layers": 2,
+        "feed_forward_length": N_FF,
+        "attention.head_count": N_HEAD,
+        "attention.head_count_kv": 2,
+        "attention.key_length": 32,
+        "attention.value_length": 32,
+        "attention.key_length_swa": 16,
+        "attention.value_length_swa": 16,
+        "attention.sliding_window": s.keys["attention.sliding_window"],
+        "attention.sliding_window_pattern": [True, False],
+        "attention.shared_kv_layers": 2,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "rope.dimension_count": 32,
+        "rope.dimension_count_swa": 16,
+        "rope.freq_base": 1e6,
+        "rope.freq_base_swa": 1e4,
+    }
+    write_drafter(path, "gemma4-assistant", s, written | (keys or {}), t)
+    return t
+
+
 def write_drafter(path: Path, arch: str, s: Spec, keys: dict[str, Any], tensors: dict[str, Array]) -> None:
     writer = GGUFWriter(path, arch)
     add = {float: writer.add_float32, int: writer.add_uint32, list: writer.add_array, bool: writer.add_bool}

@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 
 from tests.helpers.commands import command
-from tests.helpers.drafter_files import write_dflash, write_eagle3
+from tests.helpers.drafter_files import write_dflash, write_eagle3, write_gemma4_assistant
 from tests.helpers.mtp_specs import NEXTN
 from tests.helpers.reference_model import Spec, write
+from tests.models.architectures.test_gemma3n import SMALL as GEMMA4
 from tests.models.gguf.test_mtp_file import three_files
 
 Drafted = tuple[Path, tuple[str, ...]]
@@ -55,7 +56,19 @@ def dflash(folder: Path, name: str) -> Drafted:
     return path, ("-md", str(drafter))
 
 
-MAKERS = {"mtp": (head_in_model, "qwen35, no norm behind"), "eagle3": (eagle3, "llama"), "dflash": (dflash, "llama")}
+def gemma4(folder: Path, name: str) -> Drafted:
+    s = replace(GEMMA4, n_vocab=512, n_ctx_train=2048, vocabulary=True)
+    t = write(path := folder / f"{name}.gguf", s)
+    write_gemma4_assistant(drafter := folder / "assistant.gguf", s, t["token_embd.weight"])
+    return path, ("-md", str(drafter))
+
+
+MAKERS = {
+    "mtp": (head_in_model, "qwen35, no norm behind"),
+    "eagle3": (eagle3, "llama"),
+    "dflash": (dflash, "llama"),
+    "gemma4": (gemma4, "gemma4"),
+}
 with_all = pytest.mark.parametrize("drafted", MAKERS, indirect=True)
 
 

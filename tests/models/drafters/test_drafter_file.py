@@ -12,8 +12,9 @@ import pytest
 from logitless.engine.loading.open_model import open_model
 from logitless.engine.loading.options import ModelOptions, OptionConflict
 from logitless.models.errors import ModelFileError
-from tests.helpers.drafter_files import write_dflash, write_eagle3
+from tests.helpers.drafter_files import write_dflash, write_eagle3, write_gemma4_assistant
 from tests.helpers.reference_model import Spec, write
+from tests.models.architectures.test_gemma3n import SMALL as GEMMA4
 
 SIZES: dict[str, Any] = {"n_layer": 3, "n_vocab": 400, "n_ctx_train": 256, "vocabulary": True}
 MODEL = Spec("llama", untied=True, **SIZES)
@@ -83,6 +84,36 @@ def test_dflash_drafter_that_does_not_fit_is_refused(
 ) -> None:
     write_dflash(path := tmp_path / "d.gguf", MODEL, keys, embedding=np.ones((400, 64)), **tensors)
     assert line in refusal(model, path)
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensors", "line"),
+    [
+        ({"embedding_length_out": 32}, {}, "key 'gemma4-assistant.embedding_length_out' is 32, the model's"),
+        ({"embedding_length_out": None}, {}, "key 'gemma4-assistant.embedding_length_out' is missing"),
+        (
+            {"attention.head_count_kv": 1},
+            {},
+            "block 0 reads 1 sliding-window heads of 16, layer 4 of the model has 2 sliding-window heads of 16",
+        ),
+        ({}, {"nextn.pre_projection.weight": None}, "tensor 'nextn.pre_projection.weight' is missing"),
+        ({}, {"blk.0.attn_k.weight": HEAD}, "tensor 'blk.0.attn_k.weight' is unknown in gemma4-assistant"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_gemma4_assistant_that_does_not_fit_is_refused(
+    tmp_path: Path, keys: dict[str, Any], tensors: dict[str, Any], line: str
+) -> None:
+    spec = replace(GEMMA4, n_vocab=400, vocabulary=True)
+    embedding = write(model := tmp_path / "m.gguf", spec)["token_embd.weight"]
+    write_gemma4_assistant(path := tmp_path / "d.gguf", spec, embedding, keys, **tensors)
+    assert line in refusal(model, path)
+
+
+def test_gemma4_assistant_of_another_model_is_refused(model: Path, tmp_path: Path) -> None:
+    spec = replace(GEMMA4, n_vocab=400)
+    write_gemma4_assistant(path := tmp_path / "d.gguf", spec, np.ones((400, 64)))
+    assert "layer 1 of the model has 2 full-attention heads of 16" in refusal(model, path)
 
 
 def test_drafter_of_another_vocabulary_or_kind_is_refused(model: Path, tmp_path: Path) -> None:
