@@ -117,8 +117,8 @@ def check(path: Path, device: Backend) -> None:
     for feeds, want in zip(steps(), model.oracle(), strict=True):
         graph = model.build(len(feeds["pos"]))
         assert [segment.backend for segment in partition(graph, model.session.backends).segments] == [0]
-        wanted = {t.name: feeds[t.name] for t in toposort(graph) if t.op == "feed"}
-        (got,) = model.session.plan(lambda graph=graph: graph).run(wanted)  # type: ignore[misc]
+        expected = {t.name: feeds[t.name] for t in toposort(graph) if t.op == "feed"}
+        (got,) = model.session.plan(lambda graph=graph: graph).run(expected)  # type: ignore[misc]
         assert np.abs(got - want).max() < 1e-3 * np.abs(want).max()
         assert got.argmax() == want.argmax()
 

@@ -73,9 +73,9 @@ def start(model: Path, cpu: Backend) -> Iterator[Start]:
 
 
 def losses(trainer: Trainer) -> list[float]:
-    found: list[float] = []
-    trainer.fit(lambda e: found.append(e.loss) if isinstance(e, Step) else None)
-    return found
+    results: list[float] = []
+    trainer.fit(lambda e: results.append(e.loss) if isinstance(e, Step) else None)
+    return results
 
 
 def count_bytes(device: Backend, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
@@ -114,11 +114,11 @@ def test_training_on_a_device_has_the_losses_of_the_cpu(
 ) -> None:
     backend = open_device(device)
     trainer = start(kind, backend)
-    session, crossed, found = trainer.trainable.session, {"up": 0, "down": 0}, []
+    session, crossed, results = trainer.trainable.session, {"up": 0, "down": 0}, []
     rows = N_BATCH * N_CTX
     for event in trainer.work():
         if isinstance(event, Step):
-            found.append(event.loss)
+            results.append(event.loss)
             # the first step makes the plan, and brings the parameters to the device
             if event.iteration == 1:
                 crossed = count_bytes(backend, monkeypatch)
@@ -137,7 +137,7 @@ def test_training_on_a_device_has_the_losses_of_the_cpu(
     assert 4 * 5 * rows + 8192 < trainer.steps.optimizer_nbytes
     expected = losses(start(kind, cpu))
     assert expected[-1] < expected[0] - 0.1
-    np.testing.assert_allclose(found, expected, rtol=0.01)
+    np.testing.assert_allclose(results, expected, rtol=0.01)
     trained = trainer.trainable.read()
     assert crossed["down"] == sum(values.nbytes for values in trained.values())
 
@@ -176,8 +176,8 @@ def test_resumed_training_ends_with_the_same_bytes(
 def test_sgd_on_a_device_has_the_losses_of_the_cpu(
     device: str, start: Start, cpu: Backend, open_device: Callable[[str], Backend]
 ) -> None:
-    found = losses(start(FULL, open_device(device), optimizer="sgd", iterations=2))
-    np.testing.assert_allclose(found, losses(start(FULL, cpu, optimizer="sgd", iterations=2)), rtol=1e-3)
+    results = losses(start(FULL, open_device(device), optimizer="sgd", iterations=2))
+    np.testing.assert_allclose(results, losses(start(FULL, cpu, optimizer="sgd", iterations=2)), rtol=1e-3)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -191,16 +191,16 @@ def test_digit_networks_on_a_device_have_the_losses_of_the_cpu(
     media = rng.random((64, 28, 28), np.float32) * np.float32(0.1)
     for medium, label in zip(media, y, strict=True):
         medium[label // 5 * 12 + 2 :, label % 5 * 5 + 1 :][:5, :4] = 1
-    found = []
+    results = []
     for backends in ([open_device(device), cpu], [cpu]):
         session = Session(backends)
         network = getattr(mnist, kind)(session, 0, Batches(32, 16))
         data = network.table("digits", media.reshape(64, -1), y)
         result = network.epoch(data, np.arange(64, dtype=np.int32))
         assert on_one_device(session, partial(network._step, data))
-        found.append(result.losses)
-    assert found[1][-1] < found[1][0]
-    np.testing.assert_allclose(found[0], found[1], rtol=0.01)
+        results.append(result.losses)
+    assert results[1][-1] < results[1][0]
+    np.testing.assert_allclose(results[0], results[1], rtol=0.01)
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -209,10 +209,10 @@ def test_product_rows_are_batch_invariant(device: str, open_device: Callable[[st
     session, rng = Session([open_device(device)]), np.random.default_rng(6)
     w, x = session.define("w", (70, 300)), rng.normal(size=(41, 300)).astype(np.float32)
     session.write("w", rng.normal(size=(70, 300)).astype(np.float32))
-    found = []
+    results = []
     for rows in (x, x[:1], x[-5:]):
         product = [linear(feed("x", rows.shape), w)]
-        found += session.plan(lambda product=product: product).run({"x": rows})  # type: ignore[misc]
-    every, first, last = found
+        results += session.plan(lambda product=product: product).run({"x": rows})  # type: ignore[misc]
+    every, first, last = results
     assert np.array_equal(every[:1], first)
     assert np.array_equal(every[-5:], last)

@@ -55,10 +55,10 @@ def test_first_optimizer_steps_match_the_closed_form(decays: bool) -> None:
     decay is apart.
     """
     keep = 1 - RATE * DECAY if decays else 1.0
-    wanted = [1 * keep - RATE, 2 * keep + RATE, 3 * keep]
-    np.testing.assert_allclose(one_step(decays, "adamw", [1e-3, -500.0, 0.0]), wanted, rtol=2e-5)
-    wanted = [1 * keep - RATE * 0.5, 2 * keep + RATE * 4, 3 * keep]
-    np.testing.assert_allclose(one_step(decays, "sgd", [0.5, -4.0, 0.0]), wanted, rtol=1e-6)
+    expected = [1 * keep - RATE, 2 * keep + RATE, 3 * keep]
+    np.testing.assert_allclose(one_step(decays, "adamw", [1e-3, -500.0, 0.0]), expected, rtol=2e-5)
+    expected = [1 * keep - RATE * 0.5, 2 * keep + RATE * 4, 3 * keep]
+    np.testing.assert_allclose(one_step(decays, "sgd", [0.5, -4.0, 0.0]), expected, rtol=1e-6)
 
 
 def test_optimizer_step_0_is_refused() -> None:

@@ -177,7 +177,7 @@ def test_gradients_of_every_weight(name: str, devices: list[Backend], shared_dat
     trained = Trained.open(shared_data / "models" / f"arch-{name}.gguf", Session(placer.parts))
     loss = trained.loss()
     gradients = list(backward(loss, list(trained.model.weights.tensors.values())).values())
-    wanted = evaluate([loss, *gradients], trained.feeds(), trained.values)
-    found = placer.plan(trained.session, [loss, *gradients]).run(trained.feeds())
-    for got, want in zip(found, wanted, strict=True):
+    target = evaluate([loss, *gradients], trained.feeds(), trained.values)
+    result = placer.plan(trained.session, [loss, *gradients]).run(trained.feeds())
+    for got, want in zip(result, target, strict=True):
         np.testing.assert_allclose(got, want, atol=1e-3 * np.abs(want).max())

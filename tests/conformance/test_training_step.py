@@ -231,8 +231,8 @@ def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path)
     fallbacks = {op for program in plan.programs for op in program.fallbacks}
     assert fallbacks == (OF_GPT_OSS if name == "gpt-oss" else set())
     assert name in MADE_UP or kernels_of(trained.session, fetches) <= set(warmup.TRAINING)
-    for gradient, wanted in zip(plan.run(feeds)[1:], slopes, strict=True):
-        np.testing.assert_allclose(gradient, wanted, atol=1e-3 * np.abs(wanted).max())
+    for gradient, target in zip(plan.run(feeds)[1:], slopes, strict=True):
+        np.testing.assert_allclose(gradient, target, atol=1e-3 * np.abs(target).max())
     trained.session.close()
 
 
@@ -253,13 +253,13 @@ def test_gradients_through_the_cache_match_those_without_it(name: str, shared_da
     feeds |= {"slot": 0 * pos, "slot_mapping": pos + 32}
     caches = {t.name: np.zeros(t.shape) for t in memory.full.caches}
     states = {**trained.values, **caches, "tables": np.array([[2, 0]])}
-    found = []
+    result = []
     for logits in (trained.model.training_logits(sequences), trained.model.logits(batch, memory)):
         losses = cross_entropy(logits, feed("targets", (LENGTH,), "i32"))
         gradients = backward(sum_to(losses, shape=()), params)
         assert set(gradients) == set(params)
-        found.append(evaluate([gradients[p] for p in params], feeds, states))
-    for plain, cached in zip(*found, strict=True):
+        result.append(evaluate([gradients[p] for p in params], feeds, states))
+    for plain, cached in zip(*result, strict=True):
         np.testing.assert_allclose(cached, plain, rtol=1e-9, atol=1e-12)
     trained.session.close()
 

@@ -61,8 +61,8 @@ def test_recomputed_gradients_keep_their_bits(segment: int) -> None:
     plain = backward(loss, weights)
     again = recompute(loss, plain, choose(loss, plain, layers_of(loss), segment).checkpoints)
     values = feeds([t for t in toposort([loss]) if t.op == "feed"])
-    wanted, got = (session.plan(lambda g=g: [loss, *g.values()]).run(values) for g in (plain, again))  # type: ignore[misc]
-    assert [a.tobytes() for a in got] == [a.tobytes() for a in wanted]
+    expected, got = (session.plan(lambda g=g: [loss, *g.values()]).run(values) for g in (plain, again))  # type: ignore[misc]
+    assert [a.tobytes() for a in got] == [a.tobytes() for a in expected]
     session.close()
     backend.close()
 

@@ -26,8 +26,8 @@ def test_a_folder_of_models(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "gone.gguf").symlink_to(tmp_path / "nothing")
-    found = {name: path.relative_to(tmp_path).as_posix() for name, path in models_of_folder(tmp_path).items()}
-    assert found == {"one": "one.gguf", "two": "two/two.gguf", "big": parts[0]}
+    result = {name: path.relative_to(tmp_path).as_posix() for name, path in models_of_folder(tmp_path).items()}
+    assert result == {"one": "one.gguf", "two": "two/two.gguf", "big": parts[0]}
     with pytest.raises(CatalogError, match=r"--models-dir .*none: No such file or directory"):
         models_of_folder(tmp_path / "none")
 
@@ -59,7 +59,7 @@ temp = 0.5   ; not a comment: only lines are
 """
     with pytest.raises(CatalogError, match=r"presets.ini: \[own\] --temp: '0.5   ; not a comment"):
         read(tmp_path, text, files=("a.gguf",))
-    found = read(
+    result = read(
         tmp_path,
         text.replace("   ; not a comment: only lines are", "") + "[u/r:Q8_0]\n",
         files=("a.gguf",),
@@ -68,11 +68,11 @@ temp = 0.5   ; not a comment: only lines are
     a = tmp_path / "models" / "a.gguf"
     every = ("-c", "8192", "--cache-ram", "0")
     own = ("--ctx-size", "100", "--no-slots", "--metrics")
-    assert found["a"].args == (*every, *own, "--model", str(a), "--alias", "a", "-v")  # type: ignore[attr-defined]
-    assert found["a"].load_on_startup  # type: ignore[attr-defined]
-    assert found["own"].args == (*every, "-m", "/models/x.gguf", "--temp", "0.5", "--alias", "own", "-v")  # type: ignore[attr-defined]
-    assert (found["own"].path, found["own"].stop_seconds) == ("/models/x.gguf", 3.0)  # type: ignore[attr-defined]
-    assert found["u/r:Q8_0"].args == (*every, "--hf-repo", "u/r:Q8_0", "--alias", "u/r:Q8_0", "-v")  # type: ignore[attr-defined]
+    assert result["a"].args == (*every, *own, "--model", str(a), "--alias", "a", "-v")  # type: ignore[attr-defined]
+    assert result["a"].load_on_startup  # type: ignore[attr-defined]
+    assert result["own"].args == (*every, "-m", "/models/x.gguf", "--temp", "0.5", "--alias", "own", "-v")  # type: ignore[attr-defined]
+    assert (result["own"].path, result["own"].stop_seconds) == ("/models/x.gguf", 3.0)  # type: ignore[attr-defined]
+    assert result["u/r:Q8_0"].args == (*every, "--hf-repo", "u/r:Q8_0", "--alias", "u/r:Q8_0", "-v")  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_files_that_are_no_presets(tmp_path: Path) -> None:
 def test_downloaded_models_come_last(tmp_path: Path) -> None:
     for name in ("u/r", "u/s:Q8_0"):
         (tmp_path / "presets.ini").write_text(f"[{name}]\nc = 1\n")
-        found = {"u/r:Q4_0": (tmp_path / "x", "u/r"), "u/s:Q8_0": (tmp_path / "y", "u/s")}
-        entries = {e.name: e for e in Sources(None, tmp_path / "presets.ini", (), found.copy).read(MEANING)}
+        result = {"u/r:Q4_0": (tmp_path / "x", "u/r"), "u/s:Q8_0": (tmp_path / "y", "u/s")}
+        entries = {e.name: e for e in Sources(None, tmp_path / "presets.ini", (), result.copy).read(MEANING)}
         assert (entries[name].source, entries["u/r:Q4_0"].source) == ("preset", "cache")
         assert entries[name].args[-4:] == ("--hf-repo", name, "--alias", name)
         assert entries["u/r:Q4_0"].aliases == (() if name == "u/r" else ("u/r",))  # a name is never taken away
@@ -151,8 +151,8 @@ def test_a_preset_hides_the_downloaded_models_that_it_uses(
 
 def test_settings_of_all_sections_are_those_of_each(tmp_path: Path) -> None:
     text = "[*]\nload-on-startup = yes\nstop-timeout = 3\n[a]\nload-on-startup = no\n[b]\nstop-timeout = 4\nm = x\n"
-    found = read(tmp_path, text, files=("a.gguf", "c.gguf"))
-    told = {name: (e.load_on_startup, e.stop_seconds) for name, e in found.items()}  # type: ignore[attr-defined]
+    result = read(tmp_path, text, files=("a.gguf", "c.gguf"))
+    told = {name: (e.load_on_startup, e.stop_seconds) for name, e in result.items()}  # type: ignore[attr-defined]
     assert told == {"a": (False, 3.0), "b": (True, 4.0), "c": (True, 3.0)}
 
 

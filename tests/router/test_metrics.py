@@ -50,8 +50,8 @@ def test_each_model_has_its_label_and_all_have_a_sum() -> None:
         ("logitless:queue_seconds_count", 3, 4, 7),
         ("logitless:queue_seconds_sum", 0.5, 0.25, 0.75),
     ):
-        found = told[f"{name}[]"], told[f"{name}[('model', 'x/a')]"], told[f"{name}[('model', {quote!r})]"]
-        assert found == (total, one, other)
+        result = told[f"{name}[]"], told[f"{name}[('model', 'x/a')]"], told[f"{name}[('model', {quote!r})]"]
+        assert result == (total, one, other)
     assert told["logitless:queue_seconds_bucket[('le', '0.1')]"] == 7
     assert told["logitless:queue_seconds_bucket[('le', '0.1'), ('model', 'x/a')]"] == 3
     assert told["llamacpp:prompt_tokens_seconds[('model', 'x/a')]"] == 0.5

@@ -64,8 +64,8 @@ async def test_a_stream_is_over_when_the_child_says_so(last: Any, monkeypatch: p
 
     async def lookup(request: web.Request) -> web.Response:
         asked.append((request.path, await request.json(), request.headers["X-Logitless-Key"]))
-        found = answers.pop(0)
-        return web.json_response(found, status=503 if found is None else 200)
+        result = answers.pop(0)
+        return web.json_response(result, status=503 if result is None else 200)
 
     behind = web.Application()
     behind.router.add_post("/{path:.*}", lookup)

@@ -87,9 +87,9 @@ async def test_names() -> None:
     ]
     async with routing() as ask:
         for path, body in [*calls, ("/api/show", {})]:
-            for name, wanted in (("nobody", 404), ("", 400), (7, 400), (None, 400), ([], 400)):
+            for name, expected in (("nobody", 404), ("", 400), (7, 400), (None, 400), ([], 400)):
                 status, (told,) = await ask("POST", path, {**body, "model": name})
-                assert (status, list(told)) == (wanted, ["error"]), (path, name)
+                assert (status, list(told)) == (expected, ["error"]), (path, name)
             status, (told,) = await ask("POST", path, body)
             assert (status, "'model'" in told["error"]) == (400, True), path
         for path, body in calls:

@@ -32,10 +32,10 @@ def trained(trainable: Trainable) -> list[float]:
     """The losses of some steps, with checkpoints of gradients after every second layer."""
     data = StridedSamples(TEXT, 16)
     settings = TrainingConfig(ctx_size=16, batch_size=4, iterations=6, learning_rate=1e-2, weight_decay=0.1)
-    found: list[float] = []
+    result: list[float] = []
     trainer = Trainer(trainable, settings, Sampler(data, np.arange(len(data), dtype=np.int32), "text", 5), np.arange(0))
-    trainer.fit(lambda e: found.append(e.loss) if isinstance(e, Step) else None)
-    return found
+    trainer.fit(lambda e: result.append(e.loss) if isinstance(e, Step) else None)
+    return result
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_an_adapter_learns_and_is_read_again(spec: Spec, session: Session, tmp_p
     with GGUFFile.open(path) as gguf:
         h = hparams_of(gguf)
         trainable = lora(session, define_model(session, gguf, h, 64), LoraOptions(rank=3))
-        found = trained(trainable)
-        assert found[-1] < found[0] - 0.3
+        result = trained(trainable)
+        assert result[-1] < result[0] - 0.3
         save_result(tmp_path / "a.gguf", trainable, gguf, h)
         pairs = read_adapter(tmp_path / "a.gguf", gguf, h).pairs
     assert {"blk.0.attn_k.weight", "blk.1.ffn_up.weight"} <= pairs.keys()
@@ -62,8 +62,8 @@ def test_trained_fused_tensor_is_saved_expert_by_expert(session: Session, tmp_pa
         h = hparams_of(gguf)
         patterns = ("blk.1.ffn_up_exps.weight", "blk.2.ffn_down_exps.scale", "blk.2.attn_k.weight")
         trainable = full(session, define_model(session, gguf, h, 64), gguf, h, patterns)
-        found = trained(trainable)
-        assert found[-1] < found[0]
+        result = trained(trainable)
+        assert result[-1] < result[0]
         save_result(tmp_path / "out.gguf", trainable, gguf, h)
         name, n_ff = "blk.1.ffn_gate_up_exps.weight", spec.keys["expert_feed_forward_length"]
         before = dequantized(gguf.tensors[name], gguf.bytes_of(name))

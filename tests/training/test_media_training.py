@@ -95,24 +95,24 @@ def test_the_loss_of_an_answer_is_that_of_requests(name: str, session: Session, 
     rows = [row(*(next(media) if text == "<image>" else text for text in texts)) for texts in TEXTS]
     with FineTuning(session, model, rows, TrainingConfig(mmproj=str(projector), ctx_size=480, batch_size=1)) as run:
         encoded(run.trainer)
-        found: list[tuple[list[int], list[float]]] = []  # the learned tokens of each row, and their losses
+        result: list[tuple[list[int], list[float]]] = []  # the learned tokens of each row, and their losses
         dataset = run.trainer.order.dataset
         for window in (dataset.sample(i, np.random.default_rng(0)) for i in range(len(dataset))):
             losses = run.trainer.steps.evaluate([window]).losses
             for start, stop in pairwise([*window.starts, len(losses)]):
                 where = start + np.flatnonzero(window.weights[start:stop])
-                found.append((window.labels[where].tolist(), losses[where].tolist()))
+                result.append((window.labels[where].tolist(), losses[where].tolist()))
     with Runs(model, projector, type_k="f32", type_v="f32") as runs:
         template = of_file(runs.runner.gguf.metadata, runs.words)
-        for texts, media, (ids, losses) in zip(TEXTS, ([], given, given[1:]), filter(any, found), strict=True):
+        for texts, media, (ids, losses) in zip(TEXTS, ([], given, given[1:]), filter(any, result), strict=True):
             content = template.between_parts.join(texts)
             request = runs.request(template.render([{"role": "user", "content": content}]), media)
-            wanted = []
+            expected = []
             for k, id in enumerate(ids):
                 ((prob,),) = runs.run(replace(request, prompt=(*request.prompt, *ids[:k])))
-                wanted.append(-dict(prob.top)[id])
+                expected.append(-dict(prob.top)[id])
             assert len(ids) > 2
-            np.testing.assert_allclose(losses, wanted, atol=3e-4)
+            np.testing.assert_allclose(losses, expected, atol=3e-4)
 
 
 @pytest.mark.parametrize("name", ["mlp", "gemma3", "qwen3vl"])
@@ -146,8 +146,8 @@ def test_gradients_of_an_adapter_are_those_of_float64_differences(name: str, ses
         named = dict(zip(trainer.trainable.names, trainer.trainable.params, strict=True))
 
     def loss() -> float:
-        found = evaluate(outputs, feeds, weights)
-        return float((np.concatenate(found[::2]) * feeds["weight"].astype(np.float64)).sum())
+        result = evaluate(outputs, feeds, weights)
+        return float((np.concatenate(result[::2]) * feeds["weight"].astype(np.float64)).sum())
 
     for key in ("blk.0.attn_q.weight.lora_a", "blk.0.attn_v.weight.lora_b", "blk.1.ffn_down.weight.lora_a"):
         array = weights[named[key].name] = values[key].astype(np.float64)

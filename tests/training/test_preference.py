@@ -109,14 +109,14 @@ def test_loss_and_slopes_are_the_papers(method: str, seed: int) -> None:
         z = kl([log_probs[row == i].tolist() for i in range(8)], reference.tolist())  # has no gradient
         return kto(rows, reference.tolist(), values.tolist(), z)
 
-    found = learner.measure(TokenRows(log_probs, row, values.astype(np.float64), reference))
-    assert found.loss == pytest.approx(formula(log_probs), rel=1e-9)
+    result = learner.measure(TokenRows(log_probs, row, values.astype(np.float64), reference))
+    assert result.loss == pytest.approx(formula(log_probs), rel=1e-9)
     h = 1e-5
     for i in range(len(log_probs)):
         step = np.zeros(len(log_probs))
         step[i] = h
         slope = (formula(log_probs + step) - formula(log_probs - step)) / (2 * h)
-        assert found.slopes[i] == pytest.approx(slope, rel=1e-5, abs=1e-9)
+        assert result.slopes[i] == pytest.approx(slope, rel=1e-5, abs=1e-9)
 
 
 @pytest.mark.parametrize("method", OBJECTIVES)
@@ -125,9 +125,9 @@ def test_extreme_log_probabilities_have_finite_losses(method: str) -> None:
     assert learner is not None
     for log_probs in ([0.0, -9000.0], [-9000.0, 0.0], [0.0, 0.0]):
         rows = TokenRows(np.array(log_probs), np.arange(2), np.array([1.0, -1.0]), np.zeros(2))
-        found = learner.measure(rows)
-        assert np.isfinite(found.loss)
-        assert np.isfinite(found.slopes).all()
+        result = learner.measure(rows)
+        assert np.isfinite(result.loss)
+        assert np.isfinite(result.slopes).all()
 
 
 # -- runs

@@ -73,14 +73,14 @@ def test_loss_and_slopes_are_the_formulas(loss_type: str, seed: int) -> None:
     new = old + rng.normal(0, 0.3, len(row))
     reference = None if not seed else old + rng.normal(0, 0.5, len(row))
     a = g.advantages(rng.normal(size=(2, 4))).reshape(-1)
-    found = g.measure(new, old, reference, row, a)
-    assert found.loss == pytest.approx(by_formula(new, old, reference, row, a, g), rel=1e-12)
+    result = g.measure(new, old, reference, row, a)
+    assert result.loss == pytest.approx(by_formula(new, old, reference, row, a, g), rel=1e-12)
     for i in range(len(row)):
         up, down = new.copy(), new.copy()
         up[i] += 1e-6
         down[i] -= 1e-6
         slope = (by_formula(up, old, reference, row, a, g) - by_formula(down, old, reference, row, a, g)) / 2e-6
-        assert found.slopes[i] == pytest.approx(slope, abs=1e-8)
+        assert result.slopes[i] == pytest.approx(slope, abs=1e-8)
 
 
 def test_advantages_compare_the_answers_to_one_prompt() -> None:
@@ -177,9 +177,9 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(model: Path) -> Iterator[Run]:
-    found = Run(model, threads=1)
-    yield found
-    found.close()
+    result = Run(model, threads=1)
+    yield result
+    result.close()
 
 
 def answers_of(run: Run, n: int, n_tokens: int) -> tuple[list[Any], list[Answer]]:
@@ -274,18 +274,18 @@ def test_gradients_are_those_of_the_trainers_own_graph(model: Path) -> None:
     trainer = run.trainer([[1, 70], [1, 71]], lambda *_: 0.0)
     prompts, answers = answers_of(run, 3, 20)
     windows = trainer._windows(prompts, answers)
-    found: list[dict[str, Any]] = []
+    result: list[dict[str, Any]] = []
     for served in (run.served(prefix="other"), None):
         steps = Steps(
             run.trainable,
             CONFIG,
             prefix=f"{served is None}",
-            on_gradients=lambda g: found.append(g),
+            on_gradients=lambda g: result.append(g),
             served=served,
         )
         outcome(steps.step([windows], 1, 0.0))
-    for name, gradient in found[0].items():
-        np.testing.assert_allclose(gradient, found[1][name], rtol=1e-3, atol=1e-4 * np.abs(gradient).max())
+    for name, gradient in result[0].items():
+        np.testing.assert_allclose(gradient, result[1][name], rtol=1e-3, atol=1e-4 * np.abs(gradient).max())
     run.close()
 
 

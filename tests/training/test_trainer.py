@@ -93,9 +93,9 @@ def parameters(trainer: Trainer) -> dict[str, bytes]:
 
 
 def losses(trainer: Trainer) -> list[float]:
-    found: list[float] = []
-    trainer.fit(lambda e: found.append(e.loss) if isinstance(e, Step) else None)
-    return found
+    result: list[float] = []
+    trainer.fit(lambda e: result.append(e.loss) if isinstance(e, Step) else None)
+    return result
 
 
 def test_a_lora_run_begins_at_the_models_loss_and_leaves_the_model_alone(start: Open, model: Path) -> None:
@@ -106,8 +106,8 @@ def test_a_lora_run_begins_at_the_models_loss_and_leaves_the_model_alone(start: 
     assert np.array_equal(trainer.steps.evaluate(first).losses, expected)
     assert trainer.steps.optimizer_nbytes == 2 * 4 * trainer.trainable.n_params
     before = {n: trainer.trainable.session.read(n) for n in ("blk.0.attn_norm.weight",)}
-    found = losses(trainer)
-    assert found[-1] < found[0] - 0.1
+    result = losses(trainer)
+    assert result[-1] < result[0] - 0.1
     assert all(np.array_equal(trainer.trainable.session.read(n), v) for n, v in before.items())
     assert model.read_bytes() == raw
     shapes = {name: p.shape for name, p in zip(trainer.trainable.names, trainer.trainable.params, strict=True)}
@@ -189,16 +189,16 @@ def test_ranks_are_set_by_kind(start: Open, model: Path) -> None:
 def test_logits_of_a_few_rows_at_a_time_give_the_same_run(
     start: Open, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, weights = [], []
+    result, weights = [], []
     for nbytes in (head.LOGITS_NBYTES, 260 * 4 * 17):  # 17 of the 64 rows
         monkeypatch.setattr(head, "LOGITS_NBYTES", nbytes)
         trainer = start(kind, iterations=3)
-        assert len(head.logit_chunks(trainer.trainable.model, 64)) == (4 if found else 1)
+        assert len(head.logit_chunks(trainer.trainable.model, 64)) == (4 if result else 1)
         windows = trainer.order.take(4)
-        found.append([trainer.steps.evaluate(windows).losses, *losses(trainer)])
+        result.append([trainer.steps.evaluate(windows).losses, *losses(trainer)])
         weights.append(trainer.trainable.read())
-    assert np.array_equal(found[0][0], found[1][0])
-    np.testing.assert_allclose(found[0][1:], found[1][1:], rtol=1e-5)
+    assert np.array_equal(result[0][0], result[1][0])
+    np.testing.assert_allclose(result[0][1:], result[1][1:], rtol=1e-5)
     for name, values in weights[0].items():
         np.testing.assert_allclose(weights[1][name], values, atol=2e-4)
 
@@ -228,11 +228,11 @@ def test_accumulation_is_one_big_batch(start: Open) -> None:
 def test_epochs_end_with_a_whole_iteration(start: Open) -> None:
     """In one go and event by event."""
     whole, stepwise = (start(iterations=0, epochs=2, batch_size=3, grad_acc=2) for _ in range(2))
-    found, n_windows = losses(whole), len(whole.order)
-    assert [event.loss for event in stepwise.work() if isinstance(event, Step)] == found
+    result, n_windows = losses(whole), len(whole.order)
+    assert [event.loss for event in stepwise.work() if isinstance(event, Step)] == result
     assert stepwise.counters == whole.counters
-    assert whole.counters.samples == 6 * len(found)
-    assert 6 * (len(found) - 1) < 2 * n_windows <= 6 * len(found)
+    assert whole.counters.samples == 6 * len(result)
+    assert 6 * (len(result) - 1) < 2 * n_windows <= 6 * len(result)
 
 
 def test_sgd_has_no_state_and_what_is_not_chosen_stays(start: Open, model: Path, tmp_path: Path) -> None:
@@ -284,8 +284,8 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bytes(start: Open,
             changes = {"iterations": 0, "epochs": 1.4, "batch_size": 3, "grad_acc": 2}
             whole = start(kind, **changes)
             whole.stopping.past = 3
-            found = losses(whole)
-            n = len(found) // 2
+            result = losses(whole)
+            n = len(result) // 2
             first = start(kind, **changes)
             first.stopping.past = 3
             work = first.work()
@@ -296,23 +296,23 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_the_same_bytes(start: Open,
             second = start(kind, **changes)
             second.stopping.past = 3
             assert read_checkpoint(tmp_path / "half.gguf").restore(second)
-            assert losses(second) == found[n:]
+            assert losses(second) == result[n:]
             for name, trainer in (("a", whole), ("b", second)):
                 save_checkpoint(tmp_path / f"{name}.ck", trainer, h.arch)
                 (tmp_path / name).mkdir(exist_ok=True)
                 save_result(tmp_path / name / "out.gguf", trainer.trainable, gguf, h)
             (past,) = [t for t in GGUFReader(tmp_path / "a.ck").tensors if t.name == "optimizer.adam.past_loss_values"]
-            assert past.data.tolist() == np.float32(found[-3:]).tolist()
+            assert past.data.tolist() == np.float32(result[-3:]).tolist()
             assert (tmp_path / "a.ck").read_bytes() == (tmp_path / "b.ck").read_bytes()
             assert (tmp_path / "a/out.gguf").read_bytes() == (tmp_path / "b/out.gguf").read_bytes()
 
 
 def test_result_of_a_step_sums_up_its_epoch(start: Open) -> None:
-    trainer, found = start(iterations=0, epochs=2), list[int]()
-    trainer.fit(lambda e: found.append(len(e.result.losses)) if isinstance(e, Step) else None)
-    second = found.index(1, 1)
-    assert len(found) == pytest.approx(2 * second, abs=1)
-    assert found == [*range(1, second + 1), *range(1, len(found) - second + 1)]
+    trainer, result = start(iterations=0, epochs=2), list[int]()
+    trainer.fit(lambda e: result.append(len(e.result.losses)) if isinstance(e, Step) else None)
+    second = result.index(1, 1)
+    assert len(result) == pytest.approx(2 * second, abs=1)
+    assert result == [*range(1, second + 1), *range(1, len(result) - second + 1)]
 
 
 @pytest.mark.parametrize("moments", [None, np.zeros(3, np.float32)])
@@ -320,10 +320,10 @@ def test_checkpoint_with_bad_moments_is_refused(start: Open, tmp_path: Path, mom
     trainer, path = start(iterations=1), tmp_path / "c.gguf"
     losses(trainer)
     save_checkpoint(path, trainer, "llama")
-    found = read_checkpoint(path)
-    found.tensors["optimizer.adam.second_moments"] = moments
+    result = read_checkpoint(path)
+    result.tensors["optimizer.adam.second_moments"] = moments
     with pytest.raises(TrainingError, match=r"'optimizer\.adam\.second_moments' is missing, or not of \d+ numbers"):
-        found.restore(start())
+        result.restore(start())
 
 
 def test_checkpoints_have_llama_cpps_keys(start: Open, model: Path, tmp_path: Path) -> None:
@@ -398,16 +398,16 @@ def test_callbacks_change_the_rate_and_cancel(start: Open) -> None:
 
 
 def test_validation_does_not_disturb_training(start: Open) -> None:
-    found: list[int] = []
+    result: list[int] = []
     often = start(validate_every=1)
     trained: list[float] = []
     for event in often.work():
         if isinstance(event, Validated):
-            found.append(event.iteration)
+            result.append(event.iteration)
             assert event.result.n_data == 4 * 16
         if isinstance(event, Step):
             trained.append(event.loss)
-    assert found == [1, 2, 3, 4, 5, 6]
+    assert result == [1, 2, 3, 4, 5, 6]
     assert (
         often.trainable.session.n_plans_built == 3
     )  # of steps, validations and a gradient: one of each for the whole run
@@ -438,14 +438,14 @@ def test_wrong_settings_are_told(start: Open) -> None:
 
 
 def test_checkpointing_changes_memory_and_nothing_else(start: Open) -> None:
-    sizes, found = [], []
+    sizes, result = [], []
     for on in (False, True):
         trainer = start("full", use_checkpointing=on, batch_size=8)
-        found.append(losses(trainer))
+        result.append(losses(trainer))
         arena = trainer.trainable.session.arena(0, 0)
         assert arena is not None
         sizes.append(arena.nbytes)
-    assert found[0] == found[1]
+    assert result[0] == result[1]
     assert sizes[1] < sizes[0]
 
 
@@ -669,8 +669,8 @@ def test_a_validation_without_labels_is_no_divergence(start: Open) -> None:
     held_out = set(trainer.validation_indices.tolist())
 
     def without_labels(i: int, rng: object) -> object:
-        found = sample(i, rng)
-        return replace(found, weights=0 * found.weights) if i in held_out else found
+        result = sample(i, rng)
+        return replace(result, weights=0 * result.weights) if i in held_out else result
 
     dataset.sample = without_labels
     assert trainer.fit().reason == "2 iterations are done"

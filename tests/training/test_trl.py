@@ -98,11 +98,11 @@ class Case:
             old_run.trainable, SETTINGS, order, np.zeros(0, np.int32), grpo=grpo, policy=None, grade=None,
             reference=old_run.steps, prefix="grpo", on_gradients=self._keep,
         )  # fmt: skip
-        found = outcome(
+        result = outcome(
             trainer._log_probs(trainer.steps, prompts, [Answer(t, np.zeros(0, np.float32)) for t in tokens])
         )
         answers, reference = [
-            [(own + rng.normal(0, scale, len(own))).astype(np.float32) for own in found] for scale in (0.2, 0.4)
+            [(own + rng.normal(0, scale, len(own))).astype(np.float32) for own in result] for scale in (0.2, 0.4)
         ]
         answers = [Answer(t, old) for t, old in zip(tokens, answers, strict=True)]
         trainer.batch = PolicyBatch(prompts, tuple(answers), rewards, tuple(reference), n_done=1)
@@ -113,12 +113,12 @@ class Case:
         }  # fmt: skip
 
     def losses(self, n: int) -> list[float]:
-        found: list[float] = []
+        result: list[float] = []
         for event in self.trainer.work():
-            found += [event.loss] if isinstance(event, Step) else []
-            if len(found) == n:
+            result += [event.loss] if isinstance(event, Step) else []
+            if len(result) == n:
                 break
-        return found
+        return result
 
 
 def row_of(dataset: Groups, i: int) -> dict[str, Any]:
@@ -133,9 +133,9 @@ def row_of(dataset: Groups, i: int) -> dict[str, Any]:
 @cache
 def case(method: str, model: Path, n_steps: int) -> tuple[dict[str, Any], list[float], dict[str, Any]]:
     """What a method's run is given, its losses and its first gradient."""
-    found = Case(method, model)
-    with found.run:
-        return found.spec, found.losses(n_steps), found.gradients[0]
+    result = Case(method, model)
+    with result.run:
+        return result.spec, result.losses(n_steps), result.gradients[0]
 
 
 @pytest.fixture(scope="module")
@@ -152,8 +152,8 @@ def n_steps(request: pytest.FixtureRequest) -> int:
 def record(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     if python := request.config.getoption("--trl"):
         _record(python, model, tmp_path_factory.mktemp("trl"))
-    found: dict[str, Any] = json.loads(RECORD.read_text())
-    return found
+    result: dict[str, Any] = json.loads(RECORD.read_text())
+    return result
 
 
 def _record(python: str, model: Path, folder: Path) -> None:
@@ -173,10 +173,10 @@ def _record(python: str, model: Path, folder: Path) -> None:
     (folder / "given.json").write_text(json.dumps(given))
     command = [python, str(ROOT / "tests/helpers/trl_peer.py"), str(folder / "given.json"), str(folder / "weights.npz")]
     said = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=600).stdout
-    found = json.loads(said.splitlines()[-1])
-    for method, theirs in found["cases"].items():
+    result = json.loads(said.splitlines()[-1])
+    for method, theirs in result["cases"].items():
         theirs["logitless"] = case(method, model, N_STEPS)[1]
-    rounded = json.loads(json.dumps(found), parse_float=lambda x: float(f"{float(x):.8g}"))
+    rounded = json.loads(json.dumps(result), parse_float=lambda x: float(f"{float(x):.8g}"))
     RECORD.write_text(json.dumps(rounded, separators=(",", ":")) + "\n")
 
 

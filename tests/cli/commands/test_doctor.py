@@ -100,8 +100,8 @@ def test_every_variable_of_the_source_is_known() -> None:
     flags = {v for c in COMMANDS for g in c.groups for f in g.flags for v in f.env.split()}
     rooms = (*OURS, "logitless")
     sources = (p.read_text() for room in rooms for p in (REPO_ROOT / room).rglob("*.py"))
-    found = {word for text in sources for word in re.findall(r"\"(LOGITLESS_[A-Z0-9_]+)\"", text)}
-    assert found - flags - INTERNAL == set(doctor.VARIABLES) - flags
+    result = {word for text in sources for word in re.findall(r"\"(LOGITLESS_[A-Z0-9_]+)\"", text)}
+    assert result - flags - INTERNAL == set(doctor.VARIABLES) - flags
 
 
 @pytest.mark.parametrize("columns", [60, 80])

@@ -35,9 +35,9 @@ def later() -> None:
 def test_all_kernels_of_later_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["warm", "-m", str(MODEL), "-c", "256", "-np", "2", "-t", "1"]
     warm = kernels(lambda: main(words), monkeypatch)
-    wanted = kernels(later, monkeypatch)
-    assert len(wanted) > 30
-    assert wanted <= warm
+    expected = kernels(later, monkeypatch)
+    assert len(expected) > 30
+    assert expected <= warm
 
 
 def test_a_model_that_only_embeds(tmp_path: Path) -> None:

@@ -30,8 +30,8 @@ def test_every_cache_is_looked_into(tmp_path: Path, hub_cache: HubCache) -> None
     note.parent.mkdir(parents=True)
     note.touch()
     note.with_name("x.gguf.json").write_text(json.dumps({"url": "http://h/x.gguf"}))
-    found = {name: (path.relative_to(tmp_path).parts[0], alias) for name, (path, alias) in cached.models().items()}
-    assert found == {
+    result = {name: (path.relative_to(tmp_path).parts[0], alias) for name, (path, alias) in cached.models().items()}
+    assert result == {
         "u/r:Q4_0": ("hub", ""),
         "u/r:Q4_K_M": ("hub", "u/r"),
         "u/big:BF16": ("hub", "u/big"),

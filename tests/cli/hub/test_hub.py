@@ -548,9 +548,9 @@ def test_a_projector_of_an_address(hub: FakeHub, tmp_path: Path, monkeypatch: py
 def test_projectors_go_with_the_last_model(hub: FakeHub, tmp_path: Path) -> None:
     names = ["m-Q4_0.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf"]
     paths = [add_to_hub_cache(tmp_path, "u/r", name) for name in names]
-    for repo, left in (("u/r:Q4_0", [False, True, True]), ("u/r:Q8_0", [False, False, False])):
+    for repo, rest in (("u/r:Q4_0", [False, True, True]), ("u/r:Q8_0", [False, False, False])):
         CachedFile(tmp_path, Repo.parse(repo)).remove()
-        assert [path.exists() for path in paths] == left
+        assert [path.exists() for path in paths] == rest
 
 
 # --- repositories of config.json and safetensors

@@ -49,10 +49,10 @@ def prepared(folder: Path, vocabulary: Tokenizer, rows: list[dict[str, str]], **
 @pytest.mark.parametrize(("n", "n_ctx"), [(20, 128), (199, 208), (2000, N_CTX_TRAIN)])
 def test_the_context_follows_the_data_and_the_model(tmp_path: Path, vocabulary: Tokenizer, n: int, n_ctx: int) -> None:
     """A row of n bytes has n + 2 tokens, of which the last is a label alone."""
-    found = prepared(tmp_path, vocabulary, [{"text": "a"}, {"text": "b" * n}], context_length="auto")
-    assert found.config.ctx_size == n_ctx
-    assert min(n + 1, n_ctx) <= found.settings.n_ctx <= n_ctx  # windows are shorter where a batch has fewer tokens
-    assert [line.partition(": ")[2] for line in found.warnings] == (
+    result = prepared(tmp_path, vocabulary, [{"text": "a"}, {"text": "b" * n}], context_length="auto")
+    assert result.config.ctx_size == n_ctx
+    assert min(n + 1, n_ctx) <= result.settings.n_ctx <= n_ctx  # windows are shorter where a batch has fewer tokens
+    assert [line.partition(": ")[2] for line in result.warnings] == (
         []
         if n < n_ctx
         else [
@@ -71,8 +71,8 @@ def test_batches_and_epochs_count_examples(
 ) -> None:
     """However many of them a window holds: each epoch has every example once, and its last batch is the rest."""
     rows = [{"text": f"row {i:02}"} for i in range(n)]
-    found = prepared(tmp_path, vocabulary, rows, n_epochs=n_epochs, batch_size=batch_size)
-    order, settings = found.order, found.settings
+    result = prepared(tmp_path, vocabulary, rows, n_epochs=n_epochs, batch_size=batch_size)
+    order, settings = result.order, result.settings
     assert order.n_batches(settings.epochs, settings.n_logical) == n_steps
     seen: list[list[str]] = []
     for _ in range(n_steps):
@@ -112,8 +112,8 @@ def test_auto_has_64_batches_of_answers_at_least(n: int, batch_size: int, n_epoc
 
 def test_auto_values_are_reported_and_request_stays(tmp_path: Path, vocabulary: Tokenizer) -> None:
     rows = [{"text": "a" * 9}] * 40
-    found = prepared(tmp_path, vocabulary, rows, n_epochs=2, batch_size=8, learning_rate_multiplier=3)
-    assert found.choices == (
+    result = prepared(tmp_path, vocabulary, rows, n_epochs=2, batch_size=8, learning_rate_multiplier=3)
+    assert result.choices == (
         "Hyperparameters chosen from 40 examples of 10 tokens on average: context_length=128, warmup_steps=1"
     )
     asked = {"n_epochs": 2, "batch_size": 8, "learning_rate_multiplier": 3, "context_length": 64, "warmup_steps": 0}
@@ -125,12 +125,12 @@ def test_a_split_validates_on_examples_that_are_not_learned(
     tmp_path: Path, vocabulary: Tokenizer, fraction: float, n_held_out: int
 ) -> None:
     """At least one; "auto" looks at the others alone."""
-    found = prepared(tmp_path, vocabulary, [{"text": f"row {i:02}"} for i in range(20)], validation_split=fraction)
-    training = found.order.indices.tolist()
-    assert len(found.validation) == n_held_out
-    assert sorted([*training, *found.validation.tolist()]) == list(range(20))
-    assert f"from {20 - n_held_out} examples" in found.choices
-    n, windows = found.order.validation(found.validation)
+    result = prepared(tmp_path, vocabulary, [{"text": f"row {i:02}"} for i in range(20)], validation_split=fraction)
+    training = result.order.indices.tolist()
+    assert len(result.validation) == n_held_out
+    assert sorted([*training, *result.validation.tolist()]) == list(range(20))
+    assert f"from {20 - n_held_out} examples" in result.choices
+    n, windows = result.order.validation(result.validation)
     assert sum(int(w.weights.sum()) for w in windows) == n_held_out * 7
     assert n <= n_held_out
 
@@ -169,10 +169,10 @@ def test_the_adapter_of_a_job_is_chosen_by_its_hyperparameters(tmp_path: Path, v
         "plus_ratio": 16,
         "init": "pissa",
     }
-    found = prepared(tmp_path, vocabulary, [{"text": "a"}], lora=lora, neftune_noise_alpha=5)
-    assert lora_of(found.config) == LoraOptions(4, 8.0, {}, 0, ("q_proj", "ffn_*"), rslora=True, start="pissa")
-    assert found.settings.lora_plus_ratio == 16
-    assert found.settings.neftune_noise_alpha == 5
+    result = prepared(tmp_path, vocabulary, [{"text": "a"}], lora=lora, neftune_noise_alpha=5)
+    assert lora_of(result.config) == LoraOptions(4, 8.0, {}, 0, ("q_proj", "ffn_*"), rslora=True, start="pissa")
+    assert result.settings.lora_plus_ratio == 16
+    assert result.settings.neftune_noise_alpha == 5
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,9 @@ def test_the_template_of_a_job_writes_its_rows(vocabulary: Tokenizer) -> None:
     own = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     usual = from_metadata({}, vocabulary)
     messages = [{"role": "user", "content": "a"}]
-    found = template_of(own, vocabulary, usual)
-    assert found is not None
-    assert found.render(messages, add_generation_prompt=False) == "<user>a"
+    result = template_of(own, vocabulary, usual)
+    assert result is not None
+    assert result.render(messages, add_generation_prompt=False) == "<user>a"
     assert template_of("", vocabulary, usual) is usual
 
 
@@ -315,12 +315,12 @@ def test_an_integration_that_cannot_be_is_refused_by_its_field(tmp_path: Path, i
 def test_windows_of_a_batch_hold_its_examples_alone(tmp_path: Path, vocabulary: Tokenizer) -> None:
     """Long and short ones, those longer than the context too: no window is longer than it, few have much room."""
     rows = [{"text": "x" * n} for n in (300, 5, 90, 40, 7, 120, 64, 3)]
-    found = prepared(tmp_path, vocabulary, rows, n_epochs=1, batch_size=8, context_length=100)
-    windows = found.order.take(8)
-    assert found.settings.n_ctx <= 112
-    assert len(windows) <= found.settings.batch_size * found.settings.grad_acc
+    result = prepared(tmp_path, vocabulary, rows, n_epochs=1, batch_size=8, context_length=100)
+    windows = result.order.take(8)
+    assert result.settings.n_ctx <= 112
+    assert len(windows) <= result.settings.batch_size * result.settings.grad_acc
     assert sum(int(w.weights.sum()) for w in windows) == sum(len(row["text"]) + 1 for row in rows)
-    assert len(windows) == -(-sum(len(row["text"]) + 1 for row in rows) // found.settings.n_ctx)
+    assert len(windows) == -(-sum(len(row["text"]) + 1 for row in rows) // result.settings.n_ctx)
 
 
 def test_a_context_beyond_the_models_is_refused(tmp_path: Path) -> None:
@@ -334,9 +334,9 @@ def test_a_context_beyond_the_models_is_refused(tmp_path: Path) -> None:
 def test_warm_up_is_a_tenth_can_be_none_and_one_that_never_ends_is_told(tmp_path: Path, vocabulary: Tokenizer) -> None:
     rows = [{"text": "a" * 100}] * 40
     for asked, warmup in (("auto", 3), (0, 0), (7, 7), (30, 30)):
-        found = prepared(tmp_path, vocabulary, rows, n_epochs=3, batch_size=4, warmup_steps=asked)
-        assert found.settings.warmup == found.config.warmup == warmup
-        assert list(found.warnings) == (
+        result = prepared(tmp_path, vocabulary, rows, n_epochs=3, batch_size=4, warmup_steps=asked)
+        assert result.settings.warmup == result.config.warmup == warmup
+        assert list(result.warnings) == (
             [] if warmup < 30 else ["warmup_steps of 30: the 30 steps of the job never reach the learning rate"]
         )
     few = prepared(tmp_path, vocabulary, rows[:5], n_epochs=3, batch_size=4)

@@ -226,9 +226,9 @@ def meeting() -> Meeting:
 
 @pytest.fixture
 def job(path: Path, meeting: Meeting) -> Iterator[Job]:
-    found = Job(path, meeting)
-    yield found
-    found.close()
+    result = Job(path, meeting)
+    yield result
+    result.close()
 
 
 def connected(job: Job) -> SharedRollouts:

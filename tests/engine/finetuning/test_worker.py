@@ -113,11 +113,11 @@ class Job:
 
     def results(self) -> dict[str, bytes]:
         """The tensors that it has trained and those that it would go on with."""
-        found = {}
+        result = {}
         for path in (self.store.folder / "checkpoints").iterdir():
             with GGUFFile.open(path) as file:
-                found |= {f"{'@' in path.name} {name}": bytes(file.bytes_of(name)) for name in file.tensors}
-        return found
+                result |= {f"{'@' in path.name} {name}": bytes(file.bytes_of(name)) for name in file.tensors}
+        return result
 
 
 def test_a_turn_ends_before_a_part_that_would_not_fit(
@@ -330,23 +330,25 @@ def test_a_job_that_is_left_at_every_part_ends_with_the_same_bytes(
     batch = UBatch([5] * 3, [0, 1, 2], [0] * 3, [0, 1, 2], [2], [greedy()], [-1], tables={0: [0]})
     expected = engine.step(batch).ids.tolist()
 
-    left: list[bool] = []
+    rest: list[bool] = []
 
     def between(turn: int) -> None:
         assert engine.step(batch).ids.tolist() == expected
         if turn == (90 if full else 260):
             assert job.tuning.set_status(job.id, ("running",), "paused")
             job.turn(0.0)
-            left.append(job.tuning.ready)  # it goes on, to the end of the step
+            rest.append(job.tuning.ready)  # it goes on, to the end of the step
             while job.tuning.ready:
                 job.turn(0.0)
             assert job.tuning.set_status(job.id, ("paused",), "queued")
 
     job.finish(0.0, between)
-    found = job.results()
-    assert {"True blk.0.attn_q.weight" + ("" if full else ".lora_b"), "False optimizer.adam.first_moments"} < set(found)
-    assert found == whole.results()
-    assert any(left)
+    result = job.results()
+    assert {"True blk.0.attn_q.weight" + ("" if full else ".lora_b"), "False optimizer.adam.first_moments"} < set(
+        result
+    )
+    assert result == whole.results()
+    assert any(rest)
 
 
 @pytest.mark.parametrize("task", ["_finish", "_keep_failure"])
@@ -681,5 +683,5 @@ def test_the_end_of_a_job_is_estimated_while_it_runs(
             told.append(job.row["estimated_finish"])
 
     job.finish(0.0, note)
-    assert told == [5000 + 100 * left for left in range(9, 0, -1)]
+    assert told == [5000 + 100 * rest for rest in range(9, 0, -1)]
     assert job.row["estimated_finish"] is None

@@ -24,19 +24,19 @@ def text(n: int, salt: int = 0) -> list[int]:
 
 def as_llama_server(old: list[int], new: list[int], at: int, n_least: int) -> list[tuple[int, int]]:
     """The two heads of update_slots in tools/server/server.cpp, as it describes them."""
-    found = []
+    result = []
     head_old = head_new = at
     while head_old < len(old) and head_new < len(new):
         n = 0
         while head_old + n < len(old) and head_new + n < len(new) and old[head_old + n] == new[head_new + n]:
             n += 1
         if n >= n_least:
-            found.append((head_old, n))
+            result.append((head_old, n))
             head_old += n
             head_new += n
         else:
             head_old += 1
-    return found
+    return result
 
 
 @given(old=TOKENS, new=TOKENS, at=st.integers(0, 5), n_least=st.integers(1, 6))

@@ -111,8 +111,8 @@ def test_slots_are_saved_and_restored(tmp_path: Any) -> None:
     save(tmp_path, "a", kind, state)
     again, _ = load(tmp_path, "a", kind, 1000)
     assert again.tokens == state.tokens
-    for found, wanted in zip([*again.blocks, *again.auxiliary], [*state.blocks, *state.auxiliary], strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    for result, expected in zip([*again.blocks, *again.auxiliary], [*state.blocks, *state.auxiliary], strict=True):
+        np.testing.assert_array_equal(result, expected)
     other = bench()
     install(other.scheduler, 1, again)
     other.step()

@@ -124,13 +124,13 @@ def test_where_the_encoder_runs(
     device = "cpu" if on_cpu else ""
     with Runs(*files, devices=("opencl:0", "cpu"), placement=placement, projector_device=device) as runs:
         assert runs.runner.media is not None
-        found, _ = runs.runner.session.measure(runs.runner.media.largest[0])
-        of = {leaf.name: found.backend_of[node] for node in found.order for leaf in node.src if leaf.op == "variable"}
+        result, _ = runs.runner.session.measure(runs.runner.media.largest[0])
+        of = {leaf.name: result.backend_of[node] for node in result.order for leaf in node.src if leaf.op == "variable"}
         assert {backend for name, backend in of.items() if name.startswith(("v.", "mm."))} == {encoder}
         told = projector_of(runs.runner, ["opencl:0", "cpu"])
         assert told == {"file": str(files[1]), "type": "mlp", "devices": [("opencl:0", "cpu")[encoder]]}
-        found, _ = runs.runner.measure()
-        of = {leaf.name: found.backend_of[node] for node in found.order for leaf in node.src if leaf.op == "variable"}
+        result, _ = runs.runner.measure()
+        of = {leaf.name: result.backend_of[node] for node in result.order for leaf in node.src if leaf.op == "variable"}
         assert {backend for name, backend in of.items() if name.startswith("blk.")} == text
         _, probs = runs.first("h<image>g", [png(picture(16, 16))])
     with Runs(*files) as runs:

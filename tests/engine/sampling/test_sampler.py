@@ -144,11 +144,11 @@ def test_dry_over_a_long_history_forgets_what_is_before_the_window() -> None:
 
 
 def test_breakers_overlap_token_boundaries() -> None:
-    found = find_breakers(Words("a", "b", "c", "xa", "ab", "bcd", "abc", "d"), ("abc",))
-    assert found.tails == {0: [(1, 2)], 3: [(1, 2)], 4: [(2,)], 6: [()]}
-    assert found.is_single(6)
-    assert not found.is_single(4)
-    assert np.flatnonzero(found.is_head).tolist() == [0, 3, 4, 6]
+    result = find_breakers(Words("a", "b", "c", "xa", "ab", "bcd", "abc", "d"), ("abc",))
+    assert result.tails == {0: [(1, 2)], 3: [(1, 2)], 4: [(2,)], 6: [()]}
+    assert result.is_single(6)
+    assert not result.is_single(4)
+    assert np.flatnonzero(result.is_head).tolist() == [0, 3, 4, 6]
 
 
 def test_a_breaker_limits_the_repetition() -> None:
@@ -178,9 +178,9 @@ def test_a_penalty_beyond_f32_is_its_largest_number(multiplier: float) -> None:
 
 def test_breaker_tails() -> None:
     vocab = Words("a", "b", "c", "xab")
-    found = find_breakers(vocab, ("abc",))
-    assert found.tails == {0: [(1, 2)], 3: [(2,)]}
-    dry = Dry(1.0, 2.0, 1, 100, found)
+    result = find_breakers(vocab, ("abc",))
+    assert result.tails == {0: [(1, 2)], 3: [(2,)]}
+    dry = Dry(1.0, 2.0, 1, 100, result)
     dry.begin([1, 0, 1, 2, 1])  # `abc` ends one token ago
     assert dry.penalties() == {0: 1.0, 2: 1.0}
     dry.push(0)

@@ -35,8 +35,8 @@ class Llama:
         self.w = {t.name: np.asarray(t.data) for t in reader.tensors}
 
         def key(name: str, default: float) -> float:
-            found = reader.get_field(f"llama.{name}")
-            return default if found is None else found.contents()
+            result = reader.get_field(f"llama.{name}")
+            return default if result is None else result.contents()
 
         self.n_layer, self.n_head = int(key("block_count", 0)), int(key("attention.head_count", 0))
         self.n_head_kv = int(key("attention.head_count_kv", 0))

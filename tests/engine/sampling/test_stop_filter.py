@@ -84,8 +84,8 @@ def test_stop_texts_that_are_kept(texts: list[str], stop: tuple[str, ...], shown
     ],
 )
 def test_stop_texts_after_the_first_tokens(texts: list[str], shown: str, word: str | None) -> None:
-    found, stop = decode(texts, ("ab", "bcd"), min_tokens=2)
-    assert ("".join(found), stop) == (shown, word)
+    result, stop = decode(texts, ("ab", "bcd"), min_tokens=2)
+    assert ("".join(result), stop) == (shown, word)
 
 
 def test_stop_text_of_the_first_tokens_is_not_held_back() -> None:
@@ -110,13 +110,13 @@ def test_indentation(texts: list[str], shown: list[str]) -> None:
 @settings(max_examples=150)
 def test_nothing_is_lost_or_shown_twice(ids: list[int], stop: list[str]) -> None:
     stop_filter = StopFilter(StreamDecoder(FakeVocab()), tuple(stop))  # type: ignore[arg-type]
-    shown, found = "", None
+    shown, result = "", None
     for n, id in enumerate(ids, 1):
-        text, found = stop_filter.push(id)
+        text, result = stop_filter.push(id)
         shown += text
         assert not any(word in shown for word in stop)
-        if found is not None:
+        if result is not None:
             whole = b"".join(PIECES[id] for id in ids[:n]).decode(errors="replace")
-            assert whole.startswith(shown + found)
+            assert whole.startswith(shown + result)
             return
     assert shown + stop_filter.finish() == b"".join(PIECES[id] for id in ids).decode(errors="replace")

@@ -55,12 +55,12 @@ def first(engine: ModelRunner, vocab: Tokenizer, **sampling: Any) -> TokenProb:
     scheduler = Scheduler(engine, vocab, SchedulerConfig(n_slots=1, n_ctx=128, n_ubatch=32))
     params = SamplingParams(**{"temperature": 0.0, "seed": 3, "n_probs": 6, **sampling})
     scheduler.submit(CompletionRequest(tuple(vocab.encode(PROMPT)), n_predict=1, sampling=params))
-    found = []
+    result = []
     while not scheduler.idle:
-        found += [event for _, event in scheduler.step() if isinstance(event, Token)]
-    assert len(found) == 1
-    assert found[0].prob is not None
-    return found[0].prob
+        result += [event for _, event in scheduler.step() if isinstance(event, Token)]
+    assert len(result) == 1
+    assert result[0].prob is not None
+    return result[0].prob
 
 
 def test_the_likeliest_that_is_left_is_taken(engine: ModelRunner) -> None:

@@ -33,14 +33,14 @@ class Replicas:
     async def ask(self, scope: Message, body: bytes, route: PrefixRoute) -> AsyncGenerator[list[Message], None]:
         self.routes.append(route)
         replica = self.replicas[len(self.routes) % len(self.replicas)]
-        left = self.ends_after.pop(0) if self.ends_after else None
+        rest = self.ends_after.pop(0) if self.ends_after else None
         try:
             async with aclosing(replica.exchange(scope, body, route)) as answer:
                 async for messages in answer:
                     for message in messages:
-                        if left == 0:
+                        if rest == 0:
                             raise ReplicaEnded
-                        left = None if left is None else left - 1
+                        rest = None if rest is None else rest - 1
                         yield [message]
         finally:
             self.n_closed += 1

@@ -106,14 +106,16 @@ def test_ranks_are_those_of_the_definition(rng: random.Random) -> None:
         for prompt in prompts[replica]:
             index.add(PrefixRoute(tuple(b"/".join(prompt[:n]) for n in range(1, len(prompt) + 1))), replica)
     loads = {replica: rng.randrange(4) for replica in prompts}
-    wanted = tuple(b"%d" % rng.randrange(2) for _ in range(6))
+    expected = tuple(b"%d" % rng.randrange(2) for _ in range(6))
     limit = min(loads.values()) + 2
 
     def cost(replica: int) -> int:
-        lengths = [n for prompt in prompts[replica] for n in range(7) if prompt[:n] == wanted[:n] and len(prompt) >= n]
+        lengths = [
+            n for prompt in prompts[replica] for n in range(7) if prompt[:n] == expected[:n] and len(prompt) >= n
+        ]
         return PLACE * loads[replica] + 6 - (max(lengths) if loads[replica] <= limit else 0)
 
-    route = PrefixRoute(tuple(b"/".join(wanted[:n]) for n in range(1, 7)))
+    route = PrefixRoute(tuple(b"/".join(expected[:n]) for n in range(1, 7)))
     ranked = index.ranked(loads, route, slack=2)
     assert [cost(replica) for replica in ranked] == sorted(map(cost, loads))[:16]
     assert len(set(ranked)) == 16

@@ -74,11 +74,11 @@ def finish(client: OpenAI, job: str, folder: Path) -> tuple[list[str], int]:
 
 def digest(path: Path) -> str:
     """Of the tensors; the file has the job's id as well."""
-    found = hashlib.sha256()
+    result = hashlib.sha256()
     with GGUFFile.open(path) as gguf:
         for name in sorted(gguf.tensors):
-            found.update(name.encode() + bytes(gguf.bytes_of(name)))
-    return found.hexdigest()
+            result.update(name.encode() + bytes(gguf.bytes_of(name)))
+    return result.hexdigest()
 
 
 def test_any_number_of_replicas_ends_with_the_same_bytes(start: Start, tmp_path: Path) -> None:

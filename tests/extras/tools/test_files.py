@@ -66,8 +66,8 @@ async def test_reading_lines(work: Path) -> None:
 
 
 async def test_searching(work: Path) -> None:
-    found = await call(work, "file_glob_search", include="*.py")
-    assert found["entries"] == [{"path": "src/b.py", "type": "file"}]
+    result = await call(work, "file_glob_search", include="*.py")
+    assert result["entries"] == [{"path": "src/b.py", "type": "file"}]
     everything = await call(work, "file_glob_search", type="all")
     assert [entry["path"] for entry in everything["entries"]] == [".git", "a.txt", "src", "src/b.py"]
     shallow = await call(work, "file_glob_search", max_depth=1, exclude="*.md")

@@ -223,8 +223,8 @@ async def test_web_search(server: Running):
     for kind in ("in_progress", "searching", "completed"):
         assert kinds_told.count(f"response.web_search_call.{kind}") == 1
     reply = parsed(Response, data[-1]["response"])
-    found, message = reply.output
-    assert (found.type, found.status, found.action.query) == ("web_search_call", "completed", "Ophir")
+    result, message = reply.output
+    assert (result.type, result.status, result.action.query) == ("web_search_call", "completed", "Ophir")
     assert message.content[0].text == "It is lost."
     assert prompts(server)[-1].endswith("[tool]Nothing is known of Ophir.[assistant]")
     by_turns(server, "Yes.")

@@ -24,15 +24,15 @@ async def run(folder: Path, command: str, runtime: Runtime | None = None, **more
 def alive() -> list[str]:
     """Processes that still have the mark of a call, and are of this test."""
     own = {f"TMPDIR={os.environ['TMPDIR']}".encode()}
-    found = []
+    result = []
     for entry in Path("/proc").iterdir():
         try:
             variables = (entry / "environ").read_bytes().split(b"\0")
             if own <= set(variables) and any(variable.startswith(f"{MARK}=".encode()) for variable in variables):
-                found.append((entry / "cmdline").read_bytes().decode())
+                result.append((entry / "cmdline").read_bytes().decode())
         except OSError:
             continue
-    return found
+    return result
 
 
 async def test_output_and_exit_code(tmp_path: Path) -> None:

@@ -70,10 +70,10 @@ def test_deferred_feed_is_requested_after_the_nodes_before_it() -> None:
         ran.append(list(backend.ran))
         return {"late": np.full((3, 4), 2, np.float32)}
 
-    found = plan.run(X, deferred=give)[0]
+    result = plan.run(X, deferred=give)[0]
     assert ran == [["silu"]]
     assert backend.ran == ["silu", "mul", "add"]
-    assert found == pytest.approx(X["x"] / (1 + np.exp(-X["x"])) * 2 + 2, rel=1e-6)
+    assert result == pytest.approx(X["x"] / (1 + np.exp(-X["x"])) * 2 + 2, rel=1e-6)
     with pytest.raises(ValueError, match="feed 'late' is missing"):
         plan.run(X)
 

@@ -142,12 +142,12 @@ def test_spare_core_leaves_one_core_free(monkeypatch: pytest.MonkeyPatch) -> Non
             t = silu(t)
         return [t]
 
-    for n_cores, n_threads, left in ((3, 3, 2), (8, 3, 3), (1, 1, 1)):
+    for n_cores, n_threads, rest in ((3, 3, 2), (8, 3, 3), (1, 1, 1)):
         backend = CPUBackend(n_threads)
         monkeypatch.setattr("logitless.backends.cpu.backend.cores", lambda n=n_cores: n)
         session = Session([backend])
         (expected,) = session.plan(chain).run({"x": x})
-        for spare, allowed in ((False, n_threads), (True, left)):
+        for spare, allowed in ((False, n_threads), (True, rest)):
             plan = session.plan(chain, f"apart {spare}")
             assert isinstance(plan, PreemptiblePlan)
             plan.cut_after, plan.spare_core = CUT_AFTER_WARMUP_RUNS, spare

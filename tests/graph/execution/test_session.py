@@ -190,15 +190,15 @@ def test_input_buffers_replace_feeds() -> None:
     plan = session.plan(lambda: [add(silu(x), factor), mul(x, factor)])
     assert set(plan.input_buffers) == {"x", "f"}
     rng = np.random.default_rng(7)
-    found = []
+    result = []
     for _ in range(3):
         values = {name: rng.normal(size=(3, 4)).astype(np.float32) for name in ("x", "f")}
         for name, value in values.items():
             plan.input_buffers[name][:] = value
-        found.append((plan.run(None, [2, None]), plan.run(values, [2, None])))
-    for ours, given in found:
+        result.append((plan.run(None, [2, None]), plan.run(values, [2, None])))
+    for ours, given in result:
         assert [a.tolist() for a in ours] == [a.tolist() for a in given]
-    assert found[0][0][1].tolist() != found[1][0][1].tolist()
+    assert result[0][0][1].tolist() != result[1][0][1].tolist()
     plan.input_buffers["x"][:] = 0
     assert not plan.run(None)[1].any()
     session.close()

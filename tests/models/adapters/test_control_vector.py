@@ -74,16 +74,16 @@ def test_losses_are_llama_cpps(name: str, tmp_path: Path) -> None:
     for vectors, scale in ((first, 1.0), (second, -0.5)):
         for i, vector in enumerate(vectors.values()):
             total[i] += vector * np.float32(scale)
-    found = []
+    result = []
     for layers in ((0, 0), (2, s.n_layer - 1)):
         ours = losses_of(tmp_path / "m.gguf", files, layers, window)
         span = np.array([layers[0] or 1, layers[1] or s.n_layer], np.int32)
         told = activations(tmp_path / "m.gguf", window[None], 512, tmp_path, collect=False, control=total, layers=span)
         assert np.abs(ours - told["losses"][0]).mean() < 0.01
-        found.append(ours)
+        result.append(ours)
     plain = losses_of(tmp_path / "m.gguf", [], (0, 0), window)
-    assert np.abs(found[0] - plain).mean() > 0.1
-    assert np.abs(found[0] - found[1]).mean() > 0.03
+    assert np.abs(result[0] - plain).mean() > 0.1
+    assert np.abs(result[0] - result[1]).mean() > 0.03
 
 
 @pytest.mark.parametrize(

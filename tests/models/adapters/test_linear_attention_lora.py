@@ -45,11 +45,11 @@ def logits(path: Path, adapter: Adapter | None = None) -> Array:
     result = engine.step(batch)
     assert result.logprobs is not None
     assert result.top_ids is not None
-    found = np.zeros((n, n_vocab))
-    for row, ids, values in zip(found, result.top_ids, result.logprobs[:, 1:], strict=True):
+    results = np.zeros((n, n_vocab))
+    for row, ids, values in zip(results, result.top_ids, result.logprobs[:, 1:], strict=True):
         row[ids] = values
     engine.close()
-    return found
+    return results
 
 
 @pytest.mark.parametrize("arch", ["qwen35", "lfm2", "nemotron_h_moe", "falcon-h1", "mamba2"])

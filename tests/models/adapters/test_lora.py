@@ -279,8 +279,8 @@ def test_a_run_starts_from_the_adapter_of_a_file(arch: str, shared_data: Path, t
         first.write(values)
         write_adapter(tmp_path / "a.gguf", first.adapter(), gguf, h)
         start_from(second, read_adapter(tmp_path / "a.gguf", gguf, h))
-        for name, found in second.read().items():
-            assert np.allclose(found, values[name], rtol=1e-6)
+        for name, results in second.read().items():
+            assert np.allclose(results, values[name], rtol=1e-6)
         narrow = lora(sessions[2], define_model(sessions[2], gguf, h, 16), LoraOptions(rank=4))
         with pytest.raises(TrainingError, match="lora_a' is of shape"):
             start_from(narrow, read_adapter(tmp_path / "a.gguf", gguf, h))

@@ -37,10 +37,10 @@ def test_merged_matrices_keep_their_type_or_get_a_written_one(dtype: str, merged
     with GGUFFile.open(tmp_path / "merged.gguf") as merged:
         assert (merged.tensors[name].dtype, merged.tensors[other].dtype) == (merged_as, dtype)
         assert merged.bytes_of(other).tobytes() == untouched
-        found = dequantized(merged.tensors[name], merged.bytes_of(name))
+        result = dequantized(merged.tensors[name], merged.bytes_of(name))
     greatest = np.abs(expected).max()
     levels = {"q2_k": 1.5, "q6_k": 31, "q8_0": 127, "q4_0": 7, "iq4_nl": 7, "iq4_xs": 7, "mxfp4": 4}[merged_as]
-    assert np.abs(found - expected).max() < greatest / levels
+    assert np.abs(result - expected).max() < greatest / levels
 
 
 def test_every_type_of_blocks_has_one_that_is_written() -> None:

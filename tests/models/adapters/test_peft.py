@@ -78,7 +78,7 @@ def hugging_face(gguf: GGUFFile) -> dict[str, F32]:
         "attn_output": "self_attn.o_proj", "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj",
         "ffn_down": "mlp.down_proj", "attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
     }  # fmt: skip
-    found = {}
+    results = {}
     for name, info in gguf.tensors.items():
         values = gguf.bytes_of(name).view(np.float32).reshape(info.shape)
         if name.startswith("blk."):
@@ -87,11 +87,11 @@ def hugging_face(gguf: GGUFFile) -> dict[str, F32]:
             if n_head:  # undo reshape(n_head, 2, d / 2, columns).swapaxes(1, 2)
                 half = values.reshape(n_head, len(values) // n_head // 2, 2, -1)
                 values = np.ascontiguousarray(half.swapaxes(1, 2)).reshape(values.shape)
-            found[f"model.layers.{i}.{names[kind]}.weight"] = values
+            results[f"model.layers.{i}.{names[kind]}.weight"] = values
         else:
             of = {EMBEDDING: "model.embed_tokens", "output_norm.weight": "model.norm", "output.weight": "lm_head"}
-            found[f"{of[name]}.weight"] = values
-    return found
+            results[f"{of[name]}.weight"] = values
+    return results
 
 
 def effective(folder: Path, weights: dict[str, F32]) -> dict[str, F32]:
@@ -123,7 +123,7 @@ def test_the_weights_with_the_adapter_are_those_of_a_merged_model(kind: str, mod
         write_adapter(tmp_path / "a.gguf", adapter_of(base, kind), base, h)
         adapter = read_adapter(tmp_path / "a.gguf", base, h)
         write_peft(tmp_path / "peft", adapter, base, h)
-        found = effective(tmp_path / "peft", hugging_face(base))
+        results = effective(tmp_path / "peft", hugging_face(base))
         if "dora" in kind:
             with pytest.raises(ModelFileError, match="is of DoRA, which is read from GGUF adapters only"):
                 read_adapter(tmp_path / "peft", base, h)
@@ -138,7 +138,7 @@ def test_the_weights_with_the_adapter_are_those_of_a_merged_model(kind: str, mod
     with GGUFFile.open(tmp_path / "m.gguf") as merged:
         for name, values in hugging_face(merged).items():
             if name != "model.embed_tokens.weight" or "ranks" not in kind:
-                np.testing.assert_allclose(found[name], values, atol=1e-5, err_msg=name)
+                np.testing.assert_allclose(results[name], values, atol=1e-5, err_msg=name)
     config, _ = read_folder(tmp_path / "peft")
     assert (config["use_dora"], len(config["target_modules"])) == ("dora" in kind, 7 if "ranks" in kind else 6)
 
@@ -167,8 +167,8 @@ def test_peft_gets_the_trained_parameters_themselves(
     words = f"export-lora -m {model} --lora {tmp_path}/a.gguf --peft-out {tmp_path}/again"
     assert main(words.split()) == 0
     for folder in ("peft", "again"):
-        found, tensors = read_folder(tmp_path / folder)
-        assert (found["lora_alpha"], found["use_rslora"], found["use_dora"]) == config
+        results, tensors = read_folder(tmp_path / folder)
+        assert (results["lora_alpha"], results["use_rslora"], results["use_dora"]) == config
         module = "base_model.model.model.layers.1.mlp.down_proj"
         for half, name in (
             ("lora_A.weight", "lora_a"),

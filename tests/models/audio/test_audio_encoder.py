@@ -43,10 +43,10 @@ def test_rows_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
         encoder = WhisperEncoder.define(session, gguf, p, N_TEXT)
         # two chunks at once: each is as alone
         rows = encoder.rows(2, 3000, spec.n_mel)
-        (found,) = session.compute(rows, encoder.feeds([chunk, np.zeros_like(chunk)]))
-    assert found.shape == (2 * p.n_rows(), N_TEXT)
+        (result,) = session.compute(rows, encoder.feeds([chunk, np.zeros_like(chunk)]))
+    assert result.shape == (2 * p.n_rows(), N_TEXT)
     expected = reference_audio.rows(path, spec, mel)
-    assert np.abs(found[: p.n_rows()] - expected).max() < 2e-3 * expected.std()
+    assert np.abs(result[: p.n_rows()] - expected).max() < 2e-3 * expected.std()
 
 
 def test_rows_of_a_conformer_are_those_of_the_reference(tmp_path: Path) -> None:
@@ -57,10 +57,10 @@ def test_rows_of_a_conformer_are_those_of_the_reference(tmp_path: Path) -> None:
         p = read_audio_params(gguf)
         chunks = [chunks_of(sound(1.2, seed), p)[0] for seed in range(2)]
         encoder = ConformerEncoder.define(session, gguf, p, N_TEXT)
-        (found,) = session.compute(encoder.rows(2, *chunks[0].shape), encoder.feeds(chunks))
+        (result,) = session.compute(encoder.rows(2, *chunks[0].shape), encoder.feeds(chunks))
     assert chunks[0].shape == (119, spec.n_mel)
     assert p.n_rows(119) == 30
-    for chunk, rows in zip(chunks, np.split(found, 2), strict=True):
+    for chunk, rows in zip(chunks, np.split(result, 2), strict=True):
         expected = reference_audio.conformer_rows(path, spec, chunk.astype(np.float64))
         assert np.abs(rows - expected).max() < 1e-4
 
@@ -132,17 +132,17 @@ def test_faults_of_files_are_one_line(tmp_path: Path) -> None:
 
 def test_encoders_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Of sounds alone, of both, and of images beside sounds of an unknown type."""
-    found = {}
+    result = {}
     both = AUDIO_SPECS["qwen2.5o audio"]
     for name, spec in (("audio", AUDIO_SPECS["voxtral"]), ("both", both)):
         with GGUFFile.open(write_audio_projector(tmp_path / name, spec)) as gguf:
-            found[name] = read_media_params(gguf)
-    assert (found["audio"].vision, found["audio"].kind, found["audio"].causal) == (None, "voxtral", True)
-    assert found["both"].vision is not None
-    assert found["both"].audio is not None
-    assert found["both"].kind == "qwen2.5o"
-    assert found["audio"].audio is not None
-    assert (found["audio"].audio.n_rows(), found["both"].audio.n_rows()) == (375, 750)
+            result[name] = read_media_params(gguf)
+    assert (result["audio"].vision, result["audio"].kind, result["audio"].causal) == (None, "voxtral", True)
+    assert result["both"].vision is not None
+    assert result["both"].audio is not None
+    assert result["both"].kind == "qwen2.5o"
+    assert result["audio"].audio is not None
+    assert (result["audio"].audio.n_rows(), result["both"].audio.n_rows()) == (375, 750)
     path = write_audio_projector(tmp_path / "f.gguf", replace(both, kind="gemma4v", vision=SPECS["gemma4v"]))
     with GGUFFile.open(path) as gguf:
         unknown = read_media_params(gguf)

@@ -27,9 +27,9 @@ def test_a_waveform_is_known_by_its_samples() -> None:
 
 @pytest.mark.parametrize(("width", "step"), [(1, 2**-7), (2, 2**-15), (3, 2**-23), (4, 2**-24)])
 def test_integers(width: int, step: float) -> None:
-    found = decode_audio(wav(TONE, width=width)).samples
-    assert found.dtype == np.float32
-    assert np.abs(found - TONE).max() <= step / 2
+    result = decode_audio(wav(TONE, width=width)).samples
+    assert result.dtype == np.float32
+    assert np.abs(result - TONE).max() <= step / 2
     full = np.float32([-1, 0, 1])
     assert np.abs(decode_audio(wav(full, width=width)).samples - full).max() <= step
 
@@ -54,8 +54,8 @@ def test_loud_floats_are_cut() -> None:
 @pytest.mark.parametrize("channels", [2, 3, MAX_CHANNELS])
 def test_channels_are_averaged(channels: int) -> None:
     parts = np.stack([sine(200 * (i + 1), 4000) for i in range(channels)], 1)
-    found = decode_audio(riff(3, 32, parts.tobytes(), channels=channels)).samples
-    assert np.abs(found - parts.astype(np.float64).mean(1)).max() < 1e-6
+    result = decode_audio(riff(3, 32, parts.tobytes(), channels=channels)).samples
+    assert np.abs(result - parts.astype(np.float64).mean(1)).max() < 1e-6
 
 
 def test_a_streamed_file_ends_with_its_samples() -> None:
@@ -135,10 +135,10 @@ def test_packed_files(form: str) -> None:
     kind, coding, rate = FORMS[form]
     data = packed(np.stack([sine(440, rate, rate)] * 2, 1), rate, kind, coding)
     assert audio_format(data) == ("Ogg" if form == "Opus" else form)
-    found = decode_audio(data).samples
-    assert len(found) == 16_000
+    result = decode_audio(data).samples
+    assert len(result) == 16_000
     expected = sine(440, 16_000)
-    assert np.abs(found - expected)[1600:-1600].max() < (1e-4 if form == "FLAC" else 0.02)
+    assert np.abs(result - expected)[1600:-1600].max() < (1e-4 if form == "FLAC" else 0.02)
 
 
 def test_packed_files_are_bounded() -> None:
@@ -171,12 +171,12 @@ def test_mutated_files() -> None:
     for seed in range(examples(300)):
         data = mutated(files, random.Random(seed))
         try:
-            found = decode_audio(data).samples
+            result = decode_audio(data).samples
         except AudioError as error:
             refusals.add(str(error))
         else:
             n_read += 1
-            assert len(found), seed
-            assert np.abs(found).max() <= 1, seed
+            assert len(result), seed
+            assert np.abs(result).max() <= 1, seed
     assert n_read > 10
     assert not [line for line in refusals if "\n" in line or not line]

@@ -20,17 +20,17 @@ def whole(samples: F32, rate: int, cuts: Sequence[int] = ()) -> F32:
 @pytest.mark.parametrize("rate", RATES)
 def test_a_sine_stays_itself(rate: int) -> None:
     n = 2 * rate + 7
-    found = whole(sine(1234.5, n, rate), rate)
-    assert len(found) == -(-n * 16_000 // rate)
-    error = np.abs(found - sine(1234.5, len(found)))
+    result = whole(sine(1234.5, n, rate), rate)
+    assert len(result) == -(-n * 16_000 // rate)
+    error = np.abs(result - sine(1234.5, len(result)))
     assert error[2000:-2000].max() < 2e-5
 
 
 @pytest.mark.parametrize("rate", [22_050, 44_100, 48_000])
 @pytest.mark.parametrize("hertz", [8001, 9000, 10_500])
 def test_higher_sounds_are_silenced(rate: int, hertz: float) -> None:
-    found = whole(sine(hertz, 2 * rate, rate), rate)
-    assert np.abs(found[2000:-2000]).max() < 2e-5
+    result = whole(sine(hertz, 2 * rate, rate), rate)
+    assert np.abs(result[2000:-2000]).max() < 2e-5
 
 
 def test_level_and_time_stay() -> None:

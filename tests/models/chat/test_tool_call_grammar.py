@@ -302,9 +302,9 @@ def test_triggers() -> None:
 
     def begins(calls: CallFormat, text: str, **how: Any) -> int:
         made = call_grammar(calls, [ADD], required=False, parallel=True, **how)
-        found = [text.find(word) for word in made.words]
-        found += [match.start(1) for p in made.patterns if (match := re2.compile(p, options).search(text))]
-        return min((place for place in found if place >= 0), default=-1)
+        result = [text.find(word) for word in made.words]
+        result += [match.start(1) for p in made.patterns if (match := re2.compile(p, options).search(text))]
+        return min((place for place in result if place >= 0), default=-1)
 
     assert begins(HERMES, "I will. <tool_call>") == 8
     assert begins(MISTRAL, "[TOOL_CALLS]") == 0

@@ -169,8 +169,8 @@ def test_qwen3_coder() -> None:
     assert message.content == "I write."
     for call in message.calls:
         assert call.name == "write"
-        found = {"path": 'a "b".py', "text": 'if x < 3:\n    print("</p>")\n', "n": [1, 2], "deep": True}
-        assert json.loads(call.arguments) == found
+        result = {"path": 'a "b".py', "text": 'if x < 3:\n    print("</p>")\n', "n": [1, 2], "deep": True}
+        assert json.loads(call.arguments) == result
     assert len(message.calls) == 2
     for cut in range(len(CODER)):  # what is told never changes, and is there while it is written
         (call,) = parse(CODER[:cut], QWEN3_CODER, texts=texts).calls or [message.calls[0]]

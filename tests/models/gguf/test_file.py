@@ -123,12 +123,12 @@ def naive_strings(data: bytes, name: bytes) -> list[bytes]:
     pos = data.index(string(name) + struct.pack("<II", 9, 8)) + 8 + len(name) + 8
     (count,) = struct.unpack_from("<Q", data, pos)
     pos += 8
-    found = []
+    result = []
     for _ in range(count):
         (n,) = struct.unpack_from("<Q", data, pos)
-        found.append(data[pos + 8 : pos + 8 + n])
+        result.append(data[pos + 8 : pos + 8 + n])
         pos += 8 + n
-    return found
+    return result
 
 
 def test_reads_every_shared_vocabulary(shared_data: Path) -> None:

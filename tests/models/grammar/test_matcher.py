@@ -52,9 +52,9 @@ def ends(node: Node, rules: dict[str, Node], text: str) -> dict[int, set[int]]:
     while changed:
         changed = False
         for name, at in itertools.product(rules, range(len(text) + 1)):
-            found = match(rules[name], at)
-            changed |= found != names[name][at]
-            names[name][at] = found
+            result = match(rules[name], at)
+            changed |= result != names[name][at]
+            names[name][at] = result
     return {at: match(node, at) for at in range(len(text) + 1)}
 
 

@@ -35,10 +35,10 @@ class Watched(np.ndarray[Any, Any]):
         self.inputs = getattr(other, "inputs", {})
 
     def __getitem__(self, place: Any) -> Any:
-        found = super().__getitem__(place)
-        if isinstance(found, Watched) and self.ndim == 3 and np.ndim(place) == 0:
-            found.expert = int(place)
-        return found
+        result = super().__getitem__(place)
+        if isinstance(result, Watched) and self.ndim == 3 and np.ndim(place) == 0:
+            result.expert = int(place)
+        return result
 
     def __rmatmul__(self, x: Any) -> Any:
         self._keep(x)

@@ -53,8 +53,8 @@ def test_ids_are_llama_cpps(text: str) -> None:
     merging = unigram(add_space_prefix=True, remove_extra_whitespaces=True)
     plain = unigram(add_space_prefix=False, remove_extra_whitespaces=False)
     assert merging.vocab_type == UGM
-    found = tuple(t.encode(text, add_special=False) for t in (merging, plain))
-    assert found == RECORDED[text]
+    result = tuple(t.encode(text, add_special=False) for t in (merging, plain))
+    assert result == RECORDED[text]
     assert merging.encode(text) == [1, *RECORDED[text][0], 2]  # an end unless the file says otherwise
 
 
@@ -76,14 +76,14 @@ def spellings(word: str) -> list[tuple[float, list[int]]]:
     least = min(score for _, score, kind in TOKENS if kind == NORMAL)
     if not word:
         return [(0.0, [])]
-    found = []
+    result = []
     for n in range(1, min(len(word), 4) + 1):
         id = ids.get(word[:n], 0)
         if id or n == 1:
             for total, rest in spellings(word[n:]):
                 score = TOKENS[id][1] if id else least - 10
-                found.append((total + score, rest if id == 0 and rest[:1] == [0] else [id, *rest]))
-    return found
+                result.append((total + score, rest if id == 0 and rest[:1] == [0] else [id, *rest]))
+    return result
 
 
 @given(st.text("abefinc日本z", max_size=9))

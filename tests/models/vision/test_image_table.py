@@ -58,12 +58,12 @@ def test_every_cell_of_the_table(
     answers = theirs([(str(model), str(projector), asked) for model, projector in files.values()])
     lines = []
     for (name, pair), expected in zip(files.items(), answers, strict=True):
-        found: dict[str, float] = {}
+        result: dict[str, float] = {}
         for where in (("cpu",), ("opencl:0", "cpu"), ("vulkan:0", "cpu")):
             for column, difference in differences(pair, where, expected):
-                found[column] = max(found.get(column, 0.0), difference)
-        lines.append("| " + " | ".join([f"`{name}`", *(f"{found[column]:.3f}" for column in COLUMNS)]) + " |\n")
-        assert max(found.values()) < FAR, lines[-1]
+                result[column] = max(result.get(column, 0.0), difference)
+        lines.append("| " + " | ".join([f"`{name}`", *(f"{result[column]:.3f}" for column in COLUMNS)]) + " |\n")
+        assert max(result.values()) < FAR, lines[-1]
     page = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(TABLE.sub(lambda _: HEAD + "".join(lines), page), encoding="utf-8")
 

@@ -117,11 +117,11 @@ def test_mutated_images_are_decoded_or_refused() -> None:
 
 @pytest.fixture
 def params(tmp_path: Path) -> dict[str, VisionParams]:
-    found = {}
+    result = {}
     for name, spec in SPECS.items():
         with GGUFFile.open(write_projector(tmp_path / f"{name}.gguf", spec)) as gguf:
-            found[name] = read_params(gguf)
-    return found
+            result[name] = read_params(gguf)
+    return result
 
 
 def test_tiles_are_whole_units_within_the_limits(params: dict[str, VisionParams]) -> None:
@@ -228,9 +228,9 @@ def test_strips_of_a_transparent_image_make_the_whole_image(mode: str, monkeypat
     out = io.BytesIO()
     given.save(out, "PNG", **({"transparency": 3} if mode == "P" else {}))
     rgba = Image.open(io.BytesIO(out.getvalue())).convert("RGBA")
-    wanted = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    target = Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     monkeypatch.setattr(images, "STRIP", 10)
-    assert np.array_equal(np.asarray(decode_image(out.getvalue())), np.asarray(wanted))
+    assert np.array_equal(np.asarray(decode_image(out.getvalue())), np.asarray(target))
 
 
 def test_a_large_photo_is_decoded_at_half_its_size_and_other_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

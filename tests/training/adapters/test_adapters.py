@@ -102,16 +102,16 @@ def layer(one: Opened, options: LoraOptions) -> dict[str, Any]:
     params = {n: t for n, t in zip(trainable.names, trainable.params, strict=True) if n.startswith(WEIGHT)}
     gradients = backward(sum_to(mul(y, slope), shape=()), [x, *params.values()])
     inputs = {"x": rng.normal(size=(5, 32)), "slope": rng.normal(size=(5, 16))}
-    found = evaluate([y, gradients[x], *(gradients[t] for t in params.values())], inputs, variables)
+    result = evaluate([y, gradients[x], *(gradients[t] for t in params.values())], inputs, variables)
     names = [n.removeprefix(f"{WEIGHT}.") for n in params]
     return {
         "w": w,
         **inputs,
         "start": {n.removeprefix(f"{WEIGHT}."): v for n, v in values.items()},
         "values": {n.removeprefix(f"{WEIGHT}."): v for n, v in moved.items()},
-        "y": found[0],
-        "of_x": found[1],
-        "gradients": dict(zip(names, found[2:], strict=True)),
+        "y": result[0],
+        "of_x": result[1],
+        "gradients": dict(zip(names, result[2:], strict=True)),
     }
 
 
@@ -128,20 +128,20 @@ def formula(found: dict[str, Any], options: LoraOptions, a: Any, b: Any, m: Any,
 @pytest.mark.parametrize("name", [n for n in METHODS if n != "targets"])
 def test_output_and_gradients_are_the_papers(name: str, opened: Callable[[], Opened]) -> None:
     options = METHODS[name]
-    found = layer(opened(), options)
-    values, x = found["values"], found["x"]
+    result = layer(opened(), options)
+    values, x = result["values"], result["x"]
     a, b, m = (values.get(f"lora_{k}") for k in "abm")
     factor = options.alpha / (np.sqrt(3) if options.rslora else 3)
-    norm = np.linalg.norm(found["w"] + factor * b @ a, axis=1)
-    np.testing.assert_allclose(found["y"], formula(found, options, a, b, m, norm, x), rtol=1e-5, atol=1e-6)
-    for i, (part, slope) in enumerate(found["gradients"].items()):
+    norm = np.linalg.norm(result["w"] + factor * b @ a, axis=1)
+    np.testing.assert_allclose(result["y"], formula(result, options, a, b, m, norm, x), rtol=1e-5, atol=1e-6)
+    for i, (part, slope) in enumerate(result["gradients"].items()):
         rng = np.random.default_rng(i)
         way = rng.normal(size=slope.shape)
 
         def loss(step: float, part: str = part, way: Any = way) -> float:
             moved = {**values, part: values[part] + step * way}
-            y = formula(found, options, *(moved.get(f"lora_{k}") for k in "abm"), norm, x)
-            return float((y * found["slope"]).sum())
+            y = formula(result, options, *(moved.get(f"lora_{k}") for k in "abm"), norm, x)
+            return float((y * result["slope"]).sum())
 
         central = (loss(1e-4) - loss(-1e-4)) / 2e-4
         assert float((slope * way).sum()) == pytest.approx(central, rel=1e-5), part
@@ -184,21 +184,21 @@ def test_output_and_gradients_are_pefts(name: str, opened: Callable[[], Opened],
     if not python:
         pytest.skip("--peft PYTHON names one with peft and torch")
     options = METHODS[name]
-    found = layer(opened(), options)
+    result = layer(opened(), options)
     given = json.dumps(
-        [found, {"rslora": options.rslora, "dora": options.dora, "start": options.start}], default=np.ndarray.tolist
+        [result, {"rslora": options.rslora, "dora": options.dora, "start": options.start}], default=np.ndarray.tolist
     )
     ran = subprocess.run([python, "-c", _PEFT], input=given, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
     theirs = json.loads(ran.stdout)
     if options.start == "pissa":
-        ours = found["start"]["lora_b"] @ found["start"]["lora_a"]
+        ours = result["start"]["lora_b"] @ result["start"]["lora_a"]
         np.testing.assert_allclose(ours, theirs["product"], rtol=1e-5, atol=1e-6)
     if options.dora:
-        np.testing.assert_allclose(found["start"]["lora_m"], theirs["magnitude"], rtol=1e-5)
-    np.testing.assert_allclose(found["y"], theirs["y"], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(found["of_x"], theirs["of_x"], rtol=1e-5, atol=1e-5)
-    for part, slope in found["gradients"].items():
+        np.testing.assert_allclose(result["start"]["lora_m"], theirs["magnitude"], rtol=1e-5)
+    np.testing.assert_allclose(result["y"], theirs["y"], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(result["of_x"], theirs["of_x"], rtol=1e-5, atol=1e-5)
+    for part, slope in result["gradients"].items():
         np.testing.assert_allclose(slope, np.reshape(theirs["gradients"][part], slope.shape), rtol=1e-5, atol=1e-5)
 
 
@@ -219,11 +219,11 @@ def test_pissa_begins_at_the_best_approximation(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_begins_at_the_models_loss(name: str, opened: Callable[[], Opened]) -> None:
-    found = []
+    result = []
     for options in (METHODS[name], LoraOptions(2)):
         trainer = opened().trainer(options)
-        found.append(trainer.steps.evaluate(trainer.order.take(4)).losses)
-    np.testing.assert_allclose(found[0], found[1], rtol=2e-5)
+        result.append(trainer.steps.evaluate(trainer.order.take(4)).losses)
+    np.testing.assert_allclose(result[0], result[1], rtol=2e-5)
 
 
 # -- runs
@@ -255,11 +255,11 @@ def test_requests_get_the_bits_of_the_trainers_forward_pass(
     )
     assert not np.array_equal(expected, base)
     rows = [((handle, 1.0),)] * 12 + [()] * 12
-    (found,) = one.session.compute(
+    (result,) = one.session.compute(
         [served.training_logits(sequences)], inputs | {"lora_scales": stack.row_scales(rows, 24)}
     )
-    assert np.array_equal(found[:12], expected[:12])
-    assert np.array_equal(found[12:], base[12:])
+    assert np.array_equal(result[:12], expected[:12])
+    assert np.array_equal(result[12:], base[12:])
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -271,8 +271,8 @@ def test_a_merged_model_computes_what_the_adapter_does(name: str, opened: Callab
     merged = Opened(tmp_path / "m.gguf")
     samples = trainer.order.take(4)
     expected = trainer.steps.evaluate(samples).losses
-    found = merged.trainer(LoraOptions(1)).steps.evaluate(samples).losses
-    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+    result = merged.trainer(LoraOptions(1)).steps.evaluate(samples).losses
+    np.testing.assert_allclose(result, expected, rtol=2e-4, atol=2e-5)
     merged.close()
 
 
@@ -296,29 +296,29 @@ def test_a_run_resumes_to_the_same_bytes(name: str, opened: Callable[[], Opened]
 
 
 def test_lora_plus_multiplies_the_rate_of_b(opened: Callable[[], Opened]) -> None:
-    found = []
+    result = []
     for ratio in (1.0, 4.0):
         changes = {"optimizer": "sgd", "weight_decay": 0, "lora_plus_ratio": ratio}
         trainer = opened().trainer(LoraOptions(2), iterations=1, **changes)
         trainer.fit()
-        found.append(trainer.trainable.read())
-    for name, values in found[0].items():
+        result.append(trainer.trainable.read())
+    for name, values in result[0].items():
         assert values.any()
-        assert np.array_equal(found[1][name], values * (4 if name.endswith("lora_b") else 1))
+        assert np.array_equal(result[1][name], values * (4 if name.endswith("lora_b") else 1))
 
 
 def test_noise_follows_from_seed_step_and_window() -> None:
     tokens = np.zeros(12, np.int32)
     sample = Sample(tokens, tokens, np.ones(12, np.float32), starts=(0, 4))
     noise = Neftune(5.0, 1)
-    found = noise.of([sample, sample], 3, 6, (36, 8))
+    result = noise.of([sample, sample], 3, 6, (36, 8))
     bounds = 5 / np.sqrt(np.array([4] * 4 + [8] * 8) * 8)  # of sequences of 4 and 8 tokens
-    assert (np.abs(found[:12]) <= bounds[:, None]).all()
-    assert (np.abs(found[:12]).max(1) > 0.4 * bounds).all()
-    assert not found[24:].any()  # there is no third window
-    assert np.array_equal(found[12:24], noise.of([sample], 3, 7, (12, 8)))
-    for other in (Neftune(5.0, 2).of([sample], 3, 6, (12, 8)), noise.of([sample], 4, 6, (12, 8)), found[12:24]):
-        assert not np.array_equal(found[:12], other)
+    assert (np.abs(result[:12]) <= bounds[:, None]).all()
+    assert (np.abs(result[:12]).max(1) > 0.4 * bounds).all()
+    assert not result[24:].any()  # there is no third window
+    assert np.array_equal(result[12:24], noise.of([sample], 3, 7, (12, 8)))
+    for other in (Neftune(5.0, 2).of([sample], 3, 6, (12, 8)), noise.of([sample], 4, 6, (12, 8)), result[12:24]):
+        assert not np.array_equal(result[:12], other)
 
 
 def test_noise_is_that_of_training_alone(opened: Callable[[], Opened]) -> None:
@@ -341,8 +341,8 @@ def test_a_run_starts_from_an_rslora_file(opened: Callable[[], Opened], tmp_path
     first.write(values)
     write_adapter(tmp_path / "a.gguf", first.adapter(), one.gguf, one.h)
     start_from(second, read_adapter(tmp_path / "a.gguf", one.gguf, one.h))
-    for name, found in second.read().items():
-        np.testing.assert_allclose(found, values[name], rtol=1e-6)
+    for name, result in second.read().items():
+        np.testing.assert_allclose(result, values[name], rtol=1e-6)
 
 
 # -- targets and refusals
@@ -360,10 +360,10 @@ def test_a_run_starts_from_an_rslora_file(opened: Callable[[], Opened], tmp_path
 )
 def test_targets_choose_matrices(targets: tuple[str, ...], expected: list[str], opened: Callable[[], Opened]) -> None:
     one = opened()
-    found = lora(one.session, one.base, LoraOptions(2, targets=targets))
-    names = {n.removesuffix(".weight.lora_a").removeprefix("blk.0.") for n in found.names if n.endswith("lora_a")}
+    result = lora(one.session, one.base, LoraOptions(2, targets=targets))
+    names = {n.removesuffix(".weight.lora_a").removeprefix("blk.0.") for n in result.names if n.endswith("lora_a")}
     assert {n for n in names if not n.startswith("blk.1")} == set(expected)
-    assert ("blk.1.attn_k.weight.lora_a" in found.names) == ("all-linear" in targets)
+    assert ("blk.1.attn_k.weight.lora_a" in result.names) == ("all-linear" in targets)
 
 
 @pytest.mark.parametrize(

@@ -74,9 +74,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def one(model: Path) -> Iterator[Opened]:
-    found = Opened(model)
-    yield found
-    found.close()
+    result = Opened(model)
+    yield result
+    result.close()
 
 
 def inputs_of(one: Opened) -> dict[str, Any]:
@@ -90,21 +90,21 @@ def test_gradients_are_slopes_in_float64(one: Opened) -> None:
     own = {f"train.{n}": v + 0.3 * rng.normal(size=v.shape) for n, v in trainable.read().items()}
     logits = trainable.model.training_logits(Sequences.feeds(1, LENGTH))
     loss = sum_to(mul(logits, feed("slope", logits.shape)), shape=())
-    found = backward(loss, trainable.params)
+    result = backward(loss, trainable.params)
     inputs = {**inputs_of(one), "slope": rng.normal(size=logits.shape)}
     fixed = {t.name: one.session.read(t.name) for t in one.base.weights.tensors.values()}
     if one.base.rotary.frequency is not None:
         name = one.base.rotary.frequency.name
         fixed[name] = one.session.read(name)
-    gradients = evaluate(found.values(), inputs, {**fixed, **own})
-    ways = {p.name: rng.normal(size=p.shape) for p in found}
+    gradients = evaluate(result.values(), inputs, {**fixed, **own})
+    ways = {p.name: rng.normal(size=p.shape) for p in result}
 
     def at(step: float) -> float:
         moved = {name: value + step * ways.get(name, 0) for name, value in own.items()}
         return float(evaluate([loss], inputs, {**fixed, **moved})[0])
 
-    slope = sum(float((g * ways[p.name]).sum()) for p, g in zip(found, gradients, strict=True))
-    assert {p.name for p in trainable.params} == {p.name for p in found}
+    slope = sum(float((g * ways[p.name]).sum()) for p, g in zip(result, gradients, strict=True))
+    assert {p.name for p in trainable.params} == {p.name for p in result}
     assert slope == pytest.approx((at(1e-5) - at(-1e-5)) / 2e-5, rel=1e-5)
 
 
@@ -126,15 +126,15 @@ def test_requests_get_the_bits_of_the_trainers_forward_pass(one: Opened, model: 
     expected, base = (
         one.session.compute([m.training_logits(rows)], inputs)[0] for m in (trainer.trainable.model, one.base)
     )
-    for mix, wanted in (((handle, 1.0),), expected), ((), base):
+    for mix, target in (((handle, 1.0),), expected), ((), base):
         scales = stack.row_scales([mix] * LENGTH, LENGTH)
-        (found,) = one.session.compute([served.training_logits(rows)], inputs | {"lora_scales": scales})
-        assert np.array_equal(found, wanted)
+        (result,) = one.session.compute([served.training_logits(rows)], inputs | {"lora_scales": scales})
+        assert np.array_equal(result, target)
     assert np.abs(expected - base).max() > 1e-2
     merge(tmp_path / "m.gguf", one.gguf, one.h, [(trainer.trainable.adapter(), 1.0)])
     merged = Opened(tmp_path / "m.gguf")
-    (found,) = merged.session.compute([merged.base.training_logits(rows)], inputs)
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+    (result,) = merged.session.compute([merged.base.training_logits(rows)], inputs)
+    np.testing.assert_allclose(result, expected, rtol=1e-3, atol=1e-3)
     merged.close()
 
 

@@ -229,10 +229,10 @@ def test_the_assistants_part_is_learned(shared_data: Path) -> None:
         {"role": "user", "content": "Why?"},
         {"role": "assistant", "content": "Because it rains."},
     )
-    (found,) = examples_of([DatasetRow(1, messages=messages)], v, template)
-    assert v.decode(found.tokens[found.learn], special=True).decode() == "Because it rains.<|im_end|>\n"
+    (result,) = examples_of([DatasetRow(1, messages=messages)], v, template)
+    assert v.decode(result.tokens[result.learn], special=True).decode() == "Because it rains.<|im_end|>\n"
     plain = [{k: x for k, x in m.items() if k != "weight"} for m in messages]
-    assert found.tokens.tolist() == v.encode(template.render(plain, add_generation_prompt=False))
+    assert result.tokens.tolist() == v.encode(template.render(plain, add_generation_prompt=False))
 
 
 @pytest.mark.parametrize("name", ["train", "loss"])
@@ -248,11 +248,11 @@ def test_a_message_that_says_it_is_not_trained_is_not_learned(name: str, turns: 
     rows = [{keys[0]: role, keys[1]: text} | ({} if flag is None else {name: flag}) for role, text, flag in said]
     record = parse_row({turns: rows}, 1, "f: line 1")
     assert not record.unused
-    (found,) = examples_of([record], v, template)
-    learned = v.decode(found.tokens[found.learn], special=True).decode()
+    (result,) = examples_of([record], v, template)
+    learned = v.decode(result.tokens[result.learn], special=True).decode()
     assert learned == "Rain.<|im_end|>\nSnow.<|im_end|>\n"
     plain = [{"role": role, "content": text} for role, text, _ in said]
-    assert found.tokens.tolist() == v.encode(template.render(plain, add_generation_prompt=False))
+    assert result.tokens.tolist() == v.encode(template.render(plain, add_generation_prompt=False))
 
 
 def test_a_template_that_rewrites_turns_gives_an_example_a_turn(shared_data: Path) -> None:
@@ -267,8 +267,8 @@ def test_a_template_that_rewrites_turns_gives_an_example_a_turn(shared_data: Pat
         {"role": "user", "content": "2?"},
         {"role": "assistant", "content": f"{thought}two"},
     )
-    found = list(examples_of([DatasetRow(1, messages=messages)], v, template))
-    learned = [v.decode(e.tokens[e.learn], special=True).decode() for e in found]
+    result = list(examples_of([DatasetRow(1, messages=messages)], v, template))
+    learned = [v.decode(e.tokens[e.learn], special=True).decode() for e in result]
     assert [text.split("</think>")[-1].strip() for text in learned] == ["one<|im_end|>", "two<|im_end|>"]
 
 

@@ -129,15 +129,15 @@ SYSTEM = {"role": "system", "content": "Be."}
     ],
 )  # fmt: skip
 def test_older_and_foreign_fields_become_messages(row: dict[str, Any], messages: list[dict[str, Any]]) -> None:
-    found = parse_row(row, 1, "x")
-    assert list(found.messages) == messages
-    assert not found.unused
+    result = parse_row(row, 1, "x")
+    assert list(result.messages) == messages
+    assert not result.unused
 
 
 def test_history_and_system_stand_in_the_prompt_of_a_model_without_template() -> None:
     row = {"instruction": "Add.", "input": "1", "output": "2", "system": "Be.", "history": [["a", "b"]]}
-    found = parse_row(row, 1, "x").parts
-    assert found == (
+    result = parse_row(row, 1, "x").parts
+    assert result == (
         ("Be.\n\n### Instruction:\na\n\n### Response:\n", False),
         ("b", True),
         ("\n\n### Instruction:\nAdd.\n\n### Input:\n1\n\n### Response:\n", False),
@@ -152,26 +152,26 @@ def test_functions_are_tools(key: str, form: str) -> None:
     whole = {"type": "function", "function": function}
     value = [{"alone": function, "flat": {"type": "function", **function}, "whole": whole}[form]]
     for written in (value, json.dumps(value)):
-        found = parse_row({"messages": [USER, ANSWER], key: written}, 1, "x")
-        assert found.tools == ({"type": "function", "function": function},)
+        result = parse_row({"messages": [USER, ANSWER], key: written}, 1, "x")
+        assert result.tools == ({"type": "function", "function": function},)
 
 
 def test_pairs_of_instructions_and_conversations_have_their_prompts() -> None:
     row = {"instruction": "Hi?", "input": "", "chosen": "Yes.", "rejected": "No.", "history": [["a", "b"]]}
-    found = parse_row(row, 1, "x")
+    result = parse_row(row, 1, "x")
     history = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "b"})
-    assert found.messages == (*history, USER)
-    assert found.answers == TEXTS
-    assert [learned for _, learned in found.parts] == [False] * 3
+    assert result.messages == (*history, USER)
+    assert result.answers == TEXTS
+    assert [learned for _, learned in result.parts] == [False] * 3
     v = vocabulary()
     for template, end in ((ChatTemplate("chatml", bos_token="", eos_token="</s>"), "<|im_end|>\n</s>"), (None, "</s>")):
-        ((good, bad),) = Reader(v, template, objective("dpo")).examples([found], "x")
+        ((good, bad),) = Reader(v, template, objective("dpo")).examples([result], "x")
         assert v.decode(good.tokens[good.learn], special=True).decode().replace("</s>", "").startswith("Yes."), end
         assert v.decode(bad.tokens[bad.learn], special=True).decode().replace("</s>", "").startswith("No.")
     for turn in ({"from": "gpt", "value": "Yes."}, ANSWER):
         bad_turn = {"from": "gpt", "value": "No."}
-        found = parse_row({"conversations": SHAREGPT[:1], "chosen": turn, "rejected": bad_turn}, 1, "x")
-        assert (found.messages, found.answers) == ((USER,), GOOD_BAD)
+        result = parse_row({"conversations": SHAREGPT[:1], "chosen": turn, "rejected": bad_turn}, 1, "x")
+        assert (result.messages, result.answers) == ((USER,), GOOD_BAD)
 
 
 def test_variables_of_a_row_reach_the_template() -> None:
@@ -221,8 +221,8 @@ def test_fields_that_nothing_is_made_of_are_named_once(rows: list[dict[str, Any]
     pairs = any("chosen" in row or "preferred_output" in row for row in rows)
     template = ChatTemplate("chatml", bos_token="", eos_token="</s>")
     reader = Reader(vocabulary(), template, objective("dpo") if pairs else None)
-    found = arranged(rows, "rows", reader, TrainingConfig(ctx_size=512, batch_size=1))
-    lines = [line for line in found.losses if "nothing is made of" in line]
+    result = arranged(rows, "rows", reader, TrainingConfig(ctx_size=512, batch_size=1))
+    lines = [line for line in result.losses if "nothing is made of" in line]
     assert lines == ([f"fields of rows that nothing is made of: {', '.join(map(repr, names))}"] if names else [])
 
 
@@ -230,8 +230,8 @@ def test_a_message_field_that_the_template_reads_is_not_named() -> None:
     source = "{% for m in messages %}{{ m.role }}:{{ m.thinking }}{{ m.content }}{% endfor %}"
     rows = [{"messages": [USER, {**ANSWER, "thinking": "Hm.", "think": "x"}]}]
     reader = Reader(vocabulary(), ChatTemplate(source, bos_token="", eos_token=""))
-    found = arranged(rows, "rows", reader, TrainingConfig(ctx_size=512, batch_size=1))
-    assert next(line for line in found.losses if "nothing" in line).endswith(": 'messages[].think'")
+    result = arranged(rows, "rows", reader, TrainingConfig(ctx_size=512, batch_size=1))
+    assert next(line for line in result.losses if "nothing" in line).endswith(": 'messages[].think'")
 
 
 def test_fields_beside_a_prompt_are_the_graders() -> None:
@@ -253,8 +253,8 @@ def test_alpaca_is_a_conversation_or_its_authors_prompt() -> None:
     assert "Input" not in bare.parts[0][0]
     v = vocabulary()
     template = ChatTemplate("chatml", bos_token="", eos_token="</s>")
-    for found, begin in ((Reader(v, template), "<|im_start|>user"), (Reader(v, None), "Below is")):
-        ((example,),) = found.examples([bare], "x")
+    for result, begin in ((Reader(v, template), "<|im_start|>user"), (Reader(v, None), "Below is")):
+        ((example,),) = result.examples([bare], "x")
         assert begin in v.decode(example.tokens).decode()[:20]
         assert v.decode(example.tokens[example.learn]).decode().startswith("3")
 
@@ -321,9 +321,9 @@ def test_files_of_all_kinds_have_the_same_rows(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(rows, indent=1))
     (tmp_path / "a.csv").write_bytes('\ufeffprompt,completion,other\r\n"a, ""b""\nc",x,\r\nä,[1],9\r\n'.encode())
     for name, lines in (("a.jsonl", [1, 2]), ("a.json", [1, 2]), ("a.csv", [2, 4])):
-        found = list(rows_of(tmp_path / name, name))
-        assert [row.parts for row in found] == expected, name
-        assert [row.line for row in found] == lines
+        result = list(rows_of(tmp_path / name, name))
+        assert [row.parts for row in result] == expected, name
+        assert [row.line for row in result] == lines
         assert is_rows(name)
     (tmp_path / "m.csv").write_text('messages\n"' + json.dumps(messages[0]["messages"]).replace('"', '""') + '"\n')
     assert [row.messages for row in rows_of(tmp_path / "m.csv", "m.csv")] == [(USER, ANSWER)]
@@ -366,8 +366,8 @@ def test_parquet_files_are_read(tmp_path: Path) -> None:
         return
     table = pyarrow.Table.from_pylist([{"chosen": [USER, ANSWER], "rejected": [USER, BAD]}] * 2)
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    found = list(rows_of(tmp_path / "a.parquet", "a"))
-    assert found == [DatasetRow(i, messages=(USER,), answers=GOOD_BAD) for i in (1, 2)]
+    result = list(rows_of(tmp_path / "a.parquet", "a"))
+    assert result == [DatasetRow(i, messages=(USER,), answers=GOOD_BAD) for i in (1, 2)]
     with pytest.raises(TrainingError, match="bad: is no valid Parquet file"):
         list(rows_of(tmp_path / "bad.parquet", "bad"))
 

@@ -61,8 +61,8 @@ def test_templates_reach_into_answer_and_item() -> None:
 
 def test_similarities_are_rapidfuzz_own() -> None:
     spec = {"type": "text_similarity", "name": "s", "input": "{{sample.output_text}}", "reference": "{{item.word}}"}
-    found = grade({**spec, "evaluation_metric": "fuzzy_match"}, "a cat")
-    assert found.reward == fuzz.ratio("a cat", "Cat") / 100
+    result = grade({**spec, "evaluation_metric": "fuzzy_match"}, "a cat")
+    assert result.reward == fuzz.ratio("a cat", "Cat") / 100
     assert grade({**spec, "evaluation_metric": "levenshtein"}, "Cut").reward == pytest.approx(2 / 3)
     slow = grade({**spec, "evaluation_metric": "partial_ratio"}, "a" * 4_000_000)
     assert "s: texts of 4000000 and 3 characters are too long" in slow.problem
@@ -76,8 +76,8 @@ def multi(formula: str, **graders: Any) -> dict[str, Any]:
 
 
 def test_formulas_combine_rewards() -> None:
-    found = grade(multi("0.5*a + max(b, -2^2, 0) / 4 + sqrt(4)"), "a Cat")
-    assert (found.reward, found.parts) == (2.5, {"a": 1.0, "b": 0.0})
+    result = grade(multi("0.5*a + max(b, -2^2, 0) / 4 + sqrt(4)"), "a Cat")
+    assert (result.reward, result.parts) == (2.5, {"a": 1.0, "b": 0.0})
     assert grade(multi("a / b"), "a Cat").errors.keys() == {"formula_parse_error"}
     assert grade(multi("exp(1000*a)"), "a Cat").errors.keys() == {"formula_parse_error"}
     for formula, told in (
@@ -176,9 +176,9 @@ def test_python_cannot_do_harm(body: str, told: str, tmp_path: Path, monkeypatch
     monkeypatch.setenv("SECRET", "1")
     (tmp_path / "kept").write_text("kept")
     source = f"def grade(sample, item):\n    {body}"
-    found = grade({**PYTHON, "source": source}, "Cat", {"path": str(tmp_path / "kept")})
-    assert found.reward == 0
-    assert told in found.problem
+    result = grade({**PYTHON, "source": source}, "Cat", {"path": str(tmp_path / "kept")})
+    assert result.reward == 0
+    assert told in result.problem
     assert (tmp_path / "kept").read_text() == "kept"
 
 
@@ -227,9 +227,9 @@ def grade(sample, item):
     answered = {sandbox_child._CLONE3, sandbox_child._OPENAT2, 335, 336}  # ENOSYS; signals of probes
     some = {machine.openat, machine.fcntl, machine.prlimit}  # allowed with zeros
     others = sorted({*range(500)} - {*machine.allowed} - answered - some)
-    found = grade({**PYTHON, "source": source}, "Cat", {"others": others})
-    assert not found.problem
-    assert found.reward == len(_X86_64) + len(others)
+    result = grade({**PYTHON, "source": source}, "Cat", {"others": others})
+    assert not result.problem
+    assert result.reward == len(_X86_64) + len(others)
 
 
 @pytest.mark.parametrize("file", ["environ", "mem"])
@@ -257,14 +257,14 @@ def test_python_reads_no_memory_of_the_server(file: str) -> None:
     ],
 )
 def test_python_computes_with_the_calls_of_the_list(body: str) -> None:
-    found = grade({**PYTHON, "source": f"def grade(sample, item):\n    {body}\n    return 1"}, "Cat")
-    assert found == Grade(1.0)
+    result = grade({**PYTHON, "source": f"def grade(sample, item):\n    {body}\n    return 1"}, "Cat")
+    assert result == Grade(1.0)
 
 
 def test_python_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "SECONDS", 1.0)
-    found = grade({**PYTHON, "source": "def grade(sample, item):\n    while True: pass"}, "Cat")
-    assert found.errors.keys() == {"python_grader_runtime_error"}
+    result = grade({**PYTHON, "source": "def grade(sample, item):\n    while True: pass"}, "Cat")
+    assert result.errors.keys() == {"python_grader_runtime_error"}
 
 
 def test_python_needs_its_function() -> None:

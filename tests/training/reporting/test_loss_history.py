@@ -34,8 +34,8 @@ def history(path: Path, values: Any, n_steps: int, **more: Key) -> tuple[float, 
         **{name.replace("__", "."): key for name, key in more.items()},
     }
     write_gguf(path / "c.gguf", "llama", keys, [(PAST, tensor(np.asarray(values, np.float32)))])
-    found: tuple[float, ...] = read_checkpoint(path / "c.gguf").state["stopping"]["history"]
-    return found
+    result: tuple[float, ...] = read_checkpoint(path / "c.gguf").state["stopping"]["history"]
+    return result
 
 
 @pytest.mark.parametrize(

@@ -25,12 +25,12 @@ def step(n: int, loss: float) -> Step:
 def feed(integration: Integration, run: RunInfo) -> list[str]:
     """Lines that a run of two steps and a validation tells."""
     told: list[str] = []
-    found = Trackers([integration], run, told.append)
+    results = Trackers([integration], run, told.append)
     result = Result()
     result.add(2.5, 4, 1)
     for event in (step(1, 3.0), Settled(), step(2, float("nan")), Validated(2, 0, result)):
-        found(event)
-    found.finish(succeeded=True, seconds=30)
+        results(event)
+    results.finish(succeeded=True, seconds=30)
     return told
 
 
@@ -41,7 +41,7 @@ def test_tensorboard_reads_the_steps(tmp_path: Path) -> None:
     run = RunInfo(tmp_path, "job-1", config={"lora_r": 8})
     assert feed(Integration(TENSORBOARD), run) == []
     assert feed(Integration(TENSORBOARD), RunInfo(tmp_path, "job-1", first=1)) == []  # goes on
-    found: list[list[tuple[int, str, float]]] = []
+    results: list[list[tuple[int, str, float]]] = []
     purged = []
     for path in sorted((tmp_path / "tensorboard" / "job-1").iterdir()):
         raw, at, values = path.read_bytes(), 0, []
@@ -51,13 +51,13 @@ def test_tensorboard_reads_the_steps(tmp_path: Path) -> None:
             purged += [event.step] if event.session_log.status == event.session_log.START else []
             values += [(event.step, v.tag, v.simple_value) for v in event.summary.value if v.HasField("simple_value")]
             at += 16 + size
-        found.append(values)
-    assert [v for v in found[0] if v[1] in ("train_loss", "full_valid_loss")] == [
+        results.append(values)
+    assert [v for v in results[0] if v[1] in ("train_loss", "full_valid_loss")] == [
         (1, "train_loss", 3.0),
         (2, "full_valid_loss", 2.5),  # a loss that is no number is left out
     ]
-    assert (len(found), purged) == (2, [2])  # what the first file has from step 2 on is left out
-    assert {tag for _, tag, _ in found[0]} >= {"train_mean_token_accuracy", "gradient_norm", "learning_rate"}
+    assert (len(results), purged) == (2, [2])  # what the first file has from step 2 on is left out
+    assert {tag for _, tag, _ in results[0]} >= {"train_mean_token_accuracy", "gradient_norm", "learning_rate"}
 
 
 class FakeWandb(ModuleType):
@@ -189,9 +189,9 @@ def test_a_tracker_that_hangs_holds_up_nothing(tmp_path: Path, monkeypatch: pyte
     opens(monkeypatch, hangs)
     monkeypatch.setattr(trackers, "LAST_SECONDS", 0.0)
     told: list[str] = []
-    with Trackers([Integration(WANDB)], RunInfo(tmp_path), told.append) as found:
-        found(step(1, 3.0))
+    with Trackers([Integration(WANDB)], RunInfo(tmp_path), told.append) as results:
+        results(step(1, 3.0))
     assert told == ["wandb: not all was sent within 0 seconds"]
     goes_on.set()
-    found._threads[0].thread.join(60)
+    results._threads[0].thread.join(60)
     assert told[1:] == ["wandb: the run goes on without it: at last"]
