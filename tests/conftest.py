@@ -50,7 +50,6 @@ LONG = (  # files with the longest tests, which must not begin last
     "test_gpu_attention.py",
     "test_worker.py",
     "test_fine_tuning.py",
-    "test_soak.py",
     "test_ops.py",
     "test_page.py",
     "test_snippets.py",
@@ -154,7 +153,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--long",
         action="store_true",
-        help="compare 10,000 log-probabilities (tests/training/test_reinforcement.py), prove what docs show",
+        help="compare 10,000 log-probabilities (tests/training/test_reinforcement.py), prove what docs show, soak",
     )
     parser.addoption(
         "--lowest",
