@@ -43,7 +43,7 @@ N_BATCH = 32  # examples of an optimizer step; at most half of them are new
 DECAY = 0.8  # weight of a draft token, relative to the one before
 RATE = 1e-3
 BETAS = (0.9, 0.99)
-PASSES = 8.0  # times that an example is trained on, about
+PASSES = 8.0  # times that an example is trained on, about, until most of the first tokens are right
 PUBLISH = 8  # steps after which the head that drafts gets the trained values
 WORTH, TRIAL, LESS = 0.3, 500, 8  # accuracy below which, after so many steps, only 1/LESS of the passes are made
 RECENT = 0.1  # weight of a step in the recent accuracy
@@ -147,8 +147,11 @@ class DraftLearner:
             self._preparing.start()
 
     def _passes(self) -> float:
-        pays = self._values.accuracy >= WORTH or self._values.n_steps - self._first < TRIAL
-        return PASSES if pays else PASSES / LESS
+        """Times that an example is trained on: few where the head is right already, or does not get right."""
+        accuracy = self._values.accuracy
+        if accuracy < WORTH and self._values.n_steps - self._first >= TRIAL:
+            return PASSES / LESS
+        return PASSES * min(1.0, 2 * (1 - accuracy))
 
     def _learn_tokens(self, ids: list[int]) -> None:
         """Give tokens of a text columns of the draft vocabulary."""
