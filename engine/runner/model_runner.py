@@ -244,7 +244,7 @@ class ModelRunner:
         self.session: Session = Session(backends)
         self._placed = False
         named = options.placement.devices(options.devices, devices, backends)
-        self.session.division = division(options.placement, named, self.session, h)
+        self.session.division = division(options.placement, named, self.session, h, self.drafter_file)
         file, mtp = self.drafter_file, options.n_draft_tokens > 0 and not (options.drafter or options.learns)
         model = define_model(self.session, self.gguf, h, self.n_ctx_slot, mtp=mtp)
         drafter = define_drafter(self.session, file, self.n_ctx_slot)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from logitless.graph.backend import Backend
 from logitless.graph.execution.division import Division
 from logitless.graph.execution.session import DeviceBytes, Session
+from logitless.models.drafters.drafter_file import DrafterFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.weights.placement import EXPERTS, OF_ENCODER, Places, places, proportional
 
@@ -65,13 +66,18 @@ class PlacedDevice:
 
 
 def division(
-    options: PlacementOptions, devices: Sequence[PlacedDevice], session: Session, h: Hparams
+    options: PlacementOptions,
+    devices: Sequence[PlacedDevice],
+    session: Session,
+    h: Hparams,
+    drafter: DrafterFile | None = None,
 ) -> Division | None:
     """Division of weights and KV caches between the devices beside the CPU; None: they stay whole."""
     others = [d for d in devices if d.name != "cpu"]
     if not options.divide or len(others) < 2:
         return None
-    caches = options.divide == "tensor" and not (h.mla or h.recurrent or h.has_sinks)
+    has_sinks = h.has_sinks or (drafter is not None and any("attn_sinks" in name for name in drafter.parts))
+    caches = options.divide == "tensor" and not (h.mla or h.recurrent or has_sinks)
 
     def n_units(name: str, rows: int) -> int:
         """Heads of queries, keys and values stay whole; other weights are cut at multiples of 32 rows. An

@@ -26,6 +26,8 @@ from logitless.graph.ops.norm import rms_norm
 from logitless.graph.tensor import Tensor, feed, variable
 from logitless.models import tokenizer
 from logitless.models.synthetic.model import synthesize
+from tests.helpers.drafter_files import write_dflash
+from tests.helpers.reference_model import Spec, write
 
 GREEDY = SamplingParams(temperature=0.0, n_probs=2)
 Answers = list[list[tuple[int, Any]]]
@@ -129,6 +131,17 @@ def test_layers_on_the_cpu_are_not_divided(cards: None, tmp_path: Path) -> None:
     assert answers(half) == expected
     assert min(bytes_on(half, i) for i in range(3)) > 0
     half.close()
+
+
+def test_drafter_with_sinks_keeps_caches_whole(cards: None, tmp_path: Path) -> None:
+    spec = Spec("llama", n_layer=3, n_vocab=512, vocabulary=True)
+    embedding = write(path := tmp_path / "m.gguf", spec)["token_embd.weight"]
+    sinks = {f"blk.{i}.attn_sinks.weight": np.ones(4) for i in range(2)}
+    for name, more, divided in (("plain", {}, True), ("sinks", sinks, False)):
+        write_dflash(drafter := tmp_path / f"{name}.gguf", spec, embedding=embedding, **more)
+        engine = model(path, "ab", "tensor", drafter=str(drafter), n_draft_tokens=3)
+        assert (len(engine.session.pieces_of(engine.memory.full.caches[0])) > 1) == divided
+        engine.close()
 
 
 def test_moved_cells_have_the_bits_of_one_device(cards: None, tmp_path: Path) -> None:
