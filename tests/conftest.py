@@ -153,7 +153,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--long",
         action="store_true",
-        help="compare 10,000 log-probabilities (tests/training/test_reinforcement.py), prove what docs show, soak",
+        help="compare 10,000 log-probabilities (tests/training/test_reinforcement.py), every type in every product "
+        "(tests/conformance), all recorded answers (tests/integration/test_goldens.py); prove what docs show, soak",
     )
     parser.addoption(
         "--lowest",

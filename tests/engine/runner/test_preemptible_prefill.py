@@ -106,7 +106,7 @@ def answers(
     ("model", "options"),
     [
         ("tiny", {}),
-        ("mini", {"type_k": "q8_0", "type_v": "q8_0"}),
+        ("mini", {"type_k": "q8_0", "type_v": "q4_0"}),
         ("tiny-moe", {}),
         ("arch-gemma3-F32.gguf", {"swa_full": False}),
         ("stories260K-conv-Q4_0.gguf", {}),
