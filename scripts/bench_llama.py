@@ -19,6 +19,7 @@ from pathlib import Path
 from logitless.cli.commands.benchmark.bench import Bench
 from logitless.cli.flags.flags import parse
 from logitless.cli.flags.options import BENCH
+from logitless.models.errors import ModelFileError
 from logitless.training.reporting.plot import plot
 from scripts.bench_llama_images import IMAGES
 from scripts.bench_llama_images import compare as compare_images
@@ -149,7 +150,7 @@ def main() -> None:
                 work(Here(path, threads, depth, clock))
             else:
                 work(Peer(options.worker, options.llama, path, threads, max(BATCHES), depth, clock))
-        except OSError as error:
+        except (OSError, ModelFileError) as error:
             sys.exit(f"bench-llama: {error}")
         return
     options.peer = options.peer or ["llama"]
