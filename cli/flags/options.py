@@ -304,7 +304,7 @@ BENCH = (
     )),
 )  # fmt: skip
 GUESSING_TAKES = (
-    *("spec_type", "model_draft", "spec_draft_n_max", "device_draft", "gpu_layers_draft"),
+    *("spec_type", "spec_learn", "model_draft", "spec_draft_n_max", "device_draft", "gpu_layers_draft"),
     *("cache_type_k_draft", "cache_type_v_draft"),
 )
 GUESSING = Group(

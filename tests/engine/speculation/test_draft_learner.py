@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,9 @@ from logitless.engine.speculation.draft_vocabulary import DraftVocabulary
 from logitless.engine.speculation.head_file import MAGIC
 from logitless.engine.speculation.settings import SpeculationParams
 from logitless.models.drafters.draft_head import PREFIX, TRAINED
+from tests.helpers.architecture_specs import ENCODERS
 from tests.helpers.paths import MODELS
+from tests.helpers.reference_model import write
 
 MODEL = MODELS / "stories260K.gguf"
 LEARN, OFF = SpeculationParams(("draft-learn",)), SpeculationParams()
@@ -245,6 +248,12 @@ def test_sleep_forgets_examples_and_keeps_the_head(bench: Bench) -> None:
     assert rate > 0.3
     bench.learn()
     assert bench.learner.n_steps > 100
+
+
+def test_model_that_makes_vectors_is_refused(tmp_path: Path) -> None:
+    write(path := tmp_path / "m.gguf", replace(ENCODERS["neo-bert"], n_vocab=512, vocabulary=True))
+    with pytest.raises(OptionConflict, match=r"^--spec-learn: the model makes vectors of texts, it does not write$"):
+        open_model(path, ModelOptions(spec_learn=True))
 
 
 def test_head_beside_another_model_that_drafts_is_refused() -> None:
