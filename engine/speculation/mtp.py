@@ -21,59 +21,73 @@ log = logging.getLogger("logitless.speculation")
 REST = 12  # steps without drafts after a failed draft step
 
 
-def run_draft_step(engine: StepRunner, batch: UBatch) -> StepResult | int:
-    """Run a draft step; where it fails, the number of steps that the model makes without drafts.
+class _HeadDrafter:
+    """Drafts for a batch of sequences by one of the engine's draft steps."""
 
-    Raises DeviceFailed if a device was lost: the target model has lost its memory, too."""
-    try:
-        return engine.step(batch)
-    except DeviceFailed:  # the target's device
-        raise
-    except Exception as error:  # the target continues without these drafts
-        log.warning("drafting failed: %s", " ".join(str(error).split()))
-        return REST
-
-
-class MTPDrafter:
-    """Drafts by the model's MTP head, or by an EAGLE-3 drafter."""
-
-    def __init__(self, engine: StepRunner, hidden: HiddenRows, ids: Ordered[int], eog_ids: Iterable[int] = ()) -> None:
-        """`ids`: token ids of the columns of the head's logits."""
+    def __init__(self, engine: StepRunner, ids: Ordered[int], eog_ids: Iterable[int]) -> None:
+        """`ids`: token ids of the columns of the draft step's logits."""
         self._engine = engine
-        self._hidden = hidden
         self._ids = ids
         self._eog_ids = frozenset(eog_ids)
         self._rest = 0  # remaining steps without drafts
 
     def propose(self, requests: list[tuple[Sequence, int]], allocate: AllocateSlots) -> dict[Sequence, list[int]]:
-        """Draft for each (sequence, most tokens) whose last step left a hidden state.
-
-        Raises DeviceFailed if a device was lost: the target model has lost its memory, too."""
-        builders: list[DraftBuilder] = []
+        """Draft for each (sequence, most tokens) that can begin a draft. Errors: as of `_run`."""
         if self._rest:
             self._rest -= 1
             return {}
-        for seq, n_most in requests:
-            pending = seq.kv.copy is not None or seq.kv.window_copy is not None  # a copy that the next step does
-            begins = seq.n_uncomputed == 1 and self._hidden.of(seq, seq.n_computed - 1) != NOTHING
-            if n_most <= 0 or pending or not begins:
-                continue
-            # token slots for the uncomputed token and for all draft tokens but the last
-            n_most = allocate(seq, n_most)
-            if n_most > 0:
-                builders.append(DraftBuilder(seq, n_most))
+        lengths = [(seq, self._length(seq, n_most, allocate)) for seq, n_most in requests]
+        builders = [DraftBuilder(seq, n) for seq, n in lengths if n > 0]
         for weights in {builder.seq.choice.weights for builder in builders}:
             self._draft([builder for builder in builders if builder.seq.choice.weights == weights], weights)
         return {builder.seq: builder.draft for builder in builders if builder.draft}
 
+    def _length(self, seq: Sequence, n_most: int, allocate: AllocateSlots) -> int:
+        """Draft tokens of a sequence, `n_most` at most, that have token slots; at most 0: it drafts none."""
+        raise NotImplementedError
+
     def _draft(self, builders: list[DraftBuilder], weights: int) -> None:
-        """Draft for sequences with the same weights, one token of each at a time."""
-        while builders:
-            result = run_draft_step(self._engine, self._batch(builders, weights))
-            if isinstance(result, int):
-                self._rest = result
-                return
-            builders = [g for i, g in enumerate(builders) if g.take(result, i, self._ids, self._eog_ids)]
+        """Draft for sequences with the same weights."""
+        raise NotImplementedError
+
+    def _run(self, batch: UBatch) -> StepResult | None:
+        """Result of a draft step; None: it failed, and the next steps of the model have no drafts.
+
+        Raises DeviceFailed if a device was lost: the target model has lost its memory, too."""
+        try:
+            return self._engine.step(batch)
+        except DeviceFailed:
+            raise
+        except Exception as error:  # the target continues without these drafts
+            log.warning("drafting failed: %s", " ".join(str(error).split()))
+            self._rest = REST
+            return None
+
+    def sleep(self) -> None:
+        """Do nothing: its memory is the target model's."""
+
+    def wake(self) -> None:
+        """Do nothing: its memory is the target model's."""
+
+
+class MTPDrafter(_HeadDrafter):
+    """Drafts by the model's MTP head, an EAGLE-3 drafter, Gemma 4's assistant or a draft head: a token a step."""
+
+    def __init__(self, engine: StepRunner, hidden: HiddenRows, ids: Ordered[int], eog_ids: Iterable[int] = ()) -> None:
+        super().__init__(engine, ids, eog_ids)
+        self._hidden = hidden
+
+    def _length(self, seq: Sequence, n_most: int, allocate: AllocateSlots) -> int:
+        """As declared; the sequence's last step has left a hidden state."""
+        pending = seq.kv.copy is not None or seq.kv.window_copy is not None  # a copy that the next step does
+        begins = seq.n_uncomputed == 1 and self._hidden.of(seq, seq.n_computed - 1) != NOTHING
+        # token slots for the uncomputed token and for all draft tokens but the last
+        return 0 if n_most <= 0 or pending or not begins else allocate(seq, n_most)
+
+    def _draft(self, builders: list[DraftBuilder], weights: int) -> None:
+        """As declared, one token of each at a time."""
+        while builders and (result := self._run(self._batch(builders, weights))) is not None:
+            builders = [b for i, b in enumerate(builders) if b.take(result, i, self._ids, self._eog_ids)]
 
     def _batch(self, builders: list[DraftBuilder], weights: int) -> UBatch:
         """Batch of the last token of each draft."""
@@ -88,21 +102,15 @@ class MTPDrafter:
             batch.seen.append(cell - self._hidden.fixed)
             batch.slot.append(id)
             batch.slot_mapping.append(seq.kv.blocks[cell // BLOCK_SIZE] * BLOCK_SIZE + cell % BLOCK_SIZE)
-            own = self._hidden.draft_row(id)
-            batch.hidden_before.append(own if builder.draft else self._hidden.of(seq, pos - 1))
-            batch.hidden_to.append(own)
+            row = self._hidden.draft_row(id)
+            batch.hidden_before.append(row if builder.draft else self._hidden.of(seq, pos - 1))
+            batch.hidden_to.append(row)
             if not seq.kv.uploaded and not builder.draft:
                 batch.tables[id] = seq.kv.blocks
                 if seq.kv.window_blocks:
                     batch.window_tables[id] = seq.kv.window_blocks
             builder.ask(batch, i, self._ids)
         return batch
-
-    def sleep(self) -> None:
-        """Do nothing: its memory is the target model's."""
-
-    def wake(self) -> None:
-        """Do nothing: its memory is the target model's."""
 
 
 class LearningDrafter(MTPDrafter):
@@ -125,42 +133,22 @@ class LearningDrafter(MTPDrafter):
         self.learner.save()
 
 
-class DFlashDrafter:
+class DFlashDrafter(_HeadDrafter):
     """Drafts by a DFlash drafter: a block of tokens of each sequence in one step.
 
     The block (models/drafters/dflash.py) lies behind the sequence's tokens in its KV blocks, where the
     model's next step overwrites it."""
 
     def __init__(self, engine: StepRunner, file: DrafterFile, ids: Ordered[int], eog_ids: Iterable[int] = ()) -> None:
-        """`ids`: token ids of the columns of the drafter's logits."""
-        self._engine = engine
+        super().__init__(engine, ids, eog_ids)
         self._file = file
-        self._ids = ids
-        self._eog_ids = frozenset(eog_ids)
-        self._rest = 0  # remaining steps without drafts
 
-    def propose(self, requests: list[tuple[Sequence, int]], allocate: AllocateSlots) -> dict[Sequence, list[int]]:
-        """Draft for each (sequence, most tokens). Errors: as of MTPDrafter.propose."""
-        builders: list[DraftBuilder] = []
-        if self._rest:
-            self._rest -= 1
-            return {}
-        for seq, n_most in requests:
-            n = min(n_most, self._file.block_size - 1)
-            if n <= 0 or seq.n_uncomputed != 1 or seq.kv.copy is not None:
-                continue
-            n = allocate(seq, 1 + n) - 1
-            if n > 0:
-                builders.append(DraftBuilder(seq, n))
-        for weights in {builder.seq.choice.weights for builder in builders}:
-            self._draft([builder for builder in builders if builder.seq.choice.weights == weights], weights)
-        return {builder.seq: builder.draft for builder in builders if builder.draft}
+    def _length(self, seq: Sequence, n_most: int, allocate: AllocateSlots) -> int:
+        n = min(n_most, self._file.block_size - 1)
+        return 0 if n <= 0 or seq.n_uncomputed != 1 or seq.kv.copy is not None else allocate(seq, 1 + n) - 1
 
     def _draft(self, builders: list[DraftBuilder], weights: int) -> None:
-        """Draft for sequences with the same weights."""
-        result = run_draft_step(self._engine, self._batch(builders, weights))
-        if isinstance(result, int):
-            self._rest = result
+        if (result := self._run(self._batch(builders, weights))) is None:
             return
         row = 0
         for builder in builders:
@@ -191,9 +179,3 @@ class DFlashDrafter:
                 builder.ask(batch, len(batch.tokens) - builder.n_most + i, self._ids)
             builder.n_dist = builder.n_xtc = 0
         return batch
-
-    def sleep(self) -> None:
-        """Do nothing: its memory is the target model's."""
-
-    def wake(self) -> None:
-        """Do nothing: its memory is the target model's."""
