@@ -210,7 +210,7 @@ class ModelRunner:
         return max(over, self._excess_on_host(sizes))
 
     def _excess_on_host(self, sizes: Sequence[DeviceBytes], *, weights: bool = True) -> int:
-        pairs, has = zip(sizes, self.session.backends, strict=True), self.expert_memory.of_host
+        pairs, has = zip(sizes, self.session.backends, strict=True), self.expert_memory.host_nbytes
         need = sum(s.total - (0 if weights else s.weights) for s, b in pairs if not b.memory_bytes)
         return need - has if has is not None else 0
 

@@ -21,14 +21,14 @@ from logitless.graph.execution.partition import LOOKUP, Placement
 from logitless.graph.order import rebuild, toposort
 from logitless.graph.tensor import Tensor, variable
 
-FAR = 0.8  # of the worth of an expert is lost where its layer has just passed
-MOST_WORTH = 1e100  # of a use, before all are scaled down
+DISTANCE_LOSS = 0.8  # share of an expert's worth that it loses where its layer has just passed
+MAX_WORTH = 1e100  # of a use, before all are scaled down
 Ids = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
 class LayerExperts:
-    """Weights of a layer's n experts, each (n · N, K), which backend `backend` multiplies with."""
+    """Weights of a layer's n experts, each (n · N, K); the device of index `backend` multiplies with them."""
 
     weights: tuple[Tensor, ...]
     n: int
@@ -49,50 +49,51 @@ class ExpertHost(Protocol):
 
 @dataclass
 class CacheUse:
-    """Experts of steps that were in a slot, and that were not, and the bytes of the latter."""
+    """Counts of the experts that steps have needed."""
 
-    hits: int = 0
-    misses: int = 0
-    nbytes: int = 0
+    hits: int = 0  # experts that were in a slot
+    misses: int = 0  # experts that were uploaded
+    nbytes: int = 0  # of the uploads
 
 
 @dataclass(frozen=True)
 class CacheMemory:
-    """Bytes of devices for an expert cache (0: none), bytes of the host for all experts (None: no limit), and where
-    its use is counted."""
+    """Limits of memory for an expert cache, and the counts of its use."""
 
-    nbytes: int
-    of_host: int | None = None
+    nbytes: int  # of the devices; 0: there is no cache
+    host_nbytes: int | None = None  # of the host, for the experts of all layers; None: no limit
     use: CacheUse = field(default_factory=CacheUse)
 
 
 class SlotTable:
-    """The slots of experts, by layer. The one of least worth goes first: its uses, each of which counts
-    half of one in the next step, times less the more layers come before its own."""
+    """Slots of the experts of some layers; the expert of least worth loses its slot first.
+
+    The worth is the number of its uses, of which each counts half of one in the next step. It is the less,
+    the more layers come before the expert's own."""
 
     def __init__(self, n_layers: int, n: int, n_slots: int) -> None:
         self._n, self._n_layers = n, n_layers
         self._slot_of = np.full(n_layers * n, -1, np.int32)
         self._expert_in = np.full(n_slots, -1, np.int64)
-        self._uses, self._of_use, self._layer = np.zeros(n_layers * n), 1.0, -1
+        self._uses, self._use, self._layer = np.zeros(n_layers * n), 1.0, -1  # weighted uses; weight of a use now
 
     def claim(self, layer: int, experts: Ids) -> tuple[Ids, Ids]:
         """Give each of a layer's experts a slot, for at least as long as no others are claimed.
 
         Returns the slots of all experts of the layer (-1: none), and the experts that have one only now."""
         if layer <= self._layer:  # the next step
-            self._of_use *= 2
-            if self._of_use > MOST_WORTH:
-                self._uses /= self._of_use
-                self._of_use = 1.0
+            self._use *= 2
+            if self._use > MAX_WORTH:
+                self._uses /= self._use
+                self._use = 1.0
         self._layer, start = layer, layer * self._n
-        own = start + experts
-        self._uses[own] += self._of_use
-        missing = own[self._slot_of[own] < 0]
+        ids = start + experts
+        self._uses[ids] += self._use
+        missing = ids[self._slot_of[ids] < 0]
         if len(missing):
             distance = (self._expert_in // self._n - layer - 1) % self._n_layers / self._n_layers
-            worth = np.where(self._expert_in < 0, -1.0, self._uses[self._expert_in] * (1 - FAR * distance))
-            present = self._slot_of[own]
+            worth = np.where(self._expert_in < 0, -1.0, self._uses[self._expert_in] * (1 - DISTANCE_LOSS * distance))
+            present = self._slot_of[ids]
             worth[present[present >= 0]] = np.inf
             slots = np.argpartition(worth, len(missing) - 1)[: len(missing)]
             evicted = self._expert_in[slots]
@@ -102,32 +103,32 @@ class SlotTable:
 
 
 class _Pool:
-    """Slots for layers whose experts are alike: one tensor a weight, (S · N, K)."""
+    """S slots for layers whose experts have the same types and shapes: one tensor a weight, (S · N, K)."""
 
     def __init__(self, layers: Sequence[LayerExperts], n_slots: int, backend: Backend) -> None:
         self.layers, self.n_slots, self.backend = layers, n_slots, backend
         self.table = SlotTable(len(layers), layers[0].n, n_slots)
         self.tensors: tuple[Tensor, ...] = ()
-        self.turn = 0  # number of lookups
+        self.n_lookups = 0
 
 
 class ExpertCache:
-    """The experts of some layers in some memory. ValueError: the experts of one layer need more."""
+    """Pools of slots for the experts of some layers."""
 
     def __init__(self, session: ExpertHost, layers: Sequence[LayerExperts], memory: CacheMemory) -> None:
-        nbytes = memory.nbytes
+        """ValueError: the experts of one layer need more than `memory.nbytes`."""
         kinds: dict[object, list[LayerExperts]] = defaultdict(list)
         for layer in layers:
             kinds[layer.backend, layer.n, tuple([(w.dtype, w.shape) for w in layer.weights])].append(layer)
         sizes = [_slot_nbytes(alike[0], session.backends) for alike in kinds.values()]
         counts = [(alike[0].n, alike[0].n * len(alike)) for alike in kinds.values()]
-        self.least = sum(n * size for (n, _), size in zip(counts, sizes, strict=True))
+        least = sum(n * size for (n, _), size in zip(counts, sizes, strict=True))
         self.all_nbytes = sum(n * size for (_, n), size in zip(counts, sizes, strict=True))
-        if nbytes < self.least:
-            raise ValueError(f"--moe-cache-mib {nbytes >> 20}: the experts of one layer need {-(-self.least >> 20)}")
-        spare = (min(nbytes, self.all_nbytes) - self.least) / max(self.all_nbytes - self.least, 1)
+        if memory.nbytes < least:
+            raise ValueError(f"--moe-cache-mib {memory.nbytes >> 20}: the experts of one layer need {-(-least >> 20)}")
+        spare = (min(memory.nbytes, self.all_nbytes) - least) / max(self.all_nbytes - least, 1)
         self.use, self.n_experts, self.n_layers = memory.use, sum(n for _, n in counts), len(layers)
-        self.packs = memory.of_host is None or self.all_nbytes <= memory.of_host  # host memory has room for all
+        self.packs = memory.host_nbytes is None or self.all_nbytes <= memory.host_nbytes  # host memory has room for all
         self._pools = [
             _Pool(alike, n + int(spare * (n_all - n)), session.backends[alike[0].backend])
             for alike, (n, n_all) in zip(kinds.values(), counts, strict=True)
@@ -161,17 +162,17 @@ class ExpertCache:
         for t, source in self._sources.items() if self.packs else ():
             self._packed[t] = self._places[t.name][0].backend.pack(t, source())
 
-    def placed(self, placement: Placement) -> Placement:
-        """The placement whose products read the pools, where their device is that of the cache."""
+    def with_lookups(self, placement: Placement) -> Placement:
+        """The placement whose products on the devices of pools read these, by the slots that lookups write."""
         backend_of = dict(placement.backend_of)
         lookups: dict[tuple[Tensor, int, int], Tensor] = {}
 
-        def replaced(t: Tensor, node: Tensor) -> Tensor:
+        def read_pool(t: Tensor, node: Tensor) -> Tensor:
             b = backend_of.get(t)
             places = [self._places.get(s.name) if s.op == "variable" else None for s in t.src]
-            of_pool = next((p for p in places if p is not None), None)
-            if of_pool is not None and b is not None and of_pool[0].layers[of_pool[1]].backend == b:
-                pool, layer, _ = of_pool
+            place = next((p for p in places if p is not None), None)
+            if place is not None and b is not None and place[0].layers[place[1]].backend == b:
+                pool, layer, _ = place
                 at = next(i for i, s in enumerate(t.src) if s.dtype == "i32")
                 order, key = node.src[at], (t.src[at], id(pool), layer)
                 if key not in lookups:
@@ -185,22 +186,22 @@ class ExpertCache:
                 backend_of[node] = b
             return node
 
-        new = rebuild(placement.order, replaced)
+        new = rebuild(placement.order, read_pool)
         fetches = tuple([new[t] for t in placement.fetches])
         order = toposort(fetches)
         backend_of = {t: backend_of[t] for t in order if t in backend_of}
         return replace(placement, order=tuple(order), backend_of=backend_of, fetches=fetches)
 
     def lookup(self, t: Tensor, locate: Callable[[Tensor], Location]) -> Lookup:
-        """The program of a node of `placed`."""
+        """The program of a lookup that `with_lookups` made."""
         pool = self._pools[t.attrs["pool"]]
         buffers = [locate(tensor).buffer for tensor in pool.tensors]
         return Lookup(self, pool, t.attrs["layer"], buffers, locate(t.src[0]), locate(t), t.shape[1])
 
-    def bring(self, pool: _Pool, layer: int, buffers: Sequence[object], experts: Ids) -> Ids:
-        """Upload what a layer's experts lack. The slots of all its experts."""
+    def upload_missing(self, pool: _Pool, layer: int, buffers: Sequence[object], experts: Ids) -> Ids:
+        """Upload those of a layer's experts that have no slot; returns the slots of all its experts (-1: none)."""
         slots, missing = pool.table.claim(layer, experts)
-        pool.turn += 1
+        pool.n_lookups += 1
         self.use.hits += len(experts) - len(missing)
         self.use.misses += len(missing)
         for w, t, buffer in zip(pool.layers[layer].weights, pool.tensors, buffers, strict=True):
@@ -213,14 +214,14 @@ class ExpertCache:
                 if packed is not None:
                     pool.backend.upload_rows(t, buffer, to, packed, w, expert * rows, rows)
                 elif raw is not None:
-                    own = pool.backend.pack(one, raw[expert * one.nbytes : (expert + 1) * one.nbytes])
-                    pool.backend.upload_rows(t, buffer, to, own, one, 0, rows)
+                    part = pool.backend.pack(one, raw[expert * one.nbytes : (expert + 1) * one.nbytes])
+                    pool.backend.upload_rows(t, buffer, to, part, one, 0, rows)
             self.use.nbytes += len(missing) * one.nbytes
         return slots
 
 
 class Lookup:
-    """A program that brings the experts of an order to their device, and writes their slots."""
+    """A program that uploads the missing experts of an order, and writes the order with their slots."""
 
     def __init__(
         self,
@@ -234,7 +235,7 @@ class Lookup:
     ) -> None:
         self._cache, self._pool, self._layer, self._buffers = cache, pool, layer, buffers
         self._order, self._slots, self._nbytes = order, slots, 12 * n_rows
-        self._latest, self._turn = np.zeros((3, n_rows), np.int32), 0
+        self._latest, self._n_lookups = np.zeros((3, n_rows), np.int32), 0
 
     @property
     def backend(self) -> Backend:
@@ -243,19 +244,19 @@ class Lookup:
     def run(self) -> None:
         raw = np.array(self._pool.backend.download(self._order, self._nbytes))
         self._latest = raw.view(np.int32).reshape(3, -1)
-        self._bring()
+        self._upload()
 
-    def _bring(self) -> None:
+    def _upload(self) -> None:
         order = self._latest.copy()
-        slots = self._cache.bring(self._pool, self._layer, self._buffers, np.unique(order[2]))
+        slots = self._cache.upload_missing(self._pool, self._layer, self._buffers, np.unique(order[2]))
         order[2] = slots[order[2]]
         self._pool.backend.upload(self._slots, order.reshape(-1).view(np.uint8))
-        self._turn = self._pool.turn
+        self._n_lookups = self._pool.n_lookups
 
     def refresh(self) -> None:
-        """Bring the experts of the latest run again, if other lookups may have taken their slots."""
-        if self._turn != self._pool.turn:
-            self._bring()
+        """Upload the experts of the latest run again, if other lookups may have taken their slots."""
+        if self._n_lookups != self._pool.n_lookups:
+            self._upload()
 
 
 class Refresh:
@@ -275,8 +276,8 @@ class Lookups:
         for lookup in self._latest.values():
             lookup.refresh()
 
-    def note(self, program: object) -> None:
-        """Note a program that has run."""
+    def record(self, program: object) -> None:
+        """Record a program that has run, if it is a lookup."""
         if isinstance(program, Lookup | Refresh):
             lookup = program.lookup if isinstance(program, Refresh) else program
             self._latest[lookup.backend] = lookup

@@ -22,7 +22,7 @@ from logitless.graph.order import toposort
 from logitless.graph.tensor import ALIASES, Tensor, tensors
 
 TRANSFER = "transfer"  # op that copies its source to another backend
-LOOKUP = "expert_slots"  # op that brings a step's experts to their device (expert_cache.py)
+LOOKUP = "expert_slots"  # op that writes the slots of a step's experts (expert_cache.py)
 BY_HOST = frozenset((TRANSFER, LOOKUP))  # ops that the session runs
 PlacementHint = tuple[int, int]  # the preferred backend of a node, and the backend of its layer
 HintOf = Callable[[Tensor, Tensor], PlacementHint | None]  # (node, variable that it reads) → hint

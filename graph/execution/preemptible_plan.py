@@ -132,7 +132,7 @@ class PreemptiblePlan(Plan):
             else:
                 lookups.refresh()
                 step[1].run()
-                lookups.note(step[1])
+                lookups.record(step[1])
                 if step[0] >= 0 and self._backends[step[0]].preemptible:
                     self._backends[step[0]].wait()
             last[i] = time.perf_counter() - began

@@ -164,7 +164,7 @@ class Session:
     def cache_experts(self, layers: Sequence[LayerExperts], memory: CacheMemory) -> None:
         """Cache the experts of these layers, and of no others (expert_cache.py).
 
-        ValueError: these need more memory."""
+        ValueError: the experts of one layer need more than `memory.nbytes`."""
         if self.expert_cache is not None:
             self.delete(self.expert_cache.pool_names)
         self.expert_cache = ExpertCache(self, layers, memory) if layers else None
@@ -366,7 +366,7 @@ class Session:
             fetches, first = self.division.divide(fetches)
         placement = partition((*first, *fetches), self.backends, variable_backend, self.hint_of)
         if self.expert_cache is not None:
-            placement = self.expert_cache.placed(placement)
+            placement = self.expert_cache.with_lookups(placement)
         return replace(placement, fetches=placement.fetches[len(first) :]), placement.fetches
 
     def prepare_kernels(self, fetches: Iterable[Tensor]) -> None:

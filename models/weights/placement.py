@@ -109,7 +109,7 @@ def set_placement(
             layers.append(LayerExperts(able[i], in_layer.n, places.slots[i]))
     session.hint_of = places
     session.cache_experts(layers, memory)
-    beyond = beyond_memory(session, h, weights, memory.of_host)
+    beyond = beyond_memory(session, h, weights, memory.host_nbytes)
     session.backends[-1].in_file = beyond.names if beyond is not None else frozenset()
 
 
@@ -139,10 +139,10 @@ class BeyondMemory:
 
 
 def beyond_memory(
-    session: Session, h: Hparams, weights: Mapping[str, Tensor], of_host: int | None
+    session: Session, h: Hparams, weights: Mapping[str, Tensor], host_nbytes: int | None
 ) -> BeyondMemory | None:
-    """The weights that exceed `of_host` bytes of host memory: those first of which a token reads least."""
-    if of_host is None:
+    """The weights that exceed `host_nbytes` bytes of host memory: those first of which a token reads least."""
+    if host_nbytes is None:
         return None
     cpu, places = len(session.backends) - 1, session.hint_of
 
@@ -154,7 +154,7 @@ def beyond_memory(
     need = sum(own.values()) + sum(t.nbytes for t in session.states if is_here(t))
     if (cache := session.expert_cache) is not None and cache.packs:
         need += cache.all_nbytes
-    if need <= of_host:
+    if need <= host_nbytes:
         return None
 
     def share(t: Tensor) -> float:
@@ -164,7 +164,7 @@ def beyond_memory(
         experts = h.experts_of(int(layer[1])) if (layer := _EXPERTS_OF.match(t.name)) else None
         return experts.n_used / experts.n if experts else 1.0
 
-    room, names, of_token = max(of_host - BESIDE, 0), set(), 0.0
+    room, names, of_token = max(host_nbytes - BESIDE, 0), set(), 0.0
     over = need - room
     for t in sorted(own, key=lambda t: (share(t), -own[t])):
         if over > 0:
@@ -175,7 +175,7 @@ def beyond_memory(
 
 def prepare_host(session: Session, h: Hparams, weights: Mapping[str, Tensor], memory: CacheMemory) -> None:
     """Bring the experts that devices cache to host memory, where it has room, and log what has none."""
-    if (beyond := beyond_memory(session, h, weights, memory.of_host)) is not None:
+    if (beyond := beyond_memory(session, h, weights, memory.host_nbytes)) is not None:
         log.warning("%s", beyond)
     if (cache := session.expert_cache) is not None:
         cache.load()

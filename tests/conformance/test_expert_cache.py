@@ -52,7 +52,7 @@ def encoded(layer: int, dtype: str) -> list[Bytes]:
 class Layers:
     """A session with some layers of experts."""
 
-    def __init__(self, backend: Backend, dtype: str, share: float = 0.0, *, of_host: int | None = None) -> None:
+    def __init__(self, backend: Backend, dtype: str, share: float = 0.0, *, host_nbytes: int | None = None) -> None:
         """`share`: experts that have room in the cache; 0: there is none."""
         self.session, self.memory = Session([backend]), None
         self.weights = []
@@ -66,7 +66,7 @@ class Layers:
             )
         if share:
             nbytes = sum(backend.constant_nbytes(w) + N for of_layer in self.weights for w in of_layer)
-            self.memory = CacheMemory(int(share * nbytes), of_host)
+            self.memory = CacheMemory(int(share * nbytes), host_nbytes)
             self.session.cache_experts([LayerExperts(ws, N, 0) for ws in self.weights], self.memory)
             assert self.session.expert_cache is not None
             self.session.expert_cache.load()
@@ -105,8 +105,8 @@ def test_products_have_the_same_bits_whatever_is_cached(dtype: str, device: Back
     expected = [whole.run(*rows) for rows in runs]
     assert whole.run(0, 40)[: 4 * WIDE] == expected[1]  # a row alone
     n_needed = set()
-    for share, of_host in ((1 / N_LAYER + 1e-3, None), (0.4, 0), (1.0, None)):  # least; each upload packs; all
-        cached = Layers(device, dtype, share, of_host=of_host)
+    for share, host_nbytes in ((1 / N_LAYER + 1e-3, None), (0.4, 0), (1.0, None)):  # least; each upload packs; all
+        cached = Layers(device, dtype, share, host_nbytes=host_nbytes)
         assert [cached.run(*rows) for rows in runs] == expected
         assert cached.memory is not None
         use = cached.memory.use
