@@ -66,11 +66,12 @@ class StepGraph:
             logits, rows = guess(model, batch, self.memory, hidden)
             return logits, [rows]
         inputs: list[Tensor] | None = [] if isinstance(drafter, Drafter) else None
-        x = model.hidden(batch, Cached(self.memory, batch), inputs)
+        cached = Cached(self.memory, batch)
+        x = model.hidden(batch, cached, inputs)
         if drafter is None:
             effects = follow(model, batch, self.memory, hidden, x)
         else:
             effects = drafter.follow(model, batch, self.memory, hidden, x, inputs or ())
-        if not shape.n_out:
-            return None, effects
+        if not shape.n_out:  # a drafter may read less than the last layers
+            return None, [*effects, *cached.writes(model.hparams.n_layer_kv - 1)]
         return model.head(x if out is None else get_rows(x, out), out), effects

@@ -110,6 +110,16 @@ def test_texts_are_the_same_and_steps_fewer(serve_here: Any, connect: Any, draft
     assert usage.completion_tokens == 20
 
 
+@with_all
+def test_prompt_of_many_steps_has_the_logits_of_a_server_without_drafter(serve_here: Any, drafted: Drafted) -> None:
+    path, flags = drafted
+    body = {**BODY, "n_predict": 8, "temperature": 0, "n_probs": 3}
+    sizes = "-c", "512", "-np", "1", "-ub", "16"
+    plain, guessed = (serve_here(path, *sizes, *more).post("/completion", body) for more in ((), flags))
+    assert guessed["completion_probabilities"] == plain["completion_probabilities"]
+    assert guessed["timings"]["draft_n"] > 0
+
+
 def test_drafts_as_long_as_pays_change_no_text(serve_here: Any, drafted: Drafted) -> None:
     path, flags = drafted
     server = serve_here(path, *SIZES, *flags)
