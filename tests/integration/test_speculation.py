@@ -266,9 +266,7 @@ def test_a_plan_refuses_what_cannot_draft_for_the_model() -> None:
 def test_head_learns_between_requests(serve_here: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("logitless.engine.loading.open_model.cache_folder", lambda: tmp_path)
     server = serve_here(MODEL, "-c", "512", "--spec-learn", "--no-spec-draft-adapt")
-    want = ask(server, temperature=0, **{"speculative.type": "none"})
-    got = ask(server, temperature=0)
-    assert got["timings"]["draft_n_accepted"] < 5
-    while got["timings"]["draft_n_accepted"] < 20:
+    got = want = ask(server, temperature=0, **{"speculative.type": "none"})
+    while got["timings"].get("draft_n_accepted", 0) < 20:
         got = ask(server, temperature=0, **{"speculative.type": "draft-learn"})
         assert seen(got) == seen(want)
