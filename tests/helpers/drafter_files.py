@@ -31,21 +31,14 @@ def write_eagle3(path: Path, s: Spec, keys: dict[str, Any] | None = None, **more
     t[b + "attn_output.weight"] = 4 * np.eye(n) + 0.3 * rng.standard_normal((n, n)) / n**0.5
     for name in ("attn_norm", "attn_norm_2", "ffn_norm"):
         t[f"{b}{name}.weight"] = 1 + 0.2 * rng.standard_normal(n)
-    for name, shape in (("ffn_gate", (N_FF, n)), ("ffn_up", (N_FF, n)), ("ffn_down", (n, N_FF))):
-        t[f"{b}{name}.weight"] = rng.standard_normal(shape) / shape[1] ** 0.5
+    t |= feed_forward(rng, b, n)
     t = {name: values for name, values in (t | more).items() if values is not None}
-    written = {
-        "context_length": s.n_ctx_train,
-        "embedding_length": n,
+    defaults = {
         "block_count": 1,
-        "feed_forward_length": N_FF,
-        "attention.head_count": N_HEAD,
-        "attention.head_count_kv": N_HEAD,
-        "attention.layer_norm_rms_epsilon": 1e-5,
         "target_layers": [0, 1, s.n_layer - 1],
         "target_hidden_size": n,
     }
-    write_drafter(path, "eagle3", s, written | (keys or {}), t)
+    write_drafter(path, "eagle3", s, defaults | (keys or {}), t)
     return t
 
 
@@ -67,8 +60,7 @@ def write_dflash(path: Path, s: Spec, keys: dict[str, Any] | None = None, **more
             t[f"{b}{name}.weight"] = 0.3 * rng.standard_normal((n, n)) / n**0.5
         for name, size in (("attn_norm", n), ("ffn_norm", n), ("attn_q_norm", head_dim), ("attn_k_norm", head_dim)):
             t[f"{b}{name}.weight"] = 1 + 0.2 * rng.standard_normal(size)
-        for name, shape in (("ffn_gate", (N_FF, n)), ("ffn_up", (N_FF, n)), ("ffn_down", (n, N_FF))):
-            t[f"{b}{name}.weight"] = rng.standard_normal(shape) / shape[1] ** 0.5
+        t |= feed_forward(rng, b, n)
     for name in ("attn_q", "attn_k"):  # all heads attend alike
         t[f"blk.0.{name}.weight"] = np.tile(t[f"blk.0.{name}.weight"][:head_dim], (N_HEAD, 1))
     values = (np.eye(n) - np.outer(mask, mask)) * (np.arange(n) >= 8)
@@ -78,21 +70,15 @@ def write_dflash(path: Path, s: Spec, keys: dict[str, Any] | None = None, **more
         "blk.0.attn_output.weight": 1000 * np.eye(n),
     }
     t = {name: values for name, values in (t | more).items() if values is not None}
-    written = {
-        "context_length": s.n_ctx_train,
-        "embedding_length": n,
+    defaults = {
         "block_count": n_layer,
-        "feed_forward_length": N_FF,
-        "attention.head_count": N_HEAD,
-        "attention.head_count_kv": N_HEAD,
         "attention.key_length": head_dim,
         "attention.value_length": head_dim,
-        "attention.layer_norm_rms_epsilon": 1e-5,
         "target_layers": [1, s.n_layer - 1],
         "block_size": 4,
         "tokenizer.ggml.mask_token_id": MASK,
     }
-    write_drafter(path, "dflash", s, written | (keys or {}), t)
+    write_drafter(path, "dflash", s, defaults | (keys or {}), t)
     return t
 
 
@@ -119,24 +105,15 @@ def write_gemma4_assistant(
         for name in ("post_attention_norm", "post_ffw_norm"):
             t[f"{b}{name}.weight"] = 0.3 * rng.standard_normal(n)
         t[b + "layer_output_scale.weight"] = np.array([0.7])
-        shapes = {
-            "attn_q": (q, n),
-            "attn_output": (n, q),
-            "ffn_gate": (N_FF, n),
-            "ffn_up": (N_FF, n),
-            "ffn_down": (n, N_FF),
-        }
-        for name, shape in shapes.items():
+        for name, shape in (("attn_q", (q, n)), ("attn_output", (n, q))):
             t[f"{b}{name}.weight"] = rng.standard_normal(shape) / shape[1] ** 0.5
+        t |= feed_forward(rng, b, n)
     t = {name: values for name, values in (t | more).items() if values is not None}
-    written = {
-        "context_length": s.n_ctx_train,
+    defaults = {
         "embedding_length": n,
         "embedding_length_out": wide,
         "block_count": 2,
         "nextn_predict_layers": 2,
-        "feed_forward_length": N_FF,
-        "attention.head_count": N_HEAD,
         "attention.head_count_kv": 2,
         "attention.key_length": 32,
         "attention.value_length": 32,
@@ -145,17 +122,31 @@ def write_gemma4_assistant(
         "attention.sliding_window": s.keys["attention.sliding_window"],
         "attention.sliding_window_pattern": [True, False],
         "attention.shared_kv_layers": 2,
-        "attention.layer_norm_rms_epsilon": 1e-5,
         "rope.dimension_count": 32,
         "rope.dimension_count_swa": 16,
         "rope.freq_base": 1e6,
         "rope.freq_base_swa": 1e4,
     }
-    write_drafter(path, "gemma4-assistant", s, written | (keys or {}), t)
+    write_drafter(path, "gemma4-assistant", s, defaults | (keys or {}), t)
     return t
 
 
+def feed_forward(rng: np.random.Generator, b: str, n: int) -> dict[str, Array]:
+    """Random matrices of block `b`, of width n."""
+    shapes = (("ffn_gate", (N_FF, n)), ("ffn_up", (N_FF, n)), ("ffn_down", (n, N_FF)))
+    return {f"{b}{name}.weight": rng.standard_normal(shape) / shape[1] ** 0.5 for name, shape in shapes}
+
+
 def write_drafter(path: Path, arch: str, s: Spec, keys: dict[str, Any], tensors: dict[str, Array]) -> None:
+    """Write a file; `keys` go before those that drafters have alike, and None leaves one out."""
+    keys = {
+        "context_length": s.n_ctx_train,
+        "embedding_length": s.n_embd,
+        "feed_forward_length": N_FF,
+        "attention.head_count": N_HEAD,
+        "attention.head_count_kv": N_HEAD,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+    } | keys
     writer = GGUFWriter(path, arch)
     add = {float: writer.add_float32, int: writer.add_uint32, list: writer.add_array, bool: writer.add_bool}
     for name, value in keys.items():
