@@ -7,7 +7,7 @@ from logitless.engine.sequence import Sequence
 
 Span = tuple[int, range]  # (row counter before the step minus its first position, positions)
 
-N_EXAMPLES = 4096  # tokens whose rows are kept for a head that learns
+N_EXAMPLES = 4096  # tokens whose rows a draft head learns from
 NOTHING = 0  # row of zeros: before a sequence's first token, or overwritten already
 
 
@@ -27,7 +27,7 @@ class HiddenRows:
         n_block: int = 1,
         fixed: bool = False,
     ) -> None:
-        """`n_least`: tokens whose rows it holds, if the largest steps have fewer. `behind`: a token's keys
+        """`n_least`: rows of tokens at least; else two of the largest steps have room. `behind`: a token's keys
         and values go to the cell of the one before (EAGLE-3). `n_block`: rows of a sequence in a draft step.
         `fixed`: all tokens of a draft have the position of the first, and none is cached (Gemma 4)."""
         self.behind, self.n_block, self.fixed = behind, n_block, fixed

@@ -24,7 +24,7 @@ from logitless.graph.tensor import Tensor
 from logitless.models.drafters.draft_head import (
     PREFIX,
     SEED,
-    TRAINED,
+    TRAINING,
     DraftHead,
     HeadTraining,
     HeadValues,
@@ -281,7 +281,7 @@ class DraftLearner:
         They are read in parts, and written between two steps of requests."""
         session, params = self._engine.session, {}
         for name in self._values.params:
-            params[name] = session.read(f"{PREFIX}.{name}{TRAINED}")
+            params[name] = session.read(f"{PREFIX}.{name}{TRAINING}")
             yield 0.0
         if not all(np.isfinite(value).all() for value in params.values()):
             self._restart()
@@ -303,7 +303,7 @@ class DraftLearner:
         """Continue from the values that draft, which are finite, with moments of zero."""
         session = self._engine.session
         for name, value in self._values.params.items():
-            session.write(f"{PREFIX}.{name}{TRAINED}", value)
+            session.write(f"{PREFIX}.{name}{TRAINING}", value)
             for moment in self._training.moments[name] if self._training is not None else ():
                 session.write(moment.name, np.zeros(moment.shape, np.float32))
         self._start_step = self._values.n_steps

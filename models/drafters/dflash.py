@@ -36,12 +36,12 @@ class DFlash(Drafter):
     def guess(
         self, model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, out: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
-        h, own = self.file.hparams, self.memory_of(batch, memory)
-        x, (angles, _) = self.embedded(model, batch.tokens), self.rotary.angles(batch.pos)
+        h, caches = self.file.hparams, self.memory_of(batch, memory)
+        x, (angles, _) = self.embedding(model, batch.tokens), self.rotary.angles(batch.pos)
         for layer in range(h.n_layer):
             b = self.weights.block(layer)
             y = b.norm("attn_norm", x, h)
             inputs = AttentionInputs(b, y, angles)
-            mixed = self_attention(inputs, keys_values(inputs, h, layer), h, own, layer)
+            mixed = self_attention(inputs, keys_values(inputs, h, layer), h, caches, layer)
             x = residual_stream(b, h, layer, x, y, mixed)
         return self.head(model, x, out), []

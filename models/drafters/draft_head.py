@@ -39,12 +39,12 @@ from logitless.models.model import Model
 F32 = npt.NDArray[np.float32]
 RANK = 512  # at most
 N_COLUMNS = 4096  # tokens of the draft vocabulary, at most
-N_COPIED = 64  # rows of the LM head that are copied at once
+N_COPY = 64  # rows of the LM head that one run copies
 SEED = 1
 MAX_NORM = 1.0  # of the gradient
 PREFIX = "draft_head"
 ROWS = f"{PREFIX}.rows"
-TRAINED = ".trained"  # suffix of the parameters that training changes
+TRAINING = ".training"  # suffix of the parameters that training changes
 
 
 def shapes_of(h: Hparams) -> dict[str, tuple[int, ...]]:
@@ -65,7 +65,7 @@ class HeadValues:
     ids: list[int] = field(default_factory=list)
     params: dict[str, F32] = field(default_factory=dict)
     n_steps: int = 0  # optimizer steps so far
-    accuracy: float = 0.0  # recent, of first draft tokens, on examples that no step had had
+    accuracy: float = 0.0  # moving average: share of first draft tokens that are right, on new examples
 
     def __post_init__(self) -> None:
         h, rng = self.hparams, np.random.default_rng(SEED)
@@ -77,13 +77,13 @@ class HeadValues:
                 self.params[name] = np.full(shape, name.startswith("norm"), np.float32)
 
     def define(self, session: Session) -> DraftHead:
-        """The head on a session: its parameters have the values of the moment when a plan first needs them,
-        and `write_rows` gives it the rows of the LM head."""
+        """The head's variables on a session. Parameters are read when a plan first needs them; rows are zeros
+        until `write_rows`."""
         rows = session.define(ROWS, (len(self.ids), self.hparams.n_embd))
         return DraftHead(self.define_params(session), rows)
 
     def define_params(self, session: Session, suffix: str = "") -> dict[str, Tensor]:
-        """The parameters as variables."""
+        """The parameters as variables of a session, with `suffix` behind their names."""
 
         def source(name: str) -> Callable[[], npt.NDArray[np.uint8]]:
             return lambda: _bytes_of(self.params[name])
@@ -96,13 +96,13 @@ def write_rows(session: Session, model: Model, tokens: Sequence[tuple[int, int]]
     """Copy the LM head's rows of some tokens, (column, id) each, to their columns of the draft vocabulary."""
     weights = model.weights
     matrix = weights["output" if "output" in weights else "token_embd"]
-    for start in range(0, len(tokens), N_COPIED):
-        some = tokens[start : start + N_COPIED]
-        ids = np.zeros(N_COPIED, np.int32)
-        ids[: len(some)] = [id for _, id in some]
-        build = lambda: [get_rows(matrix, feed("learn.ids", (N_COPIED,), "i32"))]  # noqa: E731
-        (rows,) = session.run(f"{PREFIX}.copy", build, {"learn.ids": ids}, [len(some)])
-        for (column, _), row in zip(some, rows, strict=True):
+    for start in range(0, len(tokens), N_COPY):
+        part = tokens[start : start + N_COPY]
+        ids = np.zeros(N_COPY, np.int32)
+        ids[: len(part)] = [id for _, id in part]
+        build = lambda: [get_rows(matrix, feed("learn.ids", (N_COPY,), "i32"))]  # noqa: E731
+        (rows,) = session.run(f"{PREFIX}.copy", build, {"learn.ids": ids}, [len(part)])
+        for (column, _), row in zip(part, rows, strict=True):
             session.write(ROWS, row, column * row.nbytes)
 
 
@@ -133,24 +133,25 @@ class DraftHead:
     def next_hidden(self, model: Model, h: Tensor, tokens: Tensor) -> Tensor:
         """y (T, n_embd) of tokens (T,) behind tokens with last hidden states h (T, n_embd)."""
         p, eps = self.params, model.hparams.eps
-        of_h = linear(rms_norm(h, p["norm_h"], eps=eps), p["down_h"])
-        of_e = linear(rms_norm(model.weights.embedding(tokens), p["norm_e"], eps=eps), p["down_e"])
-        return add(mul(h, p["keep"]), linear(silu(add(of_h, of_e)), p["up"]))
+        down_h = linear(rms_norm(h, p["norm_h"], eps=eps), p["down_h"])
+        down_e = linear(rms_norm(model.weights.embedding(tokens), p["norm_e"], eps=eps), p["down_e"])
+        return add(mul(h, p["keep"]), linear(silu(add(down_h, down_e)), p["up"]))
 
     def logits(self, model: Model, y: Tensor) -> Tensor:
+        """Logits (T, columns) of y (T, n_embd)."""
         return model.scale_logits(linear(y, self.rows))
 
 
 @dataclass(frozen=True)
 class HeadTraining:
-    """Optimizer step of a draft head (AdamW), on parameters beside those that draft."""
+    """AdamW step of a draft head, on a copy of the parameters that draft."""
 
     head: DraftHead
     moments: Mapping[str, Sequence[Tensor]]  # of each parameter
 
     @classmethod
     def define(cls, session: Session, values: HeadValues, head: DraftHead) -> HeadTraining:
-        params = values.define_params(session, TRAINED)
+        params = values.define_params(session, TRAINING)
         moments = {name: [session.define(f"{t.name}.{kind}", t.shape) for kind in "mv"] for name, t in params.items()}
         return cls(DraftHead(params, head.rows), moments)
 

@@ -28,6 +28,8 @@ PREFIX = "draft."  # of the names of a session's variables
 
 @dataclass(frozen=True)
 class Drafter(ABC):
+    """A drafter's file and its variables on a session."""
+
     file: DrafterFile
     weights: Weights
     rotary: Rotary
@@ -51,11 +53,11 @@ class Drafter(ABC):
     def guess(
         self, model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, out: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Draft step: logits (R, n_vocab) of the `out` rows, or of all, and nodes that only run. The batch
-        says what each row sees."""
+        """Draft step: logits (R, n) of the `out` rows, or of all, and nodes that only run. `batch.seen` has what
+        each row attends to."""
 
     def memory_of(self, batch: Batch, memory: PagedMemory) -> DrafterMemory:
-        """The memory of its layers during one batch."""
+        """The KV caches of the drafter's layers during one batch."""
         return DrafterMemory(Cached(memory, batch), self.file.target.n_layer)
 
     def features(self, layer_inputs: Sequence[Tensor]) -> Tensor:
@@ -63,16 +65,13 @@ class Drafter(ABC):
         chosen = [layer_inputs[layer] for layer in self.file.target_layers]
         return chosen[0] if len(chosen) == 1 else concat(*chosen)
 
-    def embedded(self, model: Model, tokens: Tensor) -> Tensor:
-        """Token embeddings (T, n_embd): its own, or the model's."""
-        return (
-            get_rows(self.weights["token_embd"], tokens)
-            if "token_embd" in self.weights
-            else model.weights.embedding(tokens)
-        )
+    def embedding(self, model: Model, tokens: Tensor) -> Tensor:
+        """Embeddings (T, n_embd) of tokens (T,): the file's, or the model's."""
+        own = self.weights.get("token_embd")
+        return model.weights.embedding(tokens) if own is None else get_rows(own, tokens)
 
     def head(self, model: Model, x: Tensor, out: Tensor | None) -> Tensor:
-        """Logits (R, n) of the `out` rows, or of all, of hidden states (T, n_embd), by its own LM head or
+        """Logits (R, n) of the `out` rows, or of all, of hidden states x (T, n_embd): by the file's LM head, or
         the model's."""
         x = self.weights.norm("output_norm", x if out is None else get_rows(x, out), self.file.hparams)
         own = "output" in self.weights

@@ -41,12 +41,12 @@ class DrafterFile:
 
     @property
     def width(self) -> int:
-        """Width of the hidden states that it keeps of tokens."""
-        of_target = self.hparams.arch == "gemma4-assistant"
-        return 1 if self.hparams.arch == "dflash" else self.target.n_embd if of_target else self.hparams.n_embd
+        """Numbers of a token's hidden state in the ring buffer (Hidden); 1: DFlash uses none."""
+        widths = {"dflash": 1, "gemma4-assistant": self.target.n_embd}
+        return widths.get(self.hparams.arch, self.hparams.n_embd)
 
     def draft_rows(self, n_draft: int) -> dict[str, Any]:
-        """Traits of its rows for drafts of `n_draft` tokens (engine/runner/hidden_rows.py)."""
+        """Keywords of HiddenRows for drafts of `n_draft` tokens."""
         arch = self.hparams.arch
         n_block = min(1 + n_draft, self.block_size)
         return {"behind": arch == "eagle3", "n_block": n_block, "fixed": arch == "gemma4-assistant"}
@@ -54,13 +54,12 @@ class DrafterFile:
     @property
     def kv_layers(self) -> tuple[LayerSizes | int, ...]:
         """Sizes of each layer's KV cache, or the layer of the model whose cache it reads."""
-        if self.hparams.arch == "gemma4-assistant":
-            return tuple(_source(self.hparams, self.target, i) for i in range(self.hparams.n_layer))
-        return tuple(self.hparams.sizes(i) for i in range(self.hparams.n_layer))
+        h, reads = self.hparams, self.hparams.arch == "gemma4-assistant"
+        return tuple(_source(h, self.target, i) if reads else h.sizes(i) for i in range(h.n_layer))
 
 
 def drafter_kind(path: str | Path) -> str:
-    """`general.architecture` of a file of a drafter; "": it is none. ModelFileError: it cannot be read."""
+    """`general.architecture` of a drafter's file; "": the file is no drafter. ModelFileError: it cannot be read."""
     with GGUFFile.open(path) as gguf:
         arch = gguf.metadata.get("general.architecture")
     return arch if isinstance(arch, str) and arch in DRAFTERS else ""
@@ -70,18 +69,18 @@ def open_drafter(path: str | Path, target: Hparams) -> DrafterFile:
     """Open a drafter for a model of these hyper-parameters. ModelFileError names what does not fit."""
     gguf = GGUFFile.open(path)
     try:
-        return _checked(gguf, target)
+        return _read(gguf, target)
     except BaseException:
         gguf.close()
         raise
 
 
-def _checked(gguf: GGUFFile, target: Hparams) -> DrafterFile:
+def _read(gguf: GGUFFile, target: Hparams) -> DrafterFile:
     h = read_hparams(gguf.metadata, target.n_vocab, str(gguf.path))
     keys = Keys(gguf.metadata, h.arch, str(gguf.path))
     if h.arch == "gemma4-assistant":
         file = _gemma4(DrafterFile(gguf, h, target, {}, ()), keys)
-        return replace(file, parts=check_tensors(gguf, h, dict(_gemma4_tensors(file)), _unused_of_gemma4))
+        return replace(file, parts=check_tensors(gguf, h, dict(_gemma4_tensors(file)), _is_unused))
     if not exposes_layers(target):
         raise ModelFileError(gguf.path, f"reads hidden states between layers, which {target.arch} does not have")
     n_tokens = gguf.metadata.length("tokenizer.ggml.tokens")
@@ -101,9 +100,8 @@ def _gemma4(file: DrafterFile, keys: Keys) -> DrafterFile:
     if target.mla or target.recurrent or target.n_layer < 2:
         raise ModelFileError(keys.file, f"reads the caches of a Gemma 4 model, which {target.arch} does not have")
     for layer in range(h.n_layer):
-        source, own = _source(h, target, layer), h.sizes(layer)
-        cache = target.sizes(source)
-        heads, cached = (own.n_head_kv, own.head_dim), (cache.n_head_kv, cache.head_dim)
+        source = _source(h, target, layer)
+        heads, cached = ((size.n_head_kv, size.head_dim) for size in (h.sizes(layer), target.sizes(source)))
         if heads != cached or h.is_local(layer) != target.is_local(source):
             which = ("full-attention", "sliding-window")
             reads, has = which[h.is_local(layer)], which[target.is_local(source)]
@@ -138,8 +136,8 @@ def _gemma4_tensors(file: DrafterFile) -> Iterator[tuple[str, TensorSlice]]:
                 yield name, part
 
 
-def _unused_of_gemma4(name: str) -> bool:
-    """True for the tensors of a head for which tokens are grouped, and which is not run, as in llama.cpp."""
+def _is_unused(name: str) -> bool:
+    """True for the tensors of Gemma 4's LM head over groups of tokens, which llama.cpp does not run either."""
     return name.startswith("masked_embd_")
 
 

@@ -47,7 +47,7 @@ class Eagle3(Drafter):
         """The layer's inputs, and its residual stream (T, n_embd), of tokens and g of those before."""
         b, h = self.weights.block(0), self.file.hparams
         normed = b.norm("attn_norm_2", g, h)
-        both = concat_columns(b.norm("attn_norm", self.embedded(model, batch.tokens), h), normed)
+        both = concat_columns(b.norm("attn_norm", self.embedding(model, batch.tokens), h), normed)
         # a token is one position behind its cell: only differences of positions count
         inputs = AttentionInputs(b, both, self.rotary.angles(batch.pos)[0])
         return inputs, normed if self.file.norm_before_residual else g

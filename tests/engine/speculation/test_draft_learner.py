@@ -21,7 +21,7 @@ from logitless.engine.speculation.draft_learner import N_BATCH, DraftLearner
 from logitless.engine.speculation.draft_vocabulary import DraftVocabulary
 from logitless.engine.speculation.head_file import MAGIC
 from logitless.engine.speculation.settings import SpeculationParams
-from logitless.models.drafters.draft_head import PREFIX, TRAINED
+from logitless.models.drafters.draft_head import PREFIX, TRAINING
 from tests.helpers.architecture_specs import ENCODERS
 from tests.helpers.paths import MODELS
 from tests.helpers.reference_model import write
@@ -235,7 +235,7 @@ def test_diverged_head_goes_back_to_the_last_that_drafts(bench: Bench) -> None:
     name = f"{PREFIX}.keep"
     published = bench.engine.session.read(name)
     assert published.any()
-    bench.engine.session.write(f"{name}{TRAINED}", np.full(published.shape, np.nan, np.float32))
+    bench.engine.session.write(f"{name}{TRAINING}", np.full(published.shape, np.nan, np.float32))
     bench.run(n=60)
     bench.learn()
     now = bench.engine.session.read(name)

@@ -95,9 +95,9 @@ def test_head_draft_and_step_equal_float64(untied: bool, dtype: str, tmp_path: P
     assert float(norm) == pytest.approx(total, rel=1e-4)
     for name in NAMES:
         g = reference.grads[name] * min(1.0, MAX_NORM / total)
-        m = session.read(f"{PREFIX}.{name}.trained.m")
+        m = session.read(f"{PREFIX}.{name}.training.m")
         assert np.abs(m / 0.1 - g).max() <= 1e-4 * np.abs(g).max()
-        moved = session.read(f"{PREFIX}.{name}.trained") - params[name]
+        moved = session.read(f"{PREFIX}.{name}.training") - params[name]
         clear = np.abs(g) > 1e-3 * np.abs(g).max()  # the first step of AdamW has the gradient's sign only
         assert np.abs(moved + 1e-2 * np.sign(g))[clear].max() < 1e-5
         assert np.array_equal(session.read(f"{PREFIX}.{name}"), values.params[name]), "the head that drafts is another"
