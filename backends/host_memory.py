@@ -82,9 +82,9 @@ def _slab(nbytes: int) -> Bytes:
     return np.frombuffer(pages, np.uint8, nbytes, start)
 
 
-def of_file(nbytes: int, folder: Path) -> Bytes:
-    """Zeroed memory of a file of the folder, which ends with it: the system writes its pages there where memory is
-    short, and reads them again. MemoryError: the disk has no room."""
+def file_memory(nbytes: int, folder: Path) -> Bytes:
+    """Zeroed memory that a nameless file of the folder backs: where memory is short, the system writes its pages to
+    the file, and reads them again. The file ends with the memory. MemoryError: the disk has no room."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             if hasattr(os, "posix_fallocate"):

@@ -74,7 +74,7 @@ class Backend(Protocol):
     identity: str = ""
     card: bytes = b""  # of the hardware: equal under two drivers; empty: unknown
     closed: bool = False  # true after `close`: nothing may run
-    in_file: frozenset[str] = frozenset()  # constants that `load` brings to a file, which memory has in part
+    in_file: frozenset[str] = frozenset()  # names of constants that `load` puts into a file, mapped into memory
     caches_experts: bool = False  # true if rows of its constants can be uploaded apart
 
     # --- graph and programs -----------------------------------------------------------------------

@@ -402,14 +402,14 @@ def _plain(value: Any) -> Any:
 
 
 def check(config: TrainingConfig) -> None:
-    """TrainingError: a number that a run divides by, or a name, is outside its limits, or the run has none."""
-    for name in _CHECKED:
+    """TrainingError: a field of the optimizer step is outside its limits, or the run has no end."""
+    for name in _STEP_FIELDS:
         _check(name, getattr(config, name))
     if not (config.epochs or config.iterations):
         raise TrainingError("a run needs a limit: epochs or iterations")
 
 
-_CHECKED = (
+_STEP_FIELDS = (
     *("ctx_size", "batch_size", "grad_acc", "schedule", "learning_rate", "cos_decay_restart"),
     *("optimizer", "adam_beta1", "adam_beta2", "weight_decay"),
 )

@@ -143,9 +143,8 @@ class Steps:
         self.workers: GradientWorkers | None = None  # those that share the micro-batches of a step
         # less memory, the same bits, a second forward pass; layers between two checkpoints, 0: as
         # the formula has it
-        self.segment = (
-            segment if config.use_checkpointing and served is None else None
-        )  # what writes cannot be computed again
+        # a served forward writes caches, so it cannot be computed again
+        self.segment = segment if config.use_checkpointing and served is None else None
         self._served = served
         session, params = trainable.session, trainable.params
         kinds = "mv" if config.optimizer == "adamw" else ""

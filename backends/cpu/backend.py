@@ -15,7 +15,7 @@ from logitless.backends.cpu.lowering.registry import REWRITES
 from logitless.backends.cpu.program import CPUProgram, Part, PhaseTimer
 from logitless.backends.cpu.threads.pool import TaskList, WorkerPool
 from logitless.backends.host import casts_to_bf16, cores, isa, target_host
-from logitless.backends.host_memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, HostBuffer, Slabs, aligned, of_file
+from logitless.backends.host_memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, HostBuffer, Slabs, aligned, file_memory
 from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.op import OPS
 from logitless.graph.tensor import Tensor
@@ -35,7 +35,7 @@ class CPUBackend(Backend):
         self.pool = WorkerPool(n_threads or cores())
         # Separate slabs: a slab stays allocated until its last piece is freed, and weights and
         # states have different lifetimes.
-        self.in_file: frozenset[str] = frozenset()  # constants in memory of files, which the system takes back
+        self.in_file: frozenset[str] = frozenset()  # names of constants in `file_memory`
         self._weights, self._states = Slabs(WEIGHTS_SLAB), Slabs(STATES_SLAB)
 
     def supports(self, t: Tensor) -> bool:
@@ -60,7 +60,7 @@ class CPUBackend(Backend):
             raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
         nbytes = self.constant_nbytes(t)
         memory = HostBuffer(
-            of_file(nbytes, disk_cache.writable_folder()) if t.name in self.in_file else self._weights.take(nbytes)
+            file_memory(nbytes, disk_cache.writable_folder()) if t.name in self.in_file else self._weights.take(nbytes)
         )
         if packed(t):
             self.pool.run(TaskList(pack_tasks(t.dtype, raw.ctypes.data, memory.address, *t.shape)))

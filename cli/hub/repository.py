@@ -17,7 +17,7 @@ from logitless.models.media.projector_names import n_bits
 DEFAULT = "Q4_K_M"  # llama-server's
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 _QUANT = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*))(?=[-.])", re.ASCII | re.IGNORECASE)
-# as llama.cpp's converter calls them
+# names by llama.cpp's converter
 _BLOCK = re.compile(r"(?:.*/)?(mtp|eagle3|dflash|dspark)-[^/]*\.gguf", re.IGNORECASE)
 _PROJECTOR = re.compile(r".*mmproj.*\.gguf", re.IGNORECASE)
 _OF_FOLDER = re.compile(
@@ -72,9 +72,8 @@ def choose_folder(names: Iterable[str]) -> list[str]:
 
 
 def choose_block(names: Iterable[str], like: str, kind: str = "mtp") -> str:
-    """The file of this kind that drafts beside a repository's models, of the same type as this one, or any; "" where
-    there is none."""
-    blocks = sorted(n for n in names if (found := _BLOCK.match(n)) and found[1].lower() == kind)
+    """The drafter's file of this kind in a repository, of the type of the model file `like` or of any; "": none."""
+    blocks = sorted(n for n in names if (match := _BLOCK.match(n)) and match[1].lower() == kind)
     quant = _QUANT.search(like)
     return (_first_with(blocks, quant[1]) if quant else "") or next(iter(blocks), "")
 

@@ -56,23 +56,22 @@ def spec_kinds(options: ModelOptions) -> tuple[str, ...]:
     return tuple(dict.fromkeys(kinds))
 
 
-def with_own_kind(options: ModelOptions) -> ModelOptions:
-    """The options with the kind of drafter that `model_draft` is, if it is none that has to be asked for.
+def with_drafter_kind(options: ModelOptions) -> ModelOptions:
+    """The options with the kind of the drafter or MTP head in `model_draft` added to `spec_type`.
 
-    OptionConflict: `spec_type` names another kind, or one that needs such a file."""
+    A draft model adds none. OptionConflict: `spec_type` names another kind than the file's, or one that needs a
+    file."""
     kinds, path = spec_kinds(options), options.model_draft
-    own = "" if path is None else KIND_OF.get(drafter_kind(path), "")
+    file_kind = "" if path is None else KIND_OF.get(drafter_kind(path), "")
     for kind in kinds:
-        if kind in KIND_OF.values() and kind not in (own, MTP):
-            what = (
-                f"{path} is no file of such a drafter" if path else "needs --model-draft FILE, a drafter of this model"
-            )
-            raise OptionConflict(f"--spec-type {kind}: {what}")
-        if own and kind in MODELS and kind != own:
-            raise OptionConflict(f"--spec-type {kind}: {path} is a drafter for {own}")
-    if not own and path is not None and not set(kinds) & set(MODELS) and _has_mtp_head(path):
-        own = MTP
-    return options if not own or own in kinds else replace(options, spec_type=",".join((*kinds, own)))
+        if kind in KIND_OF.values() and kind not in (file_kind, MTP):
+            needs = "needs --model-draft FILE, a drafter of this model"
+            raise OptionConflict(f"--spec-type {kind}: {f'{path} is no file of such a drafter' if path else needs}")
+        if file_kind and kind in MODELS and kind != file_kind:
+            raise OptionConflict(f"--spec-type {kind}: {path} is a drafter for {file_kind}")
+    if not file_kind and path is not None and not set(kinds) & set(MODELS) and _has_mtp_head(path):
+        file_kind = MTP
+    return options if not file_kind or file_kind in kinds else replace(options, spec_type=",".join((*kinds, file_kind)))
 
 
 def _has_mtp_head(path: str) -> bool:
@@ -211,9 +210,9 @@ def draft_engine_options(options: ModelOptions, engine: ModelRunner) -> RunnerOp
 
 
 def make_learner(options: ModelOptions, engine: ModelRunner, folder: Path) -> DraftLearner | None:
-    """The learner of a draft head, which has the values of its file; None: the options want none.
+    """The learner of a draft head, with the values of its file; None: the options want none.
 
-    `folder`: of the cache. No weights are loaded yet."""
+    `folder`: the cache folder. Call it before the engine's weights are loaded."""
     if engine.draft_head is None:
         return None
     file = HeadFile(folder, engine.draft_head)
@@ -233,13 +232,13 @@ def make_speculator(
     if engine.hidden is not None and learner is not None:
         drafters[LEARN] = LearningDrafter(engine, engine.hidden, learner, tokenizer.eog_ids)
     elif engine.hidden is not None:
-        file, ids = engine.drafter_file, range(engine.hparams.n_vocab)
+        file, all_ids = engine.drafter_file, range(engine.hparams.n_vocab)
         kind = MTP if file is None else KIND_OF[file.hparams.arch]
-        words = ids if file is None or file.ids is None else TokenSelection(file.ids.tolist())
+        ids = all_ids if file is None or file.ids is None else TokenSelection(file.ids.tolist())
         if file is not None and kind == DFLASH:
-            drafters[kind] = DFlashDrafter(engine, file, words, tokenizer.eog_ids)
+            drafters[kind] = DFlashDrafter(engine, file, ids, tokenizer.eog_ids)
         else:
-            drafters[kind] = MTPDrafter(engine, engine.hidden, words, tokenizer.eog_ids)
+            drafters[kind] = MTPDrafter(engine, engine.hidden, ids, tokenizer.eog_ids)
     if draft is not None:
         drafters[MODEL] = ModelDrafter(
             draft,

@@ -34,8 +34,8 @@ class CacheBytes:
     full: int = 0
 
     def beside(self, drafter: Sequence[LayerSizes | int], type_k: str, type_v: str) -> CacheBytes:
-        """The same with a drafter's layers behind the model's (PagedMemory.define)."""
-        rows = [own.n_head_kv * own.head_dim for own in drafter if not isinstance(own, int)]
+        """The same with the caches of a drafter's layers (DrafterFile.kv_layers)."""
+        rows = [size.n_head_kv * size.head_dim for size in drafter if not isinstance(size, int)]
         more = sum(_nbytes(t, row) for row in rows for t in (type_k, type_v))
         return replace(self, cell=self.cell + more, full=self.full + more)
 
@@ -82,7 +82,7 @@ def cache_bytes(
 
 
 def _nbytes(dtype: str, n: int) -> int:
-    """Bytes of a cache's row of n numbers."""
+    """Bytes of a row of n numbers in a cache; rows that blocks of 32 do not fill are f32."""
     return nbytes(dtype, (n,)) if n % 32 == 0 else 4 * n
 
 
@@ -101,8 +101,8 @@ def fitting_context(
 
     `mtp`: the MTP head's cache counts too. `behind`: a drafter's layers. OptionConflict: `ctx_size`,
     checkpoints or drafts need more memory than there is."""
-    has = usable(total_memory(), options.fit_target[-1:], 0)
-    room = has - weights if weights < has else has // 2  # weights that exceed memory stay in a file
+    memory = usable(total_memory(), options.fit_target[-1:], 0)
+    room = memory - weights if weights < memory else memory // 2  # weights that exceed memory stay in a file
     if h.recurrent:
         states = n_state_rows(options.n_slots, options.ctx_checkpoints, n_draft_tokens) * h.recurrent.nbytes
         if states > max(room, 0) and (options.ctx_checkpoints > 2 or n_draft_tokens):

@@ -29,7 +29,7 @@ from logitless.engine.loading.drafting import (
     model_kinds,
     mtp_file,
     n_draft_tokens,
-    with_own_kind,
+    with_drafter_kind,
 )
 from logitless.engine.loading.memory import (
     cache_disk_bytes,
@@ -77,7 +77,7 @@ def open_model(path: str | Path, options: ModelOptions | None = None, *, generat
 
     `generates`: refuse models that make embeddings only. OptionError names the option and
     ModelFileError the part of a file that cannot be used."""
-    options = with_own_kind(options or ModelOptions())
+    options = with_drafter_kind(options or ModelOptions())
     _check_kv_events(options)
     _check_cache_disk(options)
     overrides = metadata_overrides(options)
@@ -103,7 +103,7 @@ def open_engine(path: str | Path, options: ModelOptions) -> ModelRunner:
 
     The file needs neither a vocabulary nor a chat template. Errors: as of `open_model` and
     `OpenModel.engine`."""
-    options = with_own_kind(options)
+    options = with_drafter_kind(options)
     overrides = metadata_overrides(options)
     with GGUFFile.open(path, overrides, block=mtp_file(options)) as gguf:
         h = generating_hparams(gguf, path)

@@ -22,7 +22,7 @@ from logitless.models.hparams.hparams import Hparams
 
 log = logging.getLogger("logitless.engine")
 _OF_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.|^(?:[kv]|conv|recurrent)\.(\d+)$")
-BESIDE = 512 << 20  # bytes of the process and of the file's pages, beside weights that exceed memory
+BESIDE = 512 << 20  # bytes for the process and for pages of the file, where weights exceed memory
 OF_ENCODER = re.compile(r"v\.(?!\d+$)|a\.|mm\.|vision\.")
 _OF_OUTPUT = re.compile(r"(?:^|\.)(?:output|output_norm|altup_unembd_proj|cls|dense_[23])\.|^(?:sampler_state|hidden)$")
 EXPERTS = r"\.ffn_(gate|up|gate_up|down)_exps\."  # names of expert weights
@@ -52,9 +52,9 @@ class Places:
             return self.divided[int(piece)], self.divided[int(piece)]
         if self.cached and (experts := _EXPERTS_OF.match(name)) and int(experts[1]) in self.cached:
             return layer, layer
-        return self.overriding(name, layer), layer
+        return self.override_of(name, layer), layer
 
-    def overriding(self, name: str, layer: int) -> int:
+    def override_of(self, name: str, layer: int) -> int:
         """The device of a weight by the overrides, else its layer's."""
         if self.overrides and (weight := _WEIGHT.fullmatch(name)):
             return next((backend for pattern, backend in self.overrides if pattern.search(weight[1])), layer)
@@ -63,7 +63,7 @@ class Places:
     def with_cache(self, experts: Mapping[int, Sequence[str]], host: int) -> Places:
         """The same, with a cache for layers whose experts, by name, are all on `host`, and the layer is not."""
         layers = [i for i in experts if self.slots[i] != host]
-        on_host = [i for i in layers if all(self.overriding(name, self.slots[i]) == host for name in experts[i])]
+        on_host = [i for i in layers if all(self.override_of(name, self.slots[i]) == host for name in experts[i])]
         return replace(self, cached=frozenset(on_host))
 
     def _layer(self, node: Tensor, name: str) -> int:
@@ -97,16 +97,18 @@ def places(n_layer: int, counts: Sequence[int], devices: Sequence[int], rest: in
 def set_placement(
     session: Session, places: Places | None, h: Hparams, weights: Mapping[str, Tensor], memory: CacheMemory
 ) -> None:
-    """Set a session's placement of layers, and the expert cache for it. ValueError: that is too small."""
+    """Set a session's placement of layers, and the expert cache for it.
+
+    ValueError: `memory` has no room for the experts of one layer."""
     layers = []
     if places is not None and memory.nbytes:
         experts = {i: experts_of(weights, i) for i in range(h.n_layer) if h.experts_of(i)}
-        able = {i: ws for i, ws in experts.items() if ws and session.backends[places.slots[i]].caches_experts}
-        places = places.with_cache({i: [w.name for w in ws] for i, ws in able.items()}, len(session.backends) - 1)
+        experts = {i: ws for i, ws in experts.items() if ws and session.backends[places.slots[i]].caches_experts}
+        places = places.with_cache({i: [w.name for w in ws] for i, ws in experts.items()}, len(session.backends) - 1)
         for i in sorted(places.cached):
             in_layer = h.experts_of(i)
             assert in_layer
-            layers.append(LayerExperts(able[i], in_layer.n, places.slots[i]))
+            layers.append(LayerExperts(experts[i], in_layer.n, places.slots[i]))
     session.hint_of = places
     session.cache_experts(layers, memory)
     beyond = beyond_memory(session, h, weights, memory.host_nbytes)
@@ -121,14 +123,13 @@ def experts_of(weights: Mapping[str, Tensor], layer: int) -> tuple[Tensor, ...]:
 
 @dataclass(frozen=True)
 class BeyondMemory:
-    """Weights of the CPU that host memory has no room for, which stay in a file. Bytes: of them, of all that the
-    CPU has, the room for that, and the most that a token reads of the file."""
+    """Weights of the CPU that host memory has no room for, which stay in a file."""
 
     names: frozenset[str]
-    nbytes: int
-    need: int
-    room: int
-    of_token: int
+    nbytes: int  # of these weights
+    need: int  # bytes of all weights and states of the CPU
+    room: int  # bytes of memory for these
+    of_token: int  # bytes of the file that a token reads at most
 
     def __str__(self) -> str:
         need, room, nbytes, of_token = (f"{n / 2**30:.1f}" for n in (self.need, self.room, self.nbytes, self.of_token))
@@ -150,8 +151,8 @@ def beyond_memory(
         hint = places(t, t) if places is not None else None
         return (hint[0] if hint is not None else 0) == cpu
 
-    own = {t: session.backends[cpu].constant_nbytes(t) for t in weights.values() if is_here(t)}
-    need = sum(own.values()) + sum(t.nbytes for t in session.states if is_here(t))
+    sizes = {t: session.backends[cpu].constant_nbytes(t) for t in weights.values() if is_here(t)}
+    need = sum(sizes.values()) + sum(t.nbytes for t in session.states if is_here(t))
     if (cache := session.expert_cache) is not None and cache.packs:
         need += cache.all_nbytes
     if need <= host_nbytes:
@@ -166,15 +167,15 @@ def beyond_memory(
 
     room, names, of_token = max(host_nbytes - BESIDE, 0), set(), 0.0
     over = need - room
-    for t in sorted(own, key=lambda t: (share(t), -own[t])):
+    for t in sorted(sizes, key=lambda t: (share(t), -sizes[t])):
         if over > 0:
-            over, of_token = over - own[t], of_token + own[t] * share(t)
+            over, of_token = over - sizes[t], of_token + sizes[t] * share(t)
             names.add(t.name)
-    return BeyondMemory(frozenset(names), sum(own[weights[n]] for n in names), need, room, int(of_token))
+    return BeyondMemory(frozenset(names), sum(sizes[weights[n]] for n in names), need, room, int(of_token))
 
 
 def prepare_host(session: Session, h: Hparams, weights: Mapping[str, Tensor], memory: CacheMemory) -> None:
-    """Bring the experts that devices cache to host memory, where it has room, and log what has none."""
+    """Load the experts that devices cache into host memory, if it has room; log which weights and experts have none."""
     if (beyond := beyond_memory(session, h, weights, memory.host_nbytes)) is not None:
         log.warning("%s", beyond)
     if (cache := session.expert_cache) is not None:
