@@ -53,7 +53,7 @@ class Library:
     model_params: Any  # a structure with the peer's defaults
     context_params: Any
     cache_of: Callable[[int], int]  # a context's
-    clear: Any  # f(cache, without its data): ik_llama.cpp has no second argument, which harms none
+    clear: Any  # f(cache, without its data); ik_llama.cpp takes the cache alone, and ignores the other
     remove: Any  # f(cache, sequence, first position, end or -1)
     several: dict[str, Any] = field(default_factory=dict)  # context parameters where sequences share a step
 
@@ -62,13 +62,13 @@ def _llama(folder: str | None) -> Library:
     """llama.cpp's libraries in a folder, with the backend for this processor loaded. OSError without them."""
     if not folder:
         raise OSError("--peer llama needs --llama FOLDER, of llama.cpp's shared libraries")
-    found = []
+    libraries = []
     for name in ("libggml-base", "libggml", "libllama"):
         files = sorted(Path(folder).glob(f"{name}.*so*"))  # a version may stand before or after .so
         if not files:
             raise OSError(f"--llama: {folder} has no {name}.so")
-        found.append(C.CDLL(str(files[0]), mode=C.RTLD_GLOBAL))
-    _, ggml, llama = found
+        libraries.append(C.CDLL(str(files[0]), mode=C.RTLD_GLOBAL))
+    _, ggml, llama = libraries
     llama.llama_log_set(_SILENT, None)
     ggml.ggml_backend_load_all_from_path.argtypes = [C.c_char_p]
     ggml.ggml_backend_load_all_from_path(folder.encode())
@@ -78,7 +78,7 @@ def _llama(folder: str | None) -> Library:
     return Library(llama, model, context, llama.llama_get_memory, llama.llama_memory_clear, llama.llama_memory_seq_rm)
 
 
-def _ik(_folder: str | None) -> Library:
+def _ik_llama(_folder: str | None) -> Library:
     """ik_llama.cpp as its package has it, which repacks weights when it loads them. OSError without it."""
     try:
         api = importlib.import_module("ik_llama_cpp._ctypes_api")
@@ -92,7 +92,7 @@ def _ik(_folder: str | None) -> Library:
     )
     model.repack_tensors, model.use_mmap = True, False
     clear, remove = llama.llama_kv_cache_clear, llama.llama_kv_cache_seq_rm
-    several = {"flash_attn": False}  # it aborts there
+    several = {"flash_attn": False}  # with it ik_llama.cpp aborts where sequences share a step
     return Library(llama, model, context, lambda context: context, clear, remove, several)
 
 
@@ -104,7 +104,7 @@ def _defaults(llama: C.CDLL, what: str, kind: Any) -> Any:
 
 PEERS: dict[str, tuple[str, Callable[[str | None], Library]]] = {
     "llama": ("llama.cpp", _llama),
-    "ik": ("ik_llama.cpp", _ik),
+    "ik": ("ik_llama.cpp", _ik_llama),
 }
 
 
@@ -123,7 +123,7 @@ class _Context:
 
 
 class Peer:
-    """A peer with one model; what it does stands behind `depth` tokens of each sequence."""
+    """A peer with one model; `prompt` and `decode` begin behind `depth` tokens of each sequence."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class Peer:
         return self.clock() - began
 
     def _begin(self, n_seqs: int) -> None:
-        """Have so many sequences, each with `depth` tokens and no more."""
+        """Bring so many sequences to `depth` tokens each."""
         self.context = context = self.one if n_seqs == 1 else self.several
         if not self.depth:
             self.library.clear(context.cache, False)

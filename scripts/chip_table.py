@@ -73,7 +73,7 @@ FAMILIES = {
     "rows and unpacking": "*_rows*",
     "the rest": "*",
 }
-MEMBERS = ("b32", "i64", "u64", "f64")
+MEMBERS = ("b32", "i64", "u64", "f64")  # of a statistic's value, by its format
 # Statistics by the names that drivers give them, in lower case.
 COLUMNS = {
     "instructions": ("instructions", "instruction count", "instrs"),
@@ -113,9 +113,9 @@ class Recorder:
         names = [self.ffi.string(info.ppEnabledExtensionNames[i]) for i in range(info.enabledExtensionCount)]
         self.keep = keep = [self.ffi.new("char[]", name) for name in (*names, EXTENSION.encode())]
         array = self.ffi.new("char *[]", keep)
-        wish = self.ffi.new("VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR *")
-        wish.sType, wish.pipelineExecutableInfo, wish.pNext = FEATURES, 1, info.pNext
-        info.enabledExtensionCount, info.ppEnabledExtensionNames, info.pNext = len(keep), array, wish
+        feature = self.ffi.new("VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR *")
+        feature.sType, feature.pipelineExecutableInfo, feature.pNext = FEATURES, 1, info.pNext
+        info.enabledExtensionCount, info.ppEnabledExtensionNames, info.pNext = len(keep), array, feature
         result: int = self.lib.vkCreateDevice(gpu, info, allocator, out)
         self.device = out[0]
         return result
@@ -145,16 +145,16 @@ class Recorder:
         return [items[i] for i in range(count[0])]
 
     def _statistics(self, pipeline: Any) -> dict[str, Any]:
-        which = self.ffi.new("VkPipelineExecutableInfoKHR *")
-        which.sType, which.pipeline = EXECUTABLE, pipeline
+        executable = self.ffi.new("VkPipelineExecutableInfoKHR *")
+        executable.sType, executable.pipeline = EXECUTABLE, pipeline
         numbers = self._call(
-            "vkGetPipelineExecutableStatisticsKHR", which, "VkPipelineExecutableStatisticKHR", STATISTIC
+            "vkGetPipelineExecutableStatisticsKHR", executable, "VkPipelineExecutableStatisticKHR", STATISTIC
         )
-        found = {self.ffi.string(s.name).decode().lower(): getattr(s.value, MEMBERS[s.format]) for s in numbers}
+        values = {self.ffi.string(s.name).decode().lower(): getattr(s.value, MEMBERS[s.format]) for s in numbers}
         name = "vkGetPipelineExecutableInternalRepresentationsKHR"
-        texts = self._call(name, which, "VkPipelineExecutableInternalRepresentationKHR", TEXT)
+        texts = self._call(name, executable, "VkPipelineExecutableInternalRepresentationKHR", TEXT)
         code = self.ffi.string(self.ffi.cast("char *", texts[-1].pData)).decode(errors="replace") if texts else ""
-        return {"statistics": found, "loads": Counter(load_bytes(m) for m in LOADS.finditer(code))}
+        return {"statistics": values, "loads": Counter(load_bytes(m) for m in LOADS.finditer(code))}
 
 
 def column(row: dict[str, Any], name: str) -> int | None:
@@ -171,7 +171,7 @@ def variants(patterns: list[str]) -> Iterator[tuple[str, Kernel, Defines]]:
                 yield name, kernel, defines
 
 
-def launches(kernel: Kernel, sizes: dict[str, int], info: DeviceInfo, shape: Shape) -> bool:
+def is_launched(kernel: Kernel, sizes: dict[str, int], info: DeviceInfo, shape: Shape) -> bool:
     """False for a variant that a device never runs."""
     if kernel.name == "sample":
         return sizes["WG"] <= (512 if shape.dot else 256)
@@ -202,7 +202,7 @@ def key_of(*parts: str | bytes) -> str:
 
 
 def compile_on_chip(path: Path, patterns: list[str]) -> None:
-    """Compile shaders on the Vulkan device that the shim pretends; a line of JSON before and after each."""
+    """Compile shaders on the Vulkan device of the shim; prints a line of JSON before and after each."""
     recorder = Recorder(*api.binding())
     for name, module in list(sys.modules.items()):
         if name.startswith("logitless.backends.vulkan.") and hasattr(module, "binding"):
@@ -212,7 +212,7 @@ def compile_on_chip(path: Path, patterns: list[str]) -> None:
         sys.exit(f"{info.name} lacks {info.missing}")
     pipelines, shape, rows = Pipelines(vulkan_device.Device(info)), class_of(info), Rows(path)
     for name, kernel, defines in variants(patterns):
-        if not launches(kernel, dict(defines), info, shape):
+        if not is_launched(kernel, dict(defines), info, shape):
             continue
         code = (SHADERS / shader_name(kernel, defines)).read_bytes()
         row = {"kernel": name, "key": key_of(name, info.driver, code)}
@@ -227,6 +227,7 @@ def compile_on_chip(path: Path, patterns: list[str]) -> None:
 
 
 def rows_by_mesa(chip: str, patterns: list[str], rows: Rows) -> list[dict[str, Any]]:
+    """Rows of shaders. A compiler that crashes fails one kernel, and the next process goes on behind it."""
     driver, shim, variable, value = CHIPS[chip]
     names: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as cache:
@@ -256,32 +257,34 @@ def rows_by_mesa(chip: str, patterns: list[str], rows: Rows) -> list[dict[str, A
 
 
 def compile_for_intel(target: str, text: str) -> dict[str, Any]:
+    """Row of an OpenCL text by ocloc."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "kernel.cl").write_text(text)
         command = ["ocloc", "compile", "-file", "kernel.cl", "-device", target, "-q"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    spilled = re.findall(r"spilled .*?(\d+)", done.stdout + done.stderr)
-    row: dict[str, Any] = {"statistics": {"spills": sum(map(int, spilled))}}
-    return row | ({"failed": done.stdout} if done.returncode else {})
+        process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    spills = re.findall(r"spilled .*?(\d+)", process.stdout + process.stderr)
+    row: dict[str, Any] = {"statistics": {"spills": sum(map(int, spills))}}
+    return row | ({"failed": process.stdout} if process.returncode else {})
 
 
 def compile_for_nvidia(target: str, text: str) -> dict[str, Any]:
+    """Row of an OpenCL text by clang and ptxas."""
     ptxas = shutil.which("ptxas") or next(Path(sys.prefix).rglob("cuda_nvcc/bin/ptxas"))
     with tempfile.TemporaryDirectory() as folder:
-        source, code, said = Path(folder, "kernel.cl"), Path(folder, "kernel.ptx"), ""
+        source, code, output = Path(folder, "kernel.cl"), Path(folder, "kernel.ptx"), ""
         source.write_text(Path(__file__).with_suffix(".cl").read_text() + text)
         for command in ([*CLANG, str(source), "-o", str(code)], [ptxas, "-v", f"-arch={target}", str(code)]):
             if code.exists():  # clang writes another target than ptxas is to compile for
                 code.write_text(re.sub(r"\.target sm_\w+", f".target {target}", code.read_text()))
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-            said += done.stdout + done.stderr
-            if done.returncode:
+            process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            output += process.stdout + process.stderr
+            if process.returncode:
                 break
-    registers = max(map(int, re.findall(r"Used (\d+) registers", said)), default=0)
-    spills = sum(map(int, re.findall(r"(\d+) bytes spill", said))) // 4
+    registers = max(map(int, re.findall(r"Used (\d+) registers", output)), default=0)
+    spills = sum(map(int, re.findall(r"(\d+) bytes spill", output))) // 4
     warps = min(REGISTERS // (32 * registers), 48) if registers else 0
     row: dict[str, Any] = {"statistics": {"spills": spills, "registers": registers, "max warps/sm": warps}}
-    return row | ({"failed": said} if done.returncode else {})
+    return row | ({"failed": output} if process.returncode else {})
 
 
 def rows_of_text(
