@@ -12,15 +12,18 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from logitless.backends import disk_cache
 from logitless.graph.backend import Bytes
 
 ALIGNMENT = 64
 STATES_SLAB = 32 << 20  # bytes of a slab; states of one slab are freed at different times
 WEIGHTS_SLAB = 256 << 20 if hasattr(mmap, "MADV_HUGEPAGE") else STATES_SLAB
+FILE_SLAB = 1 << 30  # bytes of a file, of which the disk has only those in use
 MAX_OPEN = 8  # slabs that still take small pieces
 LARGE_PAGE = 2 << 20
 
@@ -82,17 +85,34 @@ def _slab(nbytes: int) -> Bytes:
     return np.frombuffer(pages, np.uint8, nbytes, start)
 
 
-def file_memory(nbytes: int, folder: Path) -> Bytes:
-    """Zeroed memory that a nameless file of the folder backs: where memory is short, the system writes its pages to
-    the file, and reads them again. The file ends with the memory. MemoryError: the disk has no room."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
+class FileMemory:
+    """Memory that nameless files of the cache folder back: where memory is short, the system writes its pages to
+    them, and reads them again. A file ends with its memory. Weights share one, which takes two file descriptors."""
+
+    def __init__(self) -> None:
+        self._pages: Callable[[], Bytes | None] = lambda: None  # of the latest file
+        self._end = self._descriptor = 0
+
+    def take(self, nbytes: int) -> Bytes:
+        """Zeroed memory at a multiple of 64. MemoryError: the disk has no room."""
+        folder = disk_cache.writable_folder()
+        try:
+            pages = self._pages()
+            if pages is None or self._end + nbytes > len(pages):
+                pages = self._new_file(folder, max(nbytes, FILE_SLAB))
             if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, nbytes)
-            elif shutil.disk_usage(folder).free > nbytes:
-                file.truncate(nbytes)
-            else:
+                os.posix_fallocate(self._descriptor, self._end, nbytes)
+            elif shutil.disk_usage(folder).free < nbytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
-    except OSError as error:
-        raise MemoryError(f"{folder}: {nbytes / 2**30:.2f} GiB for weights: {error.strerror}") from error
+        except OSError as error:
+            raise MemoryError(f"{folder}: {nbytes / 2**30:.2f} GiB for weights: {error.strerror}") from error
+        start, self._end = self._end, self._end + -(-nbytes // ALIGNMENT) * ALIGNMENT
+        return pages[start : start + nbytes]
+
+    def _new_file(self, folder: Path, nbytes: int) -> Bytes:
+        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        file.truncate(nbytes)
+        pages = np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
+        weakref.finalize(pages, file.close)
+        self._pages, self._end, self._descriptor = weakref.ref(pages), 0, file.fileno()
+        return pages

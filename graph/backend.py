@@ -74,7 +74,6 @@ class Backend(Protocol):
     identity: str = ""
     card: bytes = b""  # of the hardware: equal under two drivers; empty: unknown
     closed: bool = False  # true after `close`: nothing may run
-    in_file: frozenset[str] = frozenset()  # names of constants that `load` puts into a file, mapped into memory
     caches_experts: bool = False  # true if rows of its constants can be uploaded apart
 
     # --- graph and programs -----------------------------------------------------------------------
@@ -132,6 +131,10 @@ class Backend(Protocol):
 
     def load(self, t: Tensor, raw: Bytes) -> Buffer:
         """Upload a constant's GGUF bytes in the layout that this backend's kernels read."""
+
+    def load_to_file(self, t: Tensor, raw: Bytes) -> Buffer:
+        """`load` into a file, mapped into memory; without files, plain `load`."""
+        return self.load(t, raw)
 
     def pack(self, t: Tensor, raw: Bytes) -> Bytes:
         """A constant's GGUF bytes in the layout of `load`, on the host. Only `caches_experts` backends pack."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
-from logitless.backends import disk_cache
 from logitless.backends.cpu.compiler import warmup
 from logitless.backends.cpu.fusion.fuse import fuse
 from logitless.backends.cpu.fusion.packing import pack_tasks, packed, packed_nbytes, unpack_sources
@@ -15,7 +14,7 @@ from logitless.backends.cpu.lowering.registry import REWRITES
 from logitless.backends.cpu.program import CPUProgram, Part, PhaseTimer
 from logitless.backends.cpu.threads.pool import TaskList, WorkerPool
 from logitless.backends.host import casts_to_bf16, cores, isa, target_host
-from logitless.backends.host_memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, HostBuffer, Slabs, aligned, file_memory
+from logitless.backends.host_memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, FileMemory, HostBuffer, Slabs, aligned
 from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.op import OPS
 from logitless.graph.tensor import Tensor
@@ -35,8 +34,7 @@ class CPUBackend(Backend):
         self.pool = WorkerPool(n_threads or cores())
         # Separate slabs: a slab stays allocated until its last piece is freed, and weights and
         # states have different lifetimes.
-        self.in_file: frozenset[str] = frozenset()  # names of constants in `file_memory`
-        self._weights, self._states = Slabs(WEIGHTS_SLAB), Slabs(STATES_SLAB)
+        self._weights, self._states, self._file = Slabs(WEIGHTS_SLAB), Slabs(STATES_SLAB), FileMemory()
 
     def supports(self, t: Tensor) -> bool:
         return t.op in OPS
@@ -56,12 +54,15 @@ class CPUBackend(Backend):
         return packed_nbytes(t.dtype, *t.shape) if packed(t) else t.nbytes
 
     def load(self, t: Tensor, raw: Bytes) -> HostBuffer:
+        return self._load(t, raw, self._weights)
+
+    def load_to_file(self, t: Tensor, raw: Bytes) -> HostBuffer:
+        return self._load(t, raw, self._file)
+
+    def _load(self, t: Tensor, raw: Bytes, memory_of: Slabs | FileMemory) -> HostBuffer:
         if len(raw) != t.nbytes:
             raise ValueError(f"state {t.name!r}: {t.nbytes} bytes expected, {len(raw)} given")
-        nbytes = self.constant_nbytes(t)
-        memory = HostBuffer(
-            file_memory(nbytes, disk_cache.writable_folder()) if t.name in self.in_file else self._weights.take(nbytes)
-        )
+        memory = HostBuffer(memory_of.take(self.constant_nbytes(t)))
         if packed(t):
             self.pool.run(TaskList(pack_tasks(t.dtype, raw.ctypes.data, memory.address, *t.shape)))
         else:

@@ -133,7 +133,7 @@ async def _serve(options: SimpleNamespace, path: Path) -> None:
     def build() -> LoadedModel:
         with compile_progress():
             served = model.load(store, name=config.model, names=names, around=around, port=config.port)
-        processor.lock_memory(options)
+        processor.lock_memory(options, exceeded=served.scheduler.engine.exceeds_memory)
         return replace(served, train_share=options.train_share / 100)
 
     sys.setswitchinterval(SWITCH)

@@ -16,9 +16,14 @@ NODES = Path("/sys/devices/system/node")
 _NICE = {-1: 5, 1: -5, 2: -10, 3: -20}  # of --prio, as llama-server's
 
 
-def lock_memory(options: SimpleNamespace) -> None:
-    """Keep all that this process has in memory (--mlock), and what it will have where there is no limit."""
+def lock_memory(options: SimpleNamespace, *, exceeded: bool = False) -> None:
+    """Keep all that this process has in memory (--mlock), and what it will have where there is no limit.
+
+    `exceeded`: by weights, some of which are in a file for that reason; nothing is locked."""
     if "mlock" not in options.load_mode:
+        return
+    if exceeded:
+        log.warning("--mlock: nothing is locked, for the weights exceed memory")
         return
     try:
         import resource

@@ -285,7 +285,7 @@ class ModelRunner:
     def load(self) -> None:
         """Upload the weights, reserve the memory of the largest step and make the common plans."""
         self._place()
-        prepare_host(self.session, self.hparams, self.model.weights.tensors, self.expert_memory)
+        self.exceeds_memory = prepare_host(self.session, self.hparams, self.model.weights.tensors, self.expert_memory)
         if self._projector is not None:  # the first request with media loads its weights
             media_encoder.check_numbers(*self._projector, self.hparams.n_embd)
         self.rerouted, self._self_tests = {}, []

@@ -55,6 +55,10 @@ class Runner(Protocol):
     def expert_memory(self) -> CacheMemory:
         """Memory of the expert cache, and its use."""
 
+    @property
+    def exceeds_memory(self) -> bool:
+        """True if weights are in a file, for host memory has no room."""
+
     def step(self, batch: UBatch, /) -> StepResult:
         """Run one batch. Raises StepFailed, or DeviceFailed if a device is lost."""
 

@@ -22,6 +22,7 @@ from logitless.graph.order import rebuild, toposort
 from logitless.graph.tensor import Tensor, variable
 
 DISTANCE_LOSS = 0.8  # share of an expert's worth that it loses where its layer has just passed
+POOL_NBYTES = 1 << 30  # of a tensor: every Vulkan driver allocates a buffer of this size
 MAX_WORTH = 1e100  # of a use, before all are scaled down
 Ids = npt.NDArray[np.integer]
 
@@ -130,8 +131,9 @@ class ExpertCache:
         self.use, self.n_experts, self.n_layers = memory.use, sum(n for _, n in counts), len(layers)
         self.packs = memory.host_nbytes is None or self.all_nbytes <= memory.host_nbytes  # host memory has room for all
         self._pools = [
-            _Pool(alike, n + int(spare * (n_all - n)), session.backends[alike[0].backend])
+            pool
             for alike, (n, n_all) in zip(kinds.values(), counts, strict=True)
+            for pool in _pools(alike, n + int(spare * (n_all - n)), session.backends[alike[0].backend])
         ]
         self._sources = {w: session.source_of(w) for layer in layers for w in layer.weights}
         self._packed: dict[Tensor, Bytes] = {}
@@ -281,6 +283,16 @@ class Lookups:
         if isinstance(program, Lookup | Refresh):
             lookup = program.lookup if isinstance(program, Refresh) else program
             self._latest[lookup.backend] = lookup
+
+
+def _pools(layers: Sequence[LayerExperts], n_slots: int, backend: Backend) -> list[_Pool]:
+    """Pools with n slots in all, divided so that tensors have at most POOL_NBYTES, or the experts of one layer."""
+    n, n_layers = layers[0].n, len(layers)
+    nbytes = max(backend.constant_nbytes(w) for w in layers[0].weights) * n_slots // n
+    most = min(-(-nbytes // POOL_NBYTES), n_layers)
+    count = next(count for count in range(most, 0, -1) if n_layers // count * n_slots >= n_layers * n)
+    parts = [layers[i::count] for i in range(count)]
+    return [_Pool(part, len(part) * n_slots // n_layers, backend) for part in parts]
 
 
 def _slot_nbytes(layer: LayerExperts, backends: Sequence[Backend]) -> int:

@@ -100,6 +100,7 @@ class Session:
         self.life = Life(self.backends)
         self.division: Division | None = None  # divides weights and caches between devices
         self.expert_cache: ExpertCache | None = None
+        self.in_file: frozenset[str] = frozenset()  # constants that the last backend has in a file's memory
         self._index_parts: dict[str, set[IndexPart]] = {}  # of variables that nodes take indices from
         self._closed = False
 
@@ -208,7 +209,8 @@ class Session:
             if t.attrs["constant"] and v.source is None:
                 v.buffers[b] = self.backends[b].alloc(self.backends[b].constant_nbytes(t))
             elif t.attrs["constant"]:
-                v.buffers[b] = self.backends[b].load(t, v.source_bytes())
+                load = self.backends[b].load_to_file if t.name in self.in_file else self.backends[b].load
+                v.buffers[b] = load(t, v.source_bytes())
                 if v.on_loaded is not None:
                     v.on_loaded()
             else:
@@ -560,6 +562,7 @@ class Session:
         self._host_views.clear()
         self._variables.clear()
         self._arenas.clear()
+        self.expert_cache = None
 
     def close(self) -> None:
         """Free all memory and close the backends. May be called twice."""

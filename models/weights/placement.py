@@ -112,7 +112,7 @@ def set_placement(
     session.hint_of = places
     session.cache_experts(layers, memory)
     beyond = beyond_memory(session, h, weights, memory.host_nbytes)
-    session.backends[-1].in_file = beyond.names if beyond is not None else frozenset()
+    session.in_file = beyond.names if beyond is not None else frozenset()
 
 
 def experts_of(weights: Mapping[str, Tensor], layer: int) -> tuple[Tensor, ...]:
@@ -174,8 +174,10 @@ def beyond_memory(
     return BeyondMemory(frozenset(names), sum(sizes[weights[n]] for n in names), need, room, int(of_token))
 
 
-def prepare_host(session: Session, h: Hparams, weights: Mapping[str, Tensor], memory: CacheMemory) -> None:
-    """Load the experts that devices cache into host memory, if it has room; log which weights and experts have none."""
+def prepare_host(session: Session, h: Hparams, weights: Mapping[str, Tensor], memory: CacheMemory) -> bool:
+    """Load the experts that devices cache into host memory, if it has room; log which weights and experts have none.
+
+    Returns True if weights have none."""
     if (beyond := beyond_memory(session, h, weights, memory.host_nbytes)) is not None:
         log.warning("%s", beyond)
     if (cache := session.expert_cache) is not None:
@@ -184,3 +186,4 @@ def prepare_host(session: Session, h: Hparams, weights: Mapping[str, Tensor], me
         log.info("expert cache: %d of %d experts (%.1f %%) have room on the devices", *share)
     elif memory.nbytes:
         log.warning("--moe-cache-mib: not used: no experts are on the CPU beside a device that caches them")
+    return beyond is not None

@@ -1,10 +1,13 @@
 """Host memory for weights: allocations of one slab do not overlap, and unused slabs are freed."""
 
+import os
 import weakref
+from pathlib import Path
 
 import numpy as np
+import pytest
 
-from logitless.backends.host_memory import ALIGNMENT, STATES_SLAB, Slabs
+from logitless.backends.host_memory import ALIGNMENT, FILE_SLAB, STATES_SLAB, FileMemory, Slabs
 
 MOST_SHARED = STATES_SLAB // 4
 
@@ -43,3 +46,24 @@ def test_slab_ends_are_filled_with_smaller_pieces():
     small = slabs.take(ALIGNMENT)
     assert small.base is most[0].base
     assert slabs.take(MOST_SHARED).base is other.base  # nor is the newer one forgotten
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="files are as long as their memory")
+def test_weights_share_a_file_of_which_the_disk_has_what_they_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process has 1,024 descriptors, a model as many weights."""
+    monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path))
+    memory = FileMemory()
+    pieces = [memory.take(100_000 + i) for i in range(200)]
+    assert all(piece.base is pieces[0].base for piece in pieces)
+    assert os.fstat(memory._descriptor).st_blocks * 512 < 2 * 200 * 100_000 < FILE_SLAB
+    assert not any(piece.any() for piece in pieces)
+    for i, piece in enumerate(pieces):
+        assert piece.ctypes.data % ALIGNMENT == 0
+        piece[:] = i
+    assert [(int(piece.min()), int(piece.max())) for piece in pieces] == [(i, i) for i in range(200)]
+    pages = weakref.ref(pieces[0].base)
+    del pieces, piece
+    assert pages() is None
+    assert list(tmp_path.iterdir()) == []

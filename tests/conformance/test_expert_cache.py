@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from logitless.engine.batch import UBatch
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.runner.placement import PlacementOptions
 from logitless.graph.backend import Backend, Bytes
+from logitless.graph.execution import expert_cache
 from logitless.graph.execution.expert_cache import CacheMemory, CacheUse, LayerExperts, SlotTable
 from logitless.graph.execution.partition import LOOKUP
 from logitless.graph.execution.preemptible_plan import PreemptiblePlan
@@ -133,6 +135,22 @@ def test_preempted_plan_has_its_experts_when_it_goes_on(device: Backend) -> None
     for _ in plan.parts(feeds):
         cached.run(30, 8)
     assert plan.results()[0].tobytes() == Layers(device, "q4_k").run(5, 20)
+
+
+def test_pools_beyond_the_largest_buffer_are_divided(device: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By layers, down to the experts of one: 64 GiB of experts are no buffer that a driver allocates."""
+    whole = Layers(device, "q4_k")
+    expected, slot = whole.run(3, 20), device.constant_nbytes(whole.weights[0][0]) // N
+    for share, most, n_slots in ((1.0, 2 * N, [2 * N, N]), (1.0, 1, [N] * N_LAYER), (0.7, 1, [2 * N])):
+        monkeypatch.setattr(expert_cache, "POOL_NBYTES", most * slot + N)
+        cached = Layers(device, "q4_k", share)
+        assert cached.session.expert_cache is not None
+        pools = [name.split(".") for name in cached.session.expert_cache.pool_names]
+        assert [int(size) for _, _, part, size in pools if part == "0"] == n_slots
+        assert [cached.run(3, 20) for _ in range(2)] == [expected] * 2
+    packed = weakref.ref(cached.session.expert_cache)
+    cached.session.release()  # as a model does that sleeps
+    assert packed() is None
 
 
 def test_cache_below_one_layer_is_refused(device: Backend) -> None:

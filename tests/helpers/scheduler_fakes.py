@@ -170,7 +170,7 @@ class FakeEngine:
         self.fails: Callable[[UBatch], bool] = lambda batch: POISON in batch.tokens
         self.lost = False  # the next step loses the device and its memory
         self.rerouted: Mapping[str, str] = {}
-        self.expert_memory = CacheMemory(0)
+        self.expert_memory, self.exceeds_memory = CacheMemory(0), False
         self.hidden: HiddenRows | None = None
         self.media: MediaEncoder | None = None
         self.part_sizes: Mapping[int, float] = {}

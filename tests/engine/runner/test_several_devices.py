@@ -182,7 +182,8 @@ def test_weights_beyond_host_memory_are_in_a_file_with_the_same_bits(
     assert not caplog.records
     engine = ModelRunner(model, RunnerOptions(64, 1, 8, host_bytes=(need // 2) * 10 // 9))
     engine.load()
-    names = engine.session.backends[0].in_file
+    names = engine.session.in_file
+    assert engine.exceeds_memory
     assert 0 < len(names) < len(weights)
     assert "memory has room for 0.0: 0.0 GiB are in a file, from which each token reads up to" in caplog.text
     assert step(engine, [5, 9, 3]) == expected
@@ -197,7 +198,7 @@ def test_weights_beyond_host_memory_are_in_a_file_with_the_same_bits(
     experts.measure()
     of_file = plan.beyond_memory_of(experts)
     assert of_file is not None
-    in_file = experts.session.backends[0].in_file
+    in_file = experts.session.in_file
     assert all("exps" in name or name == "token_embd.weight" for name in in_file)
     experts.close()
     sizes = {name: t.nbytes for name, t in experts.model.weights.tensors.items() if "exps" in name and name in in_file}
