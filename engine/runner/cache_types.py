@@ -10,17 +10,22 @@ from logitless.graph.op import OPS
 from logitless.graph.order import toposort
 from logitless.graph.tensor import Tensor, variable
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.hparams.layer_sizes import LayerSizes
 
 
-def check_types(h: Hparams, type_k: str, type_v: str, of: str = "") -> None:
-    """ValueError for a type that does not exist, or whose blocks do not fit the heads. `of`: end of the flags."""
-    sizes = sorted({h.sizes(i).head_dim for i in range(h.n_layer_kv) if h.attends(i)})
+def check_types(h: Hparams, type_k: str, type_v: str, of: str = "", drafter: Sequence[LayerSizes | int] = ()) -> None:
+    """ValueError for a type that does not exist, or whose blocks do not fit the heads. `of`: end of the flags.
+    `drafter`: the sizes of a drafter's layers."""
+    heads = {"this model's": [h.sizes(i) for i in range(h.n_layer_kv) if h.attends(i)]}
+    heads["the drafter's"] = [sizes for sizes in drafter if not isinstance(sizes, int)]
+    odd = [(whose, s.head_dim) for whose, sizes in heads.items() for s in sizes if s.head_dim % 32]
     for flag, kind in ((f"cache-type-k{of}", type_k), (f"cache-type-v{of}", type_v)):
         if kind not in KV_TYPES:
             raise ValueError(f"--{flag} {kind}: the cache can be {', '.join(KV_TYPES)}")
-        if KV_TYPES[kind].bits and (odd := [size for size in sizes if size % 32]):
+        if KV_TYPES[kind].bits and odd:
+            whose, size = min(odd, key=lambda pair: pair[1])
             plain = ", ".join(name for name, t in KV_TYPES.items() if not t.bits)
-            has = f"needs heads of a multiple of 32 elements, this model's have {odd[0]}"
+            has = f"needs heads of a multiple of 32 elements, {whose} have {size}"
             raise ValueError(f"--{flag} {kind}: {has}; {plain} take any")
 
 

@@ -132,7 +132,7 @@ class ModelRunner:
             projector = GGUFFile.open(options.mmproj)
             self._projector = projector, params_for(self.gguf, h, projector, options.image_tokens, options.n_ubatch)
         self._kv_types = options.type_k, options.type_v, "" if target is None else "-draft"
-        check_types(h, *self._kv_types)
+        check_types(h, *self._kv_types, self.drafter_file.kv_layers if self.drafter_file is not None else ())
         if options.moves and h.recurrent:
             raise ValueError(f"{options.moves}: this model's layers keep states, which cannot forget tokens")
         self._size(options.n_ctx or h.n_ctx_train * (1 if options.unified else options.n_slots))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,6 +31,10 @@ def test_blocks_that_do_not_fit_the_heads_are_refused(tmp_path: Path) -> None:
     check_types(h, "f32", "bf16")
     with pytest.raises(ValueError, match=r"^--cache-type-v-draft q4_0: needs heads of .* 40; f32, f16, bf16 take any$"):
         check_types(h, "bf16", "q4_0", "-draft")
+    fits = replace(h, head_dim=64)
+    check_types(fits, "q8_0", "q8_0", drafter=(0, fits.sizes(0)))
+    with pytest.raises(ValueError, match=r"^--cache-type-k q8_0: needs heads of .*, the drafter's have 40; f32"):
+        check_types(fits, "q8_0", "f16", drafter=(0, h.sizes(0)))
     assert is_served(h, ("f16", "f32"))
     assert not is_served(h, ("f16", "q8_0"))  # attention's gradient does not read blocks
 
