@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import io
 import logging
-import zipfile
 from hashlib import sha256
 from pathlib import Path
 
@@ -52,20 +51,28 @@ class HeadFile:
 
     def _take(self, payload: bytes) -> None:
         values = self._values
+        layout: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
+            **{name: (np.float32, shape) for name, shape in shapes_of(values.hparams).items()},
+            "ids": (np.int32, (len(values.ids),)),
+            "progress": (np.float64, (2,)),
+        }
         try:
-            with np.load(io.BytesIO(payload), allow_pickle=False) as arrays:
-                params = {name: arrays[name] for name in values.params}
-                ids, (n_steps, accuracy) = arrays["ids"], arrays["progress"].tolist()
-        except (KeyError, ValueError, OSError, zipfile.BadZipFile) as error:
-            self._ignore(str(error))
+            with np.load(io.BytesIO(payload), allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in layout}
+        except Exception:  # of numpy or zipfile, about an archive that another program wrote
+            self._ignore("it is damaged")
             return
-        fits = all(params[name].shape == shape for name, shape in shapes_of(values.hparams).items())
-        in_vocabulary = ids.shape == (len(values.ids),) and ids.min() >= 0 and ids.max() < values.hparams.n_vocab
-        if not (fits and in_vocabulary and len(set(ids.tolist())) == len(ids)):
+        if any((arrays[name].dtype, arrays[name].shape) != traits for name, traits in layout.items()):
             self._ignore("it has other shapes")
             return
-        values.params = {name: np.ascontiguousarray(value, np.float32) for name, value in params.items()}
-        values.ids[:] = ids.tolist()
+        ids, (n_steps, accuracy) = arrays.pop("ids").tolist(), arrays.pop("progress").tolist()
+        finite = all(np.isfinite(array).all() for array in arrays.values())
+        in_vocabulary = min(ids) >= 0 and max(ids) < values.hparams.n_vocab and len(set(ids)) == len(ids)
+        if not (finite and in_vocabulary and 0 <= n_steps < 2**53 and 0 <= accuracy <= 1):
+            self._ignore("it has values that no head has")
+            return
+        values.params = arrays
+        values.ids[:] = ids
         values.n_steps, values.accuracy = int(n_steps), accuracy
         log.info("the draft head has learnt for %d steps (%s)", n_steps, self.path)
 

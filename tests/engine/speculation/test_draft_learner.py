@@ -6,6 +6,8 @@ import errno
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from logitless.engine.requests import CompletionRequest, Token
 from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.speculation.draft_learner import N_BATCH, DraftLearner
 from logitless.engine.speculation.draft_vocabulary import DraftVocabulary
-from logitless.engine.speculation.head_file import MAGIC
+from logitless.engine.speculation.head_file import CHECK_NBYTES, MAGIC
 from logitless.engine.speculation.settings import SpeculationParams
 from logitless.models.drafters.draft_head import PREFIX, TRAINING
 from tests.helpers.architecture_specs import ENCODERS
@@ -165,20 +167,35 @@ def test_file_wrong_is_ignored_with_one_line(
     assert (values.params["keep"] == 1).all()
 
 
-@pytest.mark.parametrize("name", ["up", "ids"])
-def test_file_of_other_shapes_is_ignored(name: str, bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("up", lambda up: up[:3], "it has other shapes"),
+        ("keep", lambda keep: keep.astype(str), "it has other shapes"),
+        ("progress", lambda _: np.array(1.0), "it has other shapes"),
+        ("up", lambda _: None, "it is damaged"),
+        ("ids", lambda ids: ids // 2, "it has values that no head has"),
+        ("keep", lambda keep: keep * np.float32(np.nan), "it has values that no head has"),
+        ("progress", lambda progress: progress * np.inf, "it has values that no head has"),
+        ("progress", lambda _: np.array([1, np.nan]), "it has values that no head has"),
+    ],
+)
+def test_file_of_other_values_is_ignored(
+    name: str, value: Any, line: str, bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     file, values = bench.learner.file, bench.engine.draft_head
     assert values is not None
-    ids, up = list(values.ids), values.params["up"]
-    if name == "ids":
-        values.ids[1] = values.ids[0]  # twice
-    else:
-        values.params["up"] = up[:3]
-    file.write(file.content())
-    values.ids[:], values.params["up"] = ids, up
+    values.n_steps, values.accuracy = 7, 0.5
+    with np.load(BytesIO(file.content()[len(MAGIC) + CHECK_NBYTES :])) as archive:
+        arrays = dict(archive)
+    if (changed := value(arrays.pop(name))) is not None:
+        arrays[name] = changed
+    np.savez(payload := BytesIO(), **arrays)
+    file.write(MAGIC + sha256(payload.getvalue()).digest() + payload.getvalue())
     file.load()
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert line.endswith("ignored, it has other shapes; it learns anew")
+    (record,) = caplog.records
+    assert record.getMessage().endswith(f"ignored, {line}; it learns anew")
+    assert not values.params["keep"].any()
 
 
 def test_full_disk_is_one_line_and_costs_no_answer(
