@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,11 @@ LEAST_MIXED = 8  # tokens of a mixed batch, at least: matrix products are fastes
 # tokens of a preemptible prefill chunk: larger ones are faster, but have longer parts
 APART = (64, 16)
 I32 = npt.NDArray[np.int32]
+
+
+def token_slots(table: Sequence[int], positions: Iterable[int]) -> list[int]:
+    """Token slots of a sequence's positions, by its block table."""
+    return [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in positions]
 
 
 class UBatch(Struct):

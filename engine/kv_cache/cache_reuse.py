@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 
-from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.batch import BLOCK_SIZE, token_slots
 from logitless.engine.kv_cache.context_shift import Moves
 from logitless.engine.kv_cache.manager import KVCacheManager
 from logitless.engine.kv_cache.prefix_cache import common_prefix
@@ -103,9 +103,9 @@ def _move(
     if seq.kv.copy is not None:  # the pending block copy would overwrite the moves: do it here
         first, to = seq.kv.copy
         moves += [(first * BLOCK_SIZE + i, to * BLOCK_SIZE + i, 0) for i in range(start % BLOCK_SIZE)]
-    for position, at in enumerate(places, start):
-        cell = source[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE
-        moves.append((cell, seq.kv.blocks[position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE, position - at))
+    targets = range(start, start + len(places))
+    turns = [to - at for at, to in zip(places, targets, strict=True)]
+    moves += zip(token_slots(source, places), token_slots(seq.kv.blocks, targets), turns, strict=True)
     try:
         move_cells(moves)
     except Exception as error:  # fall back to prefill

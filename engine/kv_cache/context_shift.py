@@ -8,7 +8,7 @@ does not contain them, and preemption swaps them out to host memory as they are.
 
 from __future__ import annotations
 
-from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.batch import BLOCK_SIZE, token_slots
 from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.host_cache import Bytes
 from logitless.engine.kv_cache.manager import KVCacheManager
@@ -92,15 +92,12 @@ class ContextShift:
         table = seq.kv.blocks[: self.first]
         for block in seq.kv.blocks[self.first : self.n_blocks]:
             table.append(block if block in self._own else prefixes.allocate())
-        moves: Moves = []
-        for p in range(self.first * BLOCK_SIZE, seq.n_computed):
-            at = source[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE
-            back = 0 if p < self.n_keep else self.n_discard
-            if self.n_keep <= p < self.n_keep + self.n_discard:
-                continue
-            to = table[(p - back) // BLOCK_SIZE] * BLOCK_SIZE + (p - back) % BLOCK_SIZE
-            if at != to:
-                moves.append((at, to, -back))
+        first, n_later = range(self.first * BLOCK_SIZE, self.n_keep), seq.n_computed - self.n_keep - self.n_discard
+        later = range(self.n_keep + self.n_discard, seq.n_computed)
+        sources = token_slots(source, [*first, *later])
+        targets = token_slots(table, [*first, *range(self.n_keep, self.n_keep + n_later)])
+        turns = [0] * len(first) + [-self.n_discard] * n_later
+        moves: Moves = [m for m in zip(sources, targets, turns, strict=True) if m[0] != m[1]]
         remaining = set(table)
         for block in reversed(seq.kv.blocks):
             if block not in remaining:

@@ -307,9 +307,9 @@ class ModelOptions:
         "-ncmoe --n-cpu-moe", 0, "keep the expert weights of the first N layers on the CPU", whole(0),
         env="LLAMA_ARG_N_CPU_MOE")
     moe_cache_mib: int = _option(
-        "--moe-cache-mib", 0, "memory of the devices, in MiB, for the experts that steps use most, of those that are "
-        "on the CPU; any other is uploaded where a step needs it, and none is computed on the CPU; without rules for "
-        "experts it is for all of a model that does not fit into the devices", whole(0), env="LLAMA_ARG_MOE_CACHE_MIB")
+        "--moe-cache-mib", 0, "memory of the devices, in MiB, for the experts that steps use most, where experts "
+        "are on the CPU (--cpu-moe); a step uploads what else it needs, and the CPU computes no expert; alone: for all "
+        "experts of a model that does not fit into the devices", whole(0), env="LLAMA_ARG_MOE_CACHE_MIB")
     n_cpu_ffn: int = _option(
         "-ncffn --n-cpu-ffn", 0, "keep the weights of dense feed-forward blocks of the first N layers on the CPU",
         whole(0), env="LLAMA_ARG_N_CPU_FFN")

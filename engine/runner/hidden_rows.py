@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logitless.engine.batch import BLOCK_SIZE
+from logitless.engine.batch import token_slots
 from logitless.engine.sequence import Sequence
 
 Span = tuple[int, range]  # (row counter before the step minus its first position, positions)
@@ -56,9 +56,8 @@ class HiddenRows:
     @staticmethod
     def cells(seq: Sequence, before: list[int]) -> list[int]:
         """Cells of the tokens before a sequence's next ones; -1 where their hidden state is gone."""
-        start, table = seq.n_computed - 1, seq.kv.blocks
-        places = range(start, start + len(before))
-        cells = [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in places]
+        start = seq.n_computed - 1
+        cells = token_slots(seq.kv.blocks, range(start, start + len(before)))
         return [-1 if row == NOTHING else cell for row, cell in zip(before, cells, strict=True)]
 
     def of(self, seq: Sequence, position: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from logitless.engine.batch import BLOCK_SIZE, StepFailed, UBatch
+from logitless.engine.batch import BLOCK_SIZE, StepFailed, UBatch, token_slots
 from logitless.engine.media.media_encoder import MediaEncoder
 from logitless.engine.runner.hidden_rows import HiddenRows
 from logitless.engine.sequence import Sequence
@@ -68,11 +68,9 @@ def build_batch(group: Plan, hidden: HiddenRows | None = None, encoder: MediaEnc
             tokens += draft_part(seq, n)
             pos += range(start, start + n)
             slots += [id] * n
-            slot_mapping += [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, start + n)]
+            slot_mapping += token_slots(table, range(start, start + n))
         if window_table:
-            batch.window_slot_mapping += [
-                window_table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, start + n)
-            ]
+            batch.window_slot_mapping += token_slots(window_table, range(start, start + n))
         if kv.state_writes:
             batch.begin += [kv.state_row, *[-1] * (n - 1)]
             batch.end += [kv.state_writes.get(p, -1) for p in range(start + 1, start + n + 1)]

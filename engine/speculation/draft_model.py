@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from logitless.engine.batch import BLOCK_SIZE, StepResult, UBatch
+from logitless.engine.batch import StepResult, UBatch, token_slots
 from logitless.engine.kv_cache.block_pool import n_blocks_for
 from logitless.engine.kv_cache.manager import NEAR_END
 from logitless.engine.kv_cache.prefix_cache import common_prefix
@@ -210,9 +210,7 @@ class ModelDrafter:
             batch.tokens += cache.tokens[start:]
             batch.pos += range(start, end)
             batch.slot += [seq.slot.id] * builder.n_now
-            batch.slot_mapping += [
-                cache.table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(start, end)
-            ]
+            batch.slot_mapping += token_slots(cache.table, range(start, end))
             if cache.state_rows is not None:
                 begin, ends = cache.state_rows.step(start, end, len(seq.tokens), seq.n_prompt - NEAR_END)
                 batch.begin += begin

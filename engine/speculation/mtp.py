@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 
-from logitless.engine.batch import BLOCK_SIZE, DeviceFailed, StepResult, UBatch
+from logitless.engine.batch import DeviceFailed, StepResult, UBatch, token_slots
 from logitless.engine.runner.hidden_rows import NOTHING, HiddenRows
 from logitless.engine.sequence import Sequence
 from logitless.engine.speculation.draft_builder import AllocateSlots, DraftBuilder, StepRunner
@@ -101,7 +101,7 @@ class MTPDrafter(_HeadDrafter):
             batch.pos.append(pos)
             batch.seen.append(cell - self._hidden.fixed)
             batch.slot.append(id)
-            batch.slot_mapping.append(seq.kv.blocks[cell // BLOCK_SIZE] * BLOCK_SIZE + cell % BLOCK_SIZE)
+            batch.slot_mapping += token_slots(seq.kv.blocks, (cell,))
             row = self._hidden.draft_row(id)
             batch.hidden_before.append(row if builder.draft else self._hidden.of(seq, pos - 1))
             batch.hidden_to.append(row)
@@ -170,7 +170,7 @@ class DFlashDrafter(_HeadDrafter):
             batch.pos += places
             batch.seen += places if self._file.causal else [places[-1]] * len(places)
             batch.slot += [seq.slot.id] * len(places)
-            batch.slot_mapping += [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in places]
+            batch.slot_mapping += token_slots(table, places)
             if not seq.kv.uploaded:
                 batch.tables[seq.slot.id] = table
             for i in range(builder.n_most):
