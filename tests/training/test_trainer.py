@@ -659,8 +659,8 @@ def test_a_loss_that_falls_is_saved_without_another_gradient(start: Open, monkey
     monkeypatch.setattr(RATE, lambda *_: 1e-2)
     monkeypatch.setattr("logitless.training.trainer.GUESS", 1e3)
     trainer = start("full", save_every=1)
-    monkeypatch.setattr(trainer.steps, "gradient_norm", None)
-    trainer.fit()
+    monkeypatch.setattr(trainer.steps, "gradient_norm", None)  # a call raises
+    assert trainer.fit().reason == f"{trainer.settings.iterations} iterations are done"
 
 
 def test_a_validation_without_labels_is_no_divergence(start: Open) -> None:
