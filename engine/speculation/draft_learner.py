@@ -166,8 +166,8 @@ class DraftLearner:
 
     @property
     def ready(self) -> bool:
-        can_begin = self._measurement is not None and self._credit >= N_BATCH and self._is_current
-        return can_begin or self._parts is not None
+        can_begin = self._measurement is not None and self._credit >= N_BATCH
+        return self._is_current and (can_begin or self._parts is not None)
 
     @property
     def pending(self) -> bool:
@@ -322,7 +322,8 @@ class DraftLearner:
             self._stop(error)
 
     def forget(self) -> None:
-        """Forget all examples."""
+        """Forget all examples, and the step that has begun."""
+        self._parts = None
         self._counters[:] = -1
         self._fresh.clear()
         self._open.clear()

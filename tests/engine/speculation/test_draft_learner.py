@@ -262,10 +262,16 @@ def test_diverged_head_goes_back_to_the_last_that_drafts(bench: Bench) -> None:
 
 def test_sleep_forgets_examples_and_keeps_the_head(bench: Bench) -> None:
     (want,), _ = bench.run()
+    assert bench.loaded.sleep is not None
+    bench.learn(waits=True)
+    assert bench.learner.ready  # within a step
+    bench.loaded.sleep.begin()
+    assert not bench.learner.ready
+    bench.loaded.sleep.use()
+    bench.run()
     for _ in range(4):
         bench.learn()
         bench.run()
-    assert bench.loaded.sleep is not None
     bench.loaded.sleep.begin()
     assert not bench.learner.ready
     bench.loaded.sleep.use()
