@@ -105,7 +105,8 @@ class FileMemory:
             elif shutil.disk_usage(folder).free < nbytes:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
-            raise MemoryError(f"{folder}: {nbytes / 2**30:.2f} GiB for weights: {error.strerror}") from error
+            line = f"{folder}: {nbytes / 2**30:.2f} GiB of weights: {error.strerror}"
+            raise MemoryError(f"{line}; LOGITLESS_CACHE names another folder") from error
         start, self._end = self._end, self._end + -(-nbytes // ALIGNMENT) * ALIGNMENT
         return pages[start : start + nbytes]
 

@@ -27,8 +27,6 @@ def placement(options: ModelOptions) -> tuple[tuple[str, ...], PlacementOptions]
     if not others and (main or split):
         log.warning("--main-gpu, --tensor-split: no device is used beside the CPU, which has all layers")
         main, split = 0, None
-    if not others and options.moe_cache_mib:
-        log.warning("--moe-cache-mib: no device is used beside the CPU, which has all experts")
     if main >= max(len(others), 1):
         raise OptionConflict(f"--main-gpu {main}: {_beside_cpu(len(others))}, and they count from 0")
     if split and len(split) > max(len(others), 1):
