@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from hashlib import sha256
@@ -217,6 +218,22 @@ def test_full_disk_is_one_line_and_costs_no_answer(
     bench.learn()
     bench.learner.save(wait=True)  # there is room again
     assert len(list(cache.iterdir())) == 1
+
+
+def test_save_serialises_the_head_on_a_thread_of_its_own(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, content = bench.learner.file, bench.learner.file.content
+    names: list[str] = []
+
+    def recorded() -> bytes:
+        names.append(threading.current_thread().name)
+        return content()
+
+    monkeypatch.setattr(file, "content", recorded)
+    assert bench.engine.draft_head is not None
+    bench.engine.draft_head.n_steps += 1
+    bench.learner.save(wait=True)
+    assert names == ["draft-head-file"]
+    assert file.path.exists()
 
 
 def test_request_or_end_stops_a_step_between_its_parts(bench: Bench, cache: Path) -> None:
