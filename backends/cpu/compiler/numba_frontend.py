@@ -3,10 +3,10 @@
 numba compiles every callee to machine code of its own, with Python wrappers, and optimises each one
 with all that it calls. Here only the IR is needed, which `llvm.py` optimises once, as a whole. For
 a kernel of 60 small functions that is 6 s instead of 34 s. numba has no option for it, so the
-unneeded steps are patched out while a kernel compiles. So is what takes half of the rest: the rules
-of arrays, of which a kernel has none, for every operator; the search for an operator's rule, once it
-has been found for these types; the colours of messages that nobody reads; the lifetimes of
-variables, which are computed after each pass and used after the last; and garbage collection."""
+unneeded steps are patched out while a kernel compiles. Half of the rest took, and are patched too:
+the rules of arrays for every operator, though a kernel has no arrays; the search for an operator's
+rule, repeated for the same types; the colours of messages that nobody reads; the lifetimes of
+variables, computed after each pass and used after the last; and garbage collection."""
 
 from __future__ import annotations
 
@@ -59,23 +59,23 @@ def ir_of(function: Any) -> tuple[str, str]:
         return result.library.get_llvm_str(), result.fndesc.llvm_func_name
 
 
-_signatures: dict[Any, Any] = {}  # of functions and operators, by what is called and the types of its arguments
+_signatures: dict[Any, Any] = {}  # by function or operator, and types of its arguments
 
 
-def _remembering(get_call_type: Any) -> Any:
-    """numba's search for the signature of a call, done once for each function and types."""
+def _with_cache(get_call_type: Any) -> Any:
+    """numba's search for the signature of a call, which runs once for each function and argument types."""
 
-    def remembered(function: Any, context: Any, args: Any, kws: Any) -> Any:
+    def cached_call_type(function: Any, context: Any, args: Any, kws: Any) -> Any:
         key = function, args, tuple(sorted(kws.items()))
         if key not in _signatures:
             _signatures[key] = get_call_type(function, context, args, kws)
         return _signatures[key]
 
-    return remembered
+    return cached_call_type
 
 
 def _post_process(processor: Any, emit_dels: bool = False, extend_lifetimes: bool = False) -> None:
-    """numba's post-processing of a function that is no generator: its lifetimes where they are used."""
+    """numba's `PostProcessor.run` for a function that is no generator."""
     from numba.core import postproc, transforms
 
     canonical: Any = transforms.canonicalize_cfg
@@ -111,7 +111,7 @@ def _without_machine_code() -> Iterator[None]:
             # of the wrapper, which is never called
             (JITCodeLibrary, "get_pointer_to_function", lambda *args: 1),
             (JITCPUCodegen, "set_env", nothing),
-            (BaseFunction, "get_call_type", _remembering(BaseFunction.get_call_type)),
+            (BaseFunction, "get_call_type", _with_cache(BaseFunction.get_call_type)),
             (PostProcessor, "run", _post_process),
             (type(termcolor()), "_markup", lambda self, message, *args: message),
         ):

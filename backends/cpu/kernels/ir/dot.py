@@ -50,12 +50,12 @@ def late_shift(layout, step, *, lone=False):
 
 
 def pair_room(bits):
-    """AVX2: steps whose pairs of products of so many bits fit into 16 bits together."""
+    """AVX2: steps whose pairs of products, of quants of so many bits, have a sum that fits into 16 bits."""
     return (1 << 15) // (2 * 127 * ((1 << bits) - 1)) or 1
 
 
 def start_of(b, layout, offset):
-    """Start value of dots of unsigned quants, in 16 lanes: `offset` is DotAccumulator's."""
+    """Start value of dots of unsigned quants, in 16 lanes; `offset`: see DotAccumulator."""
     if layout.mins:
         return constant(DOT_ZERO)
     if layout.zero == 64:
@@ -145,7 +145,7 @@ def pair_products(b, u, xs):
 
 
 def add_pairs(b, pairs, u, xs):
-    """AVX2: pairs, if there are any, plus the products of a step."""
+    """AVX2: sums of pairs, two halves of 16 bits each, plus the products of a step; []: there are no sums yet."""
     products = pair_products(b, u, xs)
     return [b.add(p, q) for p, q in zip(pairs, products, strict=True)] if pairs else products
 

@@ -153,7 +153,7 @@ class Layout:
 
     @property
     def plain(self) -> bool:
-        """True if quants are nibbles or bytes, with nothing beside them."""
+        """True if quants are nibbles or bytes, without high bits, codebook or grid."""
         return self.low_bits in (4, 8) and not (self.high or self.codes or self.grid)
 
     @property
@@ -277,10 +277,9 @@ STRIPS = 4  # strips of B (K, N) that gemm.py copies at once: its rows are pages
 
 
 def nibble_planes(layout: Layout, isa: str) -> tuple[int, ...]:
-    """Places in a quant of its parts in an expanded group.
+    """Lowest bits of the parts of a quant that an expanded group has as bytes of their own.
 
-    AVX2 adds products in 16 bits, which those of two 8-bit quants do not fit, so it has their
-    nibbles.
+    AVX2 adds products in 16 bits. Two products of 8-bit quants do not fit, so it has their nibbles.
     """
     return (4, 0) if isa == "avx2" and layout.bits == 8 else (0,)
 

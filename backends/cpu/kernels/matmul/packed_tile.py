@@ -71,7 +71,7 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
     row_groups = [range(first, min(mt, first + at_once)) for first in range(0, mt, at_once)]
     parts = range(layout.parts)
     in_turn = form is ExpandedBlock and not target_host().has_512_bits
-    # a loop over packed quants unpacks them once more for bytes, which pays from four rows on
+    # packed bytes are unpacked once for each nibble, which pays from four rows on; nibbles pay from two on
     rolled = isa() == "avx2" and (in_turn or (form is PackedBlock and mt > layout.low_bits // 4 and layout.plain))
     turns, nt = (nt, 1) if in_turn else (1, nt)
     late_shift_of = partial(late_shift, layout, lone=mt == 1 and form is PackedBlock)
@@ -84,7 +84,7 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
     def rolled_dots(b, block, xs, steps):
         """AVX2: dots of rows and a block without their start values, by loops over steps.
 
-        Unrolled, LLVM would add products as a tree, for which registers lack.
+        Of unrolled steps LLVM adds the products as a tree, which needs more registers than there are.
         """
         late, dots = late_shift_of(0), []
         planes, per_turn = nibble_planes(layout, isa()), 2 if form is PackedBlock and layout.low_bits == 4 else 1
@@ -92,7 +92,7 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
         room = min(len(steps), pair_room(layout.bits // len(planes)) // per_turn)
 
         def add_step(place, step, pairs):
-            """Two halves of each row's pairs, plus the products of a step."""
+            """Sums of pairs, two halves a row, plus the products of a step."""
             for u, after in block.turn(step, late, place):
                 x4s = [e.load(b, e.at(b, row, b.mul(b.add(step, e.i64(after)), e.i64(4))), e.I32, 4) for row in xs]
                 sums = [add_pairs(b, pairs[2 * j : 2 * j + 2], u, e.splat(b, x4)) for j, x4 in enumerate(x4s)]
@@ -104,7 +104,7 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
             return [b.add(dot, w) for dot, w in zip(dots, wide, strict=True)] if dots else wide
 
         def add_steps(place, step, dots):
-            """Dots plus the products of as many steps as there is room for, one or two."""
+            """Dots plus the products of `room` steps, one or two."""
             pairs = []
             for i in range(room):
                 pairs = add_step(place, b.add(step, e.i64(i)), pairs)
@@ -142,7 +142,7 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
                 scales = [block.scale(part) for block in blocks]
             xs = [e.at(b, x, ACT_BLOCK * j) for j in rows]
             offset = ACT_OFFSET if layout.parts == 1 else (ACT_HALF, ACT_HALF + 4)[part]
-            wholes = rolled_dots(b, blocks[0], xs, steps) if rolled else []
+            products = rolled_dots(b, blocks[0], xs, steps) if rolled else []
             for line, l1 in itertools.chain.from_iterable(prefetches if rolled else ()):
                 e.prefetch(b, line, l1=l1, nontemporal=nontemporal)
             starts = [e.load(b, e.at(b, row, offset), e.I32, 4) for row in xs]
@@ -158,7 +158,7 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
                     for n in range(nt):
                         dots[j * nt + n].add(u[n], x4, late_shift_of(step))
             totals = [dot.value() for dot in dots] or [
-                b.add(start_of(b, layout, start), whole) for start, whole in zip(starts, wholes, strict=True)
+                b.add(start_of(b, layout, start), whole) for start, whole in zip(starts, products, strict=True)
             ]
             if not keeps_quants:
                 scales = [block.scale(part) for block in blocks]
@@ -235,7 +235,7 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
 
 
 def many_row_tiles(dtype, mt, nt):
-    """(Tile that also expands a K block, tile of later rows), of `mt` rows and `nt` groups."""
+    """(Tile of the first rows, which also expands a K block; tile of later rows), of `mt` rows and `nt` groups."""
     tile = quant_tile(dtype, mt, nt, ExpandedBlock)
     if target_host().has_512_bits:
         return quant_tile(dtype, mt, nt, ExpandingBlock), tile
@@ -335,7 +335,7 @@ def tile_of(body, mt, nt, by=1, *, rest=None, prefetch_output=False, turns=1):
     block prefetches two lines of later weights from `prefetch_at` on (packed weights: as many as a
     block has), `prefetch_apart` bytes apart, and `prefetch_step` bytes further per block.
     `prefetch_output`: a tile of many rows prefetches the lines of its results, some of which are in
-    y. `turns`: so many times `nt` groups, one after the other.
+    y. `turns`: the tile is of turns · nt groups, of which nt are computed at a time.
     """
 
     @intrinsic
@@ -361,7 +361,7 @@ def tile_of(body, mt, nt, by=1, *, rest=None, prefetch_output=False, turns=1):
     ):
         def codegen(ctx, b, sig, a):
             def groups(turn, _):
-                """Groups from nt · turn on."""
+                """Compute nt groups from nt · turn on."""
                 first, columns = b.mul(turn, e.i64(nt)), b.mul(turn, e.i64(64 * nt))
                 w0, x0, sums0, out0, wide0 = (b.inttoptr(a[p], e.I8P) for p in (0, 3, 5, 6, 12))
                 places = [b.add(first, e.i64(n)) for n in range(nt)]

@@ -141,7 +141,8 @@ class PackedBlock:
         return u
 
     def turn(self, v, late, place):
-        """(Quants, their step less v) of vector v, an i64: both nibbles, or those of bytes at a place."""
+        """[(quants, their step − v)] of vector v, an i64 value: both nibbles of each byte, or of packed bytes the one
+        at bit `place`."""
         b, layout = self.b, self.layout
         word = e.load(b, e.at(b, self.at[0], b.mul(v, e.i64(64))), e.V16I)
         if layout.low_bits == 8:
@@ -263,7 +264,7 @@ class ExpandedBlock:
         return e.load(self.b, e.at(self.b, self.at, 64 * step), e.V16I)
 
     def turn(self, step, _late, place):
-        """As PackedBlock.turn, of any quants: those of a step, an i64, alone."""
+        """[(quants, 0)] of a step, an i64 value; see PackedBlock.turn."""
         at = e.at(self.b, self.at, 512 * nibble_planes(self.layout, isa()).index(place))
         return [(e.load(self.b, e.at(self.b, at, self.b.mul(step, e.i64(64))), e.V16I), 0)]
 
