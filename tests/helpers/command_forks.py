@@ -16,9 +16,11 @@ import re
 import signal
 import socket
 import sys
+import threading
 import traceback
 import urllib.request
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 MODELS_OF_THE_HUB = ("-hf", "--hf-repo")
@@ -102,16 +104,23 @@ def serve(words: list[str], connection: socket.socket, stay: bool) -> int:
                 break
         else:
             return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) or 1
+        rest = threading.Thread(target=copy, args=(log,))  # a full pipe would stop the server
+        rest.start()
         if url := found[1]:
             while health(url) == 503:
-                pass  # the server holds each look for a while
+                pass
         if stay:
             connection.sendall(url.encode())
             connection.recv(1)
         os.kill(pid, signal.SIGTERM)
-        for line in log:
-            os.write(2, line.encode())
+        rest.join()
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def copy(log: Iterable[str]) -> None:
+    """Write the lines of a log to standard error."""
+    for line in log:
+        os.write(2, line.encode())
 
 
 def health(url: str) -> int:

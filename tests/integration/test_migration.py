@@ -97,6 +97,7 @@ DIFFERENT: dict[str, Callable[[], bool]] = {
     "--cpu-mask": lambda: parse(FLAGS, ["-C", "3"], {}).cpu_mask == {0, 1},
     "--cpu-range": lambda: parse(FLAGS, ["-Cr", "0-1"], {}).cpu_range == {0, 1},
     "--main-gpu": lambda: placement(ModelOptions(main_gpu=1, device=("cpu",)))[0] == ("cpu",),
+    "--moe-cache-mib": lambda: placement(ModelOptions(moe_cache_mib=1, device=("cpu",)))[1].expert_cache == 1 << 20,
     "--split-mode": lambda: parse(FLAGS, ["-sm", "row"], {}).split_mode == "row",
     "--load-mode": lambda: parse(FLAGS, ["-lm", "dio"], {}).load_mode == "dio",
     "--numa": lambda: parse(FLAGS, ["--numa", "isolate"], {}).numa == "isolate",

@@ -82,7 +82,7 @@ def ours(path: Path, kind: type[MTPDrafter], n_tokens: int) -> list[Told]:
     assert engine.hidden is not None
     tokenizer, found = from_metadata(engine.gguf.metadata), []
     for n in (*MOST, 0):
-        drafter = kind(engine, engine.hidden, engine.hparams.n_vocab)
+        drafter = kind(engine, engine.hidden, range(engine.hparams.n_vocab))
         speculator = Speculator(SpeculationSettings(draft_n_max=max(1, n)), {"draft-mtp": drafter})
         scheduler = Scheduler(
             engine, tokenizer, SchedulerConfig(n_slots=1, n_ctx=256, n_ubatch=64), speculator=speculator
