@@ -7,12 +7,12 @@ from logitless.graph.ops.rope import rope
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.architectures.rope import Rotary
 from logitless.models.batch import PagedMemory, rotate
-from logitless.models.drafters.drafter import Drafter
+from logitless.models.drafters.drafter import FileDrafter
 from logitless.models.hparams.hparams import Hparams
 
 
 def move_cells(
-    h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int, drafter: Drafter | None = None
+    h: Hparams, rotary: Rotary, memory: PagedMemory, n_cells: int, drafter: FileDrafter | None = None
 ) -> list[Tensor]:
     """The caches after token slots `from` moved to `to`, `turn` positions further on (inputs
     (n_cells,) i32 each). `drafter`: whose layers lie behind the model's.

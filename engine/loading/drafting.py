@@ -31,7 +31,7 @@ from logitless.engine.speculation.settings import (
 from logitless.engine.speculation.speculator import BatchDrafter, Speculator
 from logitless.models.architectures.mtp import can_guess
 from logitless.models.architectures.registry import ARCHITECTURES
-from logitless.models.drafters.drafter_file import drafter_kind, open_drafter
+from logitless.models.drafters.drafter_file import MAX_VOCAB_DIFFERENCE, drafter_kind, open_drafter
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.overrides import Overrides
@@ -39,8 +39,7 @@ from logitless.models.model import hparams_of
 from logitless.models.tokenizer import Tokenizer
 from logitless.models.weights.weights import check_weights
 
-MAX_VOCAB_DIFFERENCE = 128  # tokens; like the next, llama.cpp's rule
-FIRST_COMMON = 5  # the token id from which on both vocabularies must agree
+FIRST_COMMON = 5  # the token id from which on both vocabularies must agree; llama.cpp's rule
 KIND_OF = {"dflash": DFLASH, "eagle3": EAGLE3, "gemma4-assistant": MTP}  # by architecture of a drafter's file
 
 

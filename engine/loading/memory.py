@@ -34,7 +34,7 @@ class CacheBytes:
     full: int = 0
 
     def beside(self, drafter: Sequence[LayerSizes | int], type_k: str, type_v: str) -> CacheBytes:
-        """The same with the caches of a drafter's layers (DrafterFile.kv_layers)."""
+        """Bytes of these caches and those of a drafter's layers (DrafterFile.kv_layers)."""
         rows = [size.n_head_kv * size.head_dim for size in drafter if not isinstance(size, int)]
         more = sum(_nbytes(t, row) for row in rows for t in (type_k, type_v))
         return replace(self, cell=self.cell + more, full=self.full + more)

@@ -11,7 +11,7 @@ from logitless.engine.batch import BLOCK_SIZE
 from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.batch import PagedMemory
-from logitless.models.drafters.drafter import Drafter
+from logitless.models.drafters.drafter import FileDrafter
 from logitless.models.kv_move import move_cells
 from logitless.models.kv_pool import PagePool
 from logitless.models.model import Model
@@ -26,7 +26,7 @@ class KVMover:
     Padding uses the last block of a pool, which no sequence owns. `can_move` is set by
     `prepare_moves`."""
 
-    def __init__(self, session: Session, model: Model, memory: PagedMemory, drafter: Drafter | None = None) -> None:
+    def __init__(self, session: Session, model: Model, memory: PagedMemory, drafter: FileDrafter | None = None) -> None:
         self._session, self._model, self._memory, self._drafter = session, model, memory, drafter
         self.can_move = False
 

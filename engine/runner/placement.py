@@ -34,7 +34,7 @@ class PlacementOptions:
     spare: tuple[int, ...] = ()  # MiB of each device that stay free, the last number for all that follow
 
     def with_experts(self, fits: Callable[[], bool]) -> PlacementOptions:
-        """The same, with rules for the experts of a cache: all are on the CPU, unless the whole model `fits`."""
+        """Options with rules for the experts of a cache: all are on the CPU, unless the whole model `fits`."""
         if not self.expert_cache or any("exps" in rule for rule, _ in self.overrides):
             return self
         if self.n_gpu_layers is None and not self.split and fits():

@@ -14,8 +14,7 @@ from logitless.graph.ops.sampling.sample import log_probs, sample
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.architectures.mtp import Hidden, follow, guess
 from logitless.models.batch import Batch, Cached, PagedMemory
-from logitless.models.drafters.draft_head import DraftHead
-from logitless.models.drafters.drafter import Drafter
+from logitless.models.drafters.drafter import Drafter, FileDrafter
 from logitless.models.model import Model
 
 
@@ -28,7 +27,7 @@ class StepGraph:
     # last hidden states for the MTP head (models/architectures/mtp.py)
     hidden: Tensor | None = None
     media: Sequence[Tensor] = ()  # rows of images (engine/media/media_encoder.py)
-    drafter: Drafter | DraftHead | None = None  # drafts instead of the MTP head
+    drafter: Drafter | None = None  # drafts instead of the MTP head
 
     def nodes(self, model: Model, shape: StepShape) -> tuple[list[Tensor], list[Tensor]]:
         """Nodes of a step: (nodes that only run, fetched nodes).
@@ -65,7 +64,7 @@ class StepGraph:
         if shape.mtp:
             logits, rows = guess(model, batch, self.memory, hidden)
             return logits, [rows]
-        inputs: list[Tensor] | None = [] if isinstance(drafter, Drafter) else None
+        inputs: list[Tensor] | None = [] if isinstance(drafter, FileDrafter) else None
         cached = Cached(self.memory, batch)
         x = model.hidden(batch, cached, inputs)
         if drafter is None:

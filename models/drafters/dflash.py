@@ -15,12 +15,12 @@ from logitless.models.architectures.attention import AttentionInputs, keys_value
 from logitless.models.architectures.decoder import residual_stream
 from logitless.models.architectures.mtp import Hidden
 from logitless.models.batch import Batch, Cached, PagedMemory
-from logitless.models.drafters.drafter import Drafter
+from logitless.models.drafters.drafter import FileDrafter
 from logitless.models.model import Model
 
 
 @dataclass(frozen=True)
-class DFlash(Drafter):
+class DFlash(FileDrafter):
     def follow(
         self, model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, x: Tensor, layer_inputs: Sequence[Tensor]
     ) -> list[Tensor]:

@@ -32,6 +32,7 @@ from logitless.graph.ops.training.optimizer import N_ADAMW, adamw_step, clip_fac
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.architectures.mtp import Hidden
 from logitless.models.batch import Batch, PagedMemory
+from logitless.models.drafters.drafter import Drafter
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.model import Model
@@ -111,22 +112,16 @@ def _bytes_of(values: F32) -> npt.NDArray[np.uint8]:
 
 
 @dataclass(frozen=True)
-class DraftHead:
+class DraftHead(Drafter):
     """The head's variables on a session."""
 
     params: Mapping[str, Tensor]
     rows: Tensor  # (columns, n_embd): the LM head's rows of the draft vocabulary
 
-    def follow(
-        self, model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, x: Tensor, layer_inputs: Sequence[Tensor]
-    ) -> list[Tensor]:
-        """Nodes that keep the last hidden states x (T, n_embd) of a step's tokens (see Drafter.follow)."""
-        return [hidden.store(x)]
-
     def guess(
         self, model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, out: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Draft step: logits (R, columns) of the `out` rows, or of all, and nodes that only run."""
+        """As declared, with a column for each token of the draft vocabulary."""
         y = self.next_hidden(model, hidden.load(), batch.tokens)
         return self.logits(model, y if out is None else get_rows(y, out)), [hidden.store(y)]
 

@@ -26,28 +26,15 @@ from logitless.models.weights.weights import Weights, define_weight
 PREFIX = "draft."  # of the names of a session's variables
 
 
-@dataclass(frozen=True)
 class Drafter(ABC):
-    """A drafter's file and its variables on a session."""
+    """A network that drafts from a model's hidden states."""
 
-    file: DrafterFile
-    weights: Weights
-    rotary: Rotary
-
-    @classmethod
-    def define(cls, session: Session, file: DrafterFile, n_ctx: int) -> Drafter:
-        """Define the weights on a session; bytes are read at first use."""
-        tensors = {
-            name: define_weight(session, file.gguf, name, part, PREFIX + name) for name, part in file.parts.items()
-        }
-        return cls(file, Weights(tensors), define_rotary(session, file.gguf, file.hparams, n_ctx, PREFIX))
-
-    @abstractmethod
     def follow(
         self, model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, x: Tensor, layer_inputs: Sequence[Tensor]
     ) -> list[Tensor]:
         """Nodes that keep the drafter in step with the tokens of a step of the model, whose last hidden
-        states are x (T, n_embd)."""
+        states are x (T, n_embd): here they keep x."""
+        return [hidden.store(x)]
 
     @abstractmethod
     def guess(
@@ -55,6 +42,23 @@ class Drafter(ABC):
     ) -> tuple[Tensor, list[Tensor]]:
         """Draft step: logits (R, n) of the `out` rows, or of all, and nodes that only run. `batch.seen` has what
         each row attends to."""
+
+
+@dataclass(frozen=True)
+class FileDrafter(Drafter):
+    """A drafter's file and its variables on a session."""
+
+    file: DrafterFile
+    weights: Weights
+    rotary: Rotary
+
+    @classmethod
+    def define(cls, session: Session, file: DrafterFile, n_ctx: int) -> FileDrafter:
+        """Define the weights on a session; bytes are read at first use."""
+        tensors = {
+            name: define_weight(session, file.gguf, name, part, PREFIX + name) for name, part in file.parts.items()
+        }
+        return cls(file, Weights(tensors), define_rotary(session, file.gguf, file.hparams, n_ctx, PREFIX))
 
     def memory_of(self, batch: Batch, memory: PagedMemory) -> DrafterMemory:
         """The KV caches of the drafter's layers during one batch."""

@@ -20,7 +20,7 @@ from logitless.models.model import exposes_layers
 from logitless.models.weights.tensor_map import TensorSlice, layer_tensors
 from logitless.models.weights.weights import check_tensors
 
-MAX_DIFFERENCE = 128  # tokens that a vocabulary may have more or fewer than the model's; llama.cpp's rule
+MAX_VOCAB_DIFFERENCE = 128  # tokens that a vocabulary may have more or fewer than the model's; llama.cpp's rule
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _read(gguf: GGUFFile, target: Hparams) -> DrafterFile:
     if not exposes_layers(target):
         raise ModelFileError(gguf.path, f"reads hidden states between layers, which {target.arch} does not have")
     n_tokens = gguf.metadata.length("tokenizer.ggml.tokens")
-    if n_tokens is not None and abs(n_tokens - target.n_vocab) > MAX_DIFFERENCE:
+    if n_tokens is not None and abs(n_tokens - target.n_vocab) > MAX_VOCAB_DIFFERENCE:
         raise ModelFileError(gguf.path, f"its vocabulary has {n_tokens} tokens, the model's has {target.n_vocab}")
     file = DrafterFile(gguf, h, target, {}, _target_layers(keys, target), ids=_ids(gguf, target))
     file = _eagle3(file, keys) if h.arch == "eagle3" else _dflash(file, keys)

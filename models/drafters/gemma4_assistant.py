@@ -6,7 +6,6 @@ have the position of the first, for whose cache the model has not been run yet."
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from logitless.graph.ops.elementwise import mul, scaled
@@ -17,17 +16,12 @@ from logitless.models.architectures.decoder import residual_stream
 from logitless.models.architectures.mla import concat_columns
 from logitless.models.architectures.mtp import Hidden
 from logitless.models.batch import Batch, PagedMemory
-from logitless.models.drafters.drafter import Drafter
+from logitless.models.drafters.drafter import FileDrafter
 from logitless.models.model import Model
 
 
 @dataclass(frozen=True)
-class Gemma4Assistant(Drafter):
-    def follow(
-        self, model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, x: Tensor, layer_inputs: Sequence[Tensor]
-    ) -> list[Tensor]:
-        return [hidden.store(x)]
-
+class Gemma4Assistant(FileDrafter):
     def guess(
         self, model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, out: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:

@@ -61,7 +61,7 @@ class Places:
         return layer
 
     def with_cache(self, experts: Mapping[int, Sequence[str]], host: int) -> Places:
-        """The same, with a cache for layers whose experts, by name, are all on `host`, and the layer is not."""
+        """Places with a cache for layers whose experts, by name, are all on `host`, and the layer is not."""
         layers = [i for i in experts if self.slots[i] != host]
         on_host = [i for i in layers if all(self.override_of(name, self.slots[i]) == host for name in experts[i])]
         return replace(self, cached=frozenset(on_host))

@@ -26,6 +26,17 @@ from tests.helpers.reference_model import Spec, write
 PROMPT = (1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315)
 
 
+def generate(scheduler: Scheduler, n: int, *kinds: str) -> tuple[list[int], Finished]:
+    """Token ids of a greedy request, drafted by these kinds, and its end."""
+    sampling, speculation = SamplingParams(temperature=0.0), SpeculationParams(kinds)
+    scheduler.submit(CompletionRequest(PROMPT, sampling, n, ignore_eos=True, speculation=speculation))
+    events = []
+    while not scheduler.idle:
+        events += [event for _, event in scheduler.step()]
+    assert isinstance(events[-1], Finished)
+    return [event.id for event in events if isinstance(event, Token)], events[-1]
+
+
 @pytest.mark.parametrize("name", ["qwen35, no norm behind", "deepseek2", "nemotron_h_moe"])
 @pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
 def test_device_runs_the_mtp_head(
@@ -49,19 +60,8 @@ def test_device_runs_the_mtp_head(
         speculator=speculator,
     )
 
-    def run(*kinds: str) -> tuple[list[int], Finished]:
-        request = CompletionRequest(
-            PROMPT, SamplingParams(temperature=0.0), 24, ignore_eos=True, speculation=SpeculationParams(kinds)
-        )
-        scheduler.submit(request)
-        events = []
-        while not scheduler.idle:
-            events += [event for _, event in scheduler.step()]
-        assert isinstance(events[-1], Finished)
-        return [event.id for event in events if isinstance(event, Token)], events[-1]
-
-    want, _ = run()
-    got, end = run("draft-mtp")
+    want, _ = generate(scheduler, 24)
+    got, end = generate(scheduler, 24, "draft-mtp")
     assert got == want
     assert end.timings.draft_n_accepted > 5
     engine.close()
@@ -89,18 +89,9 @@ def test_device_runs_and_trains_the_draft_head(
         ),
     )
 
-    def run(*kinds: str) -> tuple[list[int], Finished]:
-        sampling, speculation = SamplingParams(temperature=0.0), SpeculationParams(kinds)
-        scheduler.submit(CompletionRequest(PROMPT, sampling, 60, ignore_eos=True, speculation=speculation))
-        events = []
-        while not scheduler.idle:
-            events += [event for _, event in scheduler.step()]
-        assert isinstance(events[-1], Finished)
-        return [event.id for event in events if isinstance(event, Token)], events[-1]
-
-    want, _ = run()
+    want, _ = generate(scheduler, 60)
     for _ in range(3):
-        ids, end = run("draft-learn")
+        ids, end = generate(scheduler, 60, "draft-learn")
         assert ids == want
         learner.wait()
         learner.run(float("inf"), lambda: False)
