@@ -182,7 +182,6 @@ def _keys(dtype: str) -> str:
         UNROLL for (uint i = 0u; i < {at_once}; i++) {{
           EACH_VECTOR {{
             vec4 x = q[(d + i) * NV + first_v + v];
-            all[v] = all[v] + x;
             UNROLL for (uint p = 0u; p < {words}; p++) {{ {sums} }}
           }}
         }}"""
@@ -194,23 +193,21 @@ def _keys(dtype: str) -> str:
       }}
       for (; d < size; d++) {{{add("scores", "1")}
       }}"""
-    page, scales, all_sums, minima = "cell_page * (size * 17u)", "16u", "", ""
+    page, scales, minima = "cell_page * (size * 17u)", "16u", ""
     if dtype == NIBBLES:
         scales = f"SCALES_OF({KIND_K})"
         page = before_page(dtype, KIND_K)
-        all_sums = "PRECISE vec4 all[OWN_NV]; EACH_VECTOR { all[v] = VEC4(0.0f); }"
         minima = """
         if ((kinds & 2u) != 0u) {
           UNROLL for (uint i = 0u; i < CELLS * OWN_NV; i++) {
             float low = F16(LOAD16(K, scales_at + size / 2u + j * 16u + i / OWN_NV));
-            scores[i] = FMA(all[i % OWN_NV], VEC4(low), scores[i]);
+            scores[i] = FMA(q_sums[j * NV + first_v + i % OWN_NV], VEC4(low), scores[i]);
           }
         }"""
     return f"""
       uint scales_at = ({page} + size * {scales}) / 2u + cell;
       for (uint j = 0u; j < size / 32u; j++) {{
         PRECISE vec4 sums[CELLS * OWN_NV];
-        {all_sums}
         UNROLL for (uint i = 0u; i < CELLS * OWN_NV; i++) sums[i] = VEC4(0.0f);
         float scales[CELLS];
         UNROLL for (uint c = 0u; c < CELLS; c++) scales[c] = F16(LOAD16(K, scales_at + j * 16u + c));
@@ -282,6 +279,17 @@ def _body(dtype_k: str, dtype_v: str) -> str:
         for of, kind, dtype in (("of_keys", KIND_K, dtype_k), ("of_values", KIND_V, dtype_v))
         if dtype == NIBBLES
     )
+    q_sums = ""
+    if dtype_k == NIBBLES:  # of each block of a row, for minima
+        q_sums = """
+  if ((kinds & 2u) != 0u) {
+    for (uint i = LID; i < NV * (size / 32u); i += WG) {
+      PRECISE vec4 sum = VEC4(0.0f);
+      ROLLED for (uint d = 0u; d < 32u; d++) sum = sum + q[(i / NV * 32u + d) * NV + i % NV];
+      q_sums[i] = sum;
+    }
+    BARRIER();
+  }"""
     cells = "((TILED ? 16 : 32) / OWN)" if dtype_v == NIBBLES else "(32 / OWN)"  # whose values a thread loads at once
     return f"""
   uint per = n_heads / n_kv, wide = min(per, UINT(ROWS)), blocks = (per + wide - 1u) / wide;
@@ -346,7 +354,7 @@ def _body(dtype_k: str, dtype_v: str) -> str:
   }}
   vec4 out_[OUTS];
   UNROLL for (uint i = 0u; i < OUTS; i++) out_[i] = VEC4(0.0f);{tables}
-  BARRIER();
+  BARRIER();{q_sums}
   for (; span < end; span++) {{
     {{
       uint at = span * SPAN + CELLS * PLACE, page = at / 16u, cell = at % 16u;
@@ -521,6 +529,7 @@ def _attention(name: str, dtype_k: str, dtype_v: str, rows: dict[int, int]) -> N
             *(("float", name, "ROWS") for name in of_rows),
             ("uint", "first_of", "ROWS"),
             ("uint", "last_of", "ROWS"),
+            *([("vec4", "q_sums", "ROWS / 4 * (MAX_SIZE / 32)")] * (dtype_k == NIBBLES)),
             *(("float", name, "32") for name in ("of_keys", "of_values") if has_nibbles),  # numbers of quants
         ],
         functions=FUNCTIONS + NIBBLE_FUNCTIONS * has_nibbles,
