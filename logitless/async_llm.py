@@ -22,6 +22,7 @@ from logitless.engine.async_engine import AsyncEngine, LoadedModel
 from logitless.engine.errors import InvalidRequest, Unavailable
 from logitless.engine.finetuning.status import ENDED, RUNNING
 from logitless.engine.requests import Event
+from logitless.engine.sampling.params import SamplingParams as EngineParams
 from logitless.engine.stream import Delivery
 from logitless.errors import Error, RequestError, TrainingError, public_errors
 from logitless.frontend.config import FrontendConfig
@@ -92,6 +93,7 @@ class AsyncLLM:
         self.config = FrontendConfig(
             model_path=str(path),
             n_parallel=checked.n_slots,
+            defaults=EngineParams(**self.model.sampling),
             speculation=self.model.speculation,
             models_that_draft=model_kinds(checked),
             pooling="rank" if checked.rerank else checked.pooling or "",
@@ -254,6 +256,10 @@ class AsyncLLM:
             async for index, event in events:
                 results[index].add(event)
         return first_of([result.chat_completion() for result in results])
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Parameters of requests without any: llama-server's defaults, over them those of the model's file."""
+        return SamplingParams(**self.model.sampling)
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text, with the BOS and EOS that the model wants."""

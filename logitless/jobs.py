@@ -15,7 +15,8 @@ from msgspec import structs
 
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.requests import Event, Failed, Finished, Token, TokenProb
-from logitless.engine.sampling.params import params_of
+from logitless.engine.sampling.params import SamplerParams, params_of
+from logitless.engine.sampling.params import SamplingParams as EngineParams
 from logitless.errors import RequestError
 from logitless.frontend.chat.chat import ChatGeneration, parse_chat
 from logitless.frontend.chat.messages import Chat
@@ -148,7 +149,7 @@ def chat_fields() -> frozenset[str]:
 def _body(parser: RequestParser, params: SamplingParams | None) -> dict[str, Any]:
     """The fields of a request's body."""
     params = one_params(params)
-    body = params.fields() if params is not None else {}
+    body = {} if params is None else {**_beside_defaults(params, parser.config.defaults), **params.fields()}
     for name in ("n", "logits_processors"):  # see _of_program
         body.pop(name, None)
     if (scales := body.pop("adapters", None)) is not None:
@@ -159,6 +160,14 @@ def _body(parser: RequestParser, params: SamplingParams | None) -> dict[str, Any
         body["speculative"] = speculation
     plain: dict[str, Any] = _plain(body)
     return plain
+
+
+def _beside_defaults(params: SamplingParams, defaults: EngineParams) -> dict[str, Any]:
+    """The samplers' numbers and chain where a model's own defaults differ."""
+    names = [*SamplerParams.__struct_fields__, "samplers"]
+    if params.repetition_penalty is not None and "repeat_last_n" not in params.fields():
+        names.remove("repeat_last_n")
+    return {name: value for name in names if (value := getattr(params, name)) != getattr(defaults, name)}
 
 
 def _plain(value: Any) -> Any:

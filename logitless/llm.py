@@ -173,6 +173,10 @@ class LLM:
         3"""
         return self._run(self._llm.beam_search(prompts, params))
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Parameters of requests without any: llama-server's defaults, over them those of the model's file."""
+        return self._llm.get_default_sampling_params()
+
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> list[int]:
         """Token ids of a text, with the BOS and EOS that the model wants."""
         return self._llm.tokenize(text, add_special=add_special, parse_special=parse_special)

@@ -33,6 +33,7 @@ class Param:
     flag: str = ""  # "--temp --temperature", of the server's default
     env: str = ""  # its variable
     common: bool = False  # the flag is on the first page of --help
+    key: str = ""  # general.sampling.…, the default of a model that has it in its file
     fields: tuple[type[Struct], ...] = ()  # of an object: structs of its fields, one of which it has
 
 

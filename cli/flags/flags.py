@@ -72,9 +72,9 @@ class Group:
 def parse(
     flags: Sequence[Flag], argv: Sequence[str], environ: Mapping[str, str], words: Sequence[str] = ()
 ) -> SimpleNamespace:
-    """Values of all flags by `dest`, and two more attributes: `notices` are the ignored flags,
-    `given` is the command line flag by flag, as (dest, words). `words`: the flags whose values words without a flag
-    are, in their order."""
+    """Values of all flags by `dest`, and three more attributes: `notices` are the ignored flags,
+    `given` is the command line flag by flag, as (dest, words), and `settled` are the flags of the command line and of
+    variables. `words`: the flags whose values words without a flag are, in their order."""
     values: dict[str, Any] = {f.dest: ([] if f.many else f.default) for f in flags}
     notices: list[str] = []
     walked = list(_walk(flags, argv, words))
@@ -97,7 +97,7 @@ def parse(
     for f in flags:
         if f.many and not values[f.dest]:
             values[f.dest] = list(f.default or [])
-    return SimpleNamespace(**values, notices=notices, given=given)
+    return SimpleNamespace(**values, notices=notices, given=given, settled=settled)
 
 
 def _walk(flags: Sequence[Flag], argv: Sequence[str], words: Sequence[str]) -> Iterable[tuple[Flag, str, str | bool]]:

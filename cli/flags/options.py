@@ -112,7 +112,7 @@ def _sampler_flag(name: str, kind: type, param: Param) -> Flag:
 
 
 SAMPLERS = {n: _sampler_flag(n, kind, param) for n, (kind, param) in params_of(SamplerParams).items() if param.flag}
-SAMPLING = Group("Sampling defaults (a request's own fields come first)", (
+SAMPLING = Group("Sampling defaults (a request's own fields come first, those of the model's file last)", (
     Flag("--samplers", "which samplers run, in order, separated by ';'; known are these, adaptive_p and infill", text,
          ";".join(DEFAULT_SAMPLERS), "NAMES"),
     Flag("--sampler-seq --sampling-seq", "the same as one letter each, such as edskypmxt", text, None, "LETTERS"),

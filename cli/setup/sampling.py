@@ -15,6 +15,7 @@ from logitless.cli.setup import escapes
 from logitless.engine.loading.options import text_file
 
 if TYPE_CHECKING:
+    from logitless.engine.loading.open_model import OpenModel
     from logitless.engine.sampling.grammar_mask import GrammarConstraint
     from logitless.engine.sampling.params import SamplingParams
     from logitless.models.tokenizer import Tokenizer
@@ -28,8 +29,8 @@ _GRAMMARS = {  # flag → kind of grammar
 _BIAS = re.compile(r"(\d+)([+-].+)")
 
 
-def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer, *, ignore_eos: bool = False) -> SamplingParams:
-    """Sampling parameters of the flags, parsed as the fields of a request."""
+def sampling_defaults(options: SimpleNamespace, model: OpenModel, *, ignore_eos: bool = False) -> SamplingParams:
+    """Sampling parameters of the flags, else of the model's file, parsed as the fields of a request."""
     from logitless.engine.errors import InvalidRequest
     from logitless.engine.params import Generation
     from logitless.engine.sampling.params import SamplingParams, chain_from_names
@@ -41,6 +42,8 @@ def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer, *, ignore_
     if options.dry_sequence_breaker:
         body["dry_sequence_breakers"] = escapes.texts(options, "dry_sequence_breaker")
     body["ignore_eos"] = ignore_eos
+    flags = {name: {flag.dest} for name, flag in SAMPLERS.items()} | {"samplers": {"samplers", "sampler_seq"}}
+    body |= {name: value for name, value in model.sampling.items() if not flags[name] & options.settled}
     flag = "--sampler-seq" if options.sampler_seq else "--samplers"
     try:
         _, unknown = chain_from_names(body["samplers"])
@@ -49,13 +52,13 @@ def sampling_defaults(options: SimpleNamespace, tokenizer: Tokenizer, *, ignore_
     if unknown:
         raise UsageError(f"{flag}: unknown sampler {unknown[0][:32]!r}")
     try:
-        params = parse_sampling(read(Generation, body), SamplingParams(), tokenizer, 0)
+        params = parse_sampling(read(Generation, body), SamplingParams(), model.tokenizer, 0)
     except InvalidRequest as error:
         raise UsageError(error.message.replace("field '", "flag '")) from None
     if options.dry_sequence_breaker == ["none"]:
         params = replace(params, dry_sequence_breakers=())
-    bias = tuple(_bias(text, tokenizer.n_vocab) for text in options.logit_bias)
-    return replace(params, logit_bias=(*bias, *params.logit_bias), grammar=_constraint(options, tokenizer))
+    bias = tuple(_bias(text, model.tokenizer.n_vocab) for text in options.logit_bias)
+    return replace(params, logit_bias=(*bias, *params.logit_bias), grammar=_constraint(options, model.tokenizer))
 
 
 def _constraint(options: SimpleNamespace, tokenizer: Tokenizer) -> GrammarConstraint | None:

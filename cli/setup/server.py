@@ -73,7 +73,7 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         static=static_folder(options.path),
         reverse_prompts=tuple(escapes.texts(options, "reverse_prompt")),
         ignore_eos=bool(options.ignore_eos),
-        defaults=sampling_defaults(options, model.tokenizer),
+        defaults=sampling_defaults(options, model),
         speculation=model.speculation,
         models_that_draft=model_kinds(model.options),
         metrics=options.metrics,

@@ -6,12 +6,12 @@ device memory. `OpenModel.load` then reads the weights and makes the scheduler."
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from logitless.backends.disk_cache import cache_folder
 from logitless.engine.async_engine import LoadedModel, ModelInfo
@@ -43,6 +43,7 @@ from logitless.engine.loading.options import ModelOptions, OptionConflict, text_
 from logitless.engine.loading.placement import placement
 from logitless.engine.records.store import Store
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
+from logitless.engine.sampling.model_defaults import model_defaults
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.sleep import Sleep, Sleeper
 from logitless.engine.speculation.settings import LEARN, MTP, SpeculationParams
@@ -95,7 +96,8 @@ def open_model(path: str | Path, options: ModelOptions | None = None, *, generat
         adapters = read_adapters(options, gguf, h)
         read_directions(engine_options.control_vectors, h, engine_options.control_layers)
         check_draft_model(options, overrides, gguf, h)
-    return OpenModel(Path(path), options, h, words, template, engine_options, speculation, adapters)
+        sampling = model_defaults(gguf.metadata, gguf.path)
+    return OpenModel(Path(path), options, h, words, template, engine_options, speculation, adapters, sampling)
 
 
 def open_engine(path: str | Path, options: ModelOptions) -> ModelRunner:
@@ -124,6 +126,7 @@ class OpenModel:
     engine_options: RunnerOptions
     speculation: SpeculationParams  # of requests that say nothing about it
     adapters: ScaledAdapters
+    sampling: Mapping[str, Any]  # fields of requests that say nothing about them, by the model's file
 
     def engine(self) -> ModelRunner:
         """The engine, without weights. OptionConflict, ModelFileError, DeviceError: it cannot run here."""

@@ -39,13 +39,20 @@ MAX_CHAIN = 16  # codes of a row, the 0 at its end included
 
 
 def _soft(
-    doc: str, flag: str = "", low: float = -FLOAT_MAX, high: float = FLOAT_MAX, env: str = "", *, common: bool = False
+    doc: str,
+    flag: str = "",
+    low: float = -FLOAT_MAX,
+    high: float = FLOAT_MAX,
+    env: str = "",
+    *,
+    common: bool = False,
+    key: str = "",
 ) -> Param:
-    return Param(doc, low, high, flag=flag, env=env, common=common)
+    return Param(doc, low, high, flag=flag, env=env, common=common, key=key)
 
 
-def _hard(doc: str, flag: str = "", low: float = 0, high: float = INT_MAX) -> Param:
-    return Param(doc, low, high, hard=True, flag=flag)
+def _hard(doc: str, flag: str = "", low: float = 0, high: float = INT_MAX, *, key: str = "") -> Param:
+    return Param(doc, low, high, hard=True, flag=flag, key=key)
 
 
 class SamplerParams(Struct, frozen=True, kw_only=True):
@@ -62,31 +69,51 @@ class SamplerParams(Struct, frozen=True, kw_only=True):
             0.0,
             env="LLAMA_ARG_TEMPERATURE LLAMA_ARG_TEMP",
             common=True,
+            key="temp",
         ),
     ] = 0.8
     dynatemp_range: Annotated[float, _soft("dynamic temperature: half its range", "--dynatemp-range")] = 0.0
     dynatemp_exponent: Annotated[float, _soft("dynamic temperature: exponent", "--dynatemp-exp")] = 1.0
     top_k: Annotated[
-        int, _soft("keep the k likeliest; 0: all", "--top-k", 0, INT_MAX, "LLAMA_ARG_TOP_K", common=True)
+        int, _soft("keep the k likeliest; 0: all", "--top-k", 0, INT_MAX, "LLAMA_ARG_TOP_K", common=True, key="top_k")
     ] = 40
     top_p: Annotated[
-        float, _soft("keep this much probability; 1: all", "--top-p", 0, 1, "LLAMA_ARG_TOP_P", common=True)
+        float,
+        _soft("keep this much probability; 1: all", "--top-p", 0, 1, "LLAMA_ARG_TOP_P", common=True, key="top_p"),
     ] = 0.95
     min_p: Annotated[
         float,
-        _soft("keep tokens with at least this part of the best one; 0: all", "--min-p", 0, 1, "LLAMA_ARG_MIN_P"),
+        _soft(
+            "keep tokens with at least this part of the best one; 0: all",
+            "--min-p",
+            0,
+            1,
+            "LLAMA_ARG_MIN_P",
+            key="min_p",
+        ),
     ] = 0.05
     top_n_sigma: Annotated[
         float, _soft("keep within n deviations of the best; -1: all", "--top-n-sigma --top-nsigma")
     ] = -1.0
     typical_p: Annotated[float, _soft("locally typical sampling; 1: off", "--typical --typical-p")] = 1.0
     xtc_probability: Annotated[
-        float, _soft("how often XTC removes the top choices; 0: never", "--xtc-probability", 0, 1)
+        float,
+        _soft("how often XTC removes the top choices; 0: never", "--xtc-probability", 0, 1, key="xtc_probability"),
     ] = 0.0
-    xtc_threshold: Annotated[float, _soft("XTC: least probability of a top choice", "--xtc-threshold", 0, 1)] = 0.1
-    repeat_last_n: Annotated[int, _hard("tokens that penalties look at; -1: all", "--repeat-last-n", -1)] = 64
+    xtc_threshold: Annotated[
+        float, _soft("XTC: least probability of a top choice", "--xtc-threshold", 0, 1, key="xtc_threshold")
+    ] = 0.1
+    repeat_last_n: Annotated[
+        int, _hard("tokens that penalties look at; -1: all", "--repeat-last-n", -1, key="penalty_last_n")
+    ] = 64
     repeat_penalty: Annotated[
-        float, _soft("penalty of repeated tokens; 1: none", "--repeat-penalty", env="LLAMA_ARG_REPEAT_PENALTY")
+        float,
+        _soft(
+            "penalty of repeated tokens; 1: none",
+            "--repeat-penalty",
+            env="LLAMA_ARG_REPEAT_PENALTY",
+            key="penalty_repeat",
+        ),
     ] = 1.0
     presence_penalty: Annotated[
         float, _soft("penalty of tokens that occurred", "--presence-penalty", env="LLAMA_ARG_PRESENCE_PENALTY")
@@ -103,9 +130,9 @@ class SamplerParams(Struct, frozen=True, kw_only=True):
         # each is looked for in every token
         Param("DRY: texts that end a repetition", least=1, most=64),
     ] = ("\n", ":", '"', "*")  # each is looked for in every token of the vocabulary
-    mirostat: Annotated[int, _soft("0: off, 1 or 2: its version", "--mirostat", 0, 2)] = 0
-    mirostat_tau: Annotated[float, _soft("Mirostat: wanted surprise, tau", "--mirostat-ent")] = 5.0
-    mirostat_eta: Annotated[float, _soft("Mirostat: learning rate, eta", "--mirostat-lr")] = 0.1
+    mirostat: Annotated[int, _soft("0: off, 1 or 2: its version", "--mirostat", 0, 2, key="mirostat")] = 0
+    mirostat_tau: Annotated[float, _soft("Mirostat: wanted surprise, tau", "--mirostat-ent", key="mirostat_tau")] = 5.0
+    mirostat_eta: Annotated[float, _soft("Mirostat: learning rate, eta", "--mirostat-lr", key="mirostat_eta")] = 0.1
     adaptive_target: Annotated[
         float, _soft("adaptive-p: wanted probability; negative: off", "--adaptive-target", high=1)
     ] = -1.0

@@ -19,7 +19,7 @@ from logitless.models.errors import ModelFileError, shown, unsupported
 from logitless.models.gguf.metadata import Metadata
 from logitless.models.gguf.parse import Part, TensorInfo
 from logitless.models.gguf.types import FILE_TYPES, TENSOR_TYPES, ValueType
-from logitless.models.gguf.write import Key, text, u32
+from logitless.models.gguf.write import Key, f32, text, u32
 from logitless.models.huggingface.checkpoint import (
     Checkpoint,
     Weight,
@@ -27,7 +27,7 @@ from logitless.models.huggingface.checkpoint import (
     of_f32,
     open_checkpoint,
 )
-from logitless.models.huggingface.config import Config, repository_name
+from logitless.models.huggingface.config import Config, read_json, repository_name
 from logitless.models.huggingface.families import FAMILIES, Family, common_keys
 from logitless.models.huggingface.moves import Move
 from logitless.models.huggingface.quantized import weights_of
@@ -43,6 +43,12 @@ _OTHER_PARTS = re.compile(
 _BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
 _RENAMED = ((".dt_bias", ".dt_proj.bias"), (".e_score_correction_bias", ".e_score_correction.bias"))
 _SMALL = re.compile(r"_norm\.|ffn_gate_inp\.|conv1d\.|shortconv\.conv\.|ssm_[ad]$|token_types\.|position_embd\.|rope_")
+_SAMPLING = (
+    ("temperature", "temp"),
+    ("top_p", "top_p"),
+    ("min_p", "min_p"),
+    ("repetition_penalty", "penalty_repeat"),
+)
 _FILE_TYPES = {name.lower(): number for number, name in FILE_TYPES.items()}
 _BLOCKS = {kind.name.lower(): kind for kind in TENSOR_TYPES.values()}
 
@@ -102,7 +108,23 @@ def _keys(config: Config, family: Family, tensors: dict[str, TensorInfo]) -> dic
     }
     own = {**dict(common_keys(config)), **dict(family.keys(config))}
     keys |= {f"{family.arch}.{name}": key for name, key in own.items()}
-    return keys | vocabulary_keys(config, embedding.shape[0])
+    return keys | sampling_keys(config) | vocabulary_keys(config, embedding.shape[0])
+
+
+def sampling_keys(config: Config) -> dict[str, Key]:
+    """The default sampling of generation_config.json, by llama.cpp's keys. Its penalty is of all tokens."""
+    path = config.path.with_name("generation_config.json")
+    own, keys = Config(path, read_json(path)), dict[str, Key]()
+    for name, key in _SAMPLING:
+        if name in own:
+            keys[f"general.sampling.{key}"] = f32(own.number(name))
+    if "top_k" in own:
+        if (k := own.number("top_k")) != int(k) or abs(k) >= 1 << 31:
+            raise own.error("top_k", f"is {k:g}, not a count")
+        keys["general.sampling.top_k"] = Key(int(k), ValueType.INT32)
+    if "repetition_penalty" in own:
+        keys["general.sampling.penalty_last_n"] = Key(-1, ValueType.INT32)
+    return keys
 
 
 @dataclass(frozen=True)

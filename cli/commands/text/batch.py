@@ -49,7 +49,7 @@ def run(options: SimpleNamespace) -> int:
         n_parallel=model.options.n_slots,
         n_predict=options.predict,
         ignore_eos=options.ignore_eos,
-        defaults=sampling_defaults(options, model.tokenizer),
+        defaults=sampling_defaults(options, model),
         speculation=model.speculation,
         models_that_draft=model_kinds(model.options),
     )

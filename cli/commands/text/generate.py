@@ -36,7 +36,7 @@ def run(options: SimpleNamespace) -> int:
     model = open_model(
         path, model_options(options, parallel=1, swa_full=True, cache_ram=0, mmproj_auto=False), generates=True
     )
-    sampling = sampling_defaults(options, model.tokenizer, ignore_eos=options.ignore_eos)
+    sampling = sampling_defaults(options, model, ignore_eos=options.ignore_eos)
     ids = prompt_ids(model.tokenizer, prompt)
     with compile_progress():
         scheduler = model.load().scheduler
