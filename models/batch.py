@@ -166,14 +166,14 @@ class Memory(Protocol):
 class RecurrentMemory(Protocol):
     """Recurrent states of sequences, for SSM and linear-attention layers. Encoders have none."""
 
-    def causal_conv(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
+    def causal_conv(self, layer: int, x: Tensor, w: Tensor, which: int = 0) -> Tensor:
         """x (T, C), w (C, 1, K) → (T, C): logitless.graph.ops.linear_attention.causal_conv,
-        continued from each sequence's state."""
+        continued from each sequence's state; `which` of the layer's convolutions."""
 
     def linear_attention(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, params: LinearAttentionParams
     ) -> Tensor:
-        """q and k (T, H_k, D), v (T, H, E), decay and beta (T, H) → (T, H, E):
+        """q and k (T, H_k, D), v (T, H, E), decay and beta (T, H, …) → (T, H, E):
         logitless.graph.ops.linear_attention.linear_attention, continued from each sequence's
         state."""
 
@@ -233,7 +233,7 @@ class PagedMemory:
     full: PagePool  # full attention; sliding-window layers too where `window` is None
     window: PagePool | None  # sliding-window layers
     kv_sources: tuple[int, ...]  # by layer: the layer whose KV cache it reads
-    convs: Mapping[int, Tensor]  # (N, K - 1, C)
+    convs: Mapping[int, list[Tensor]]  # (N, K - 1, C) each
     recurrent: Mapping[int, Tensor]  # (N, H, D, E)
 
     @classmethod
@@ -261,7 +261,8 @@ class PagedMemory:
         for i in (*range(h.n_layer_kv), *((h.n_layer,) if mtp else ())):
             size = h.sizes(i)
             if r := h.recurrent_of(i):
-                convs[i] = session.define(f"{prefix}conv.{i}", (n_states, *r.conv_shape))
+                names = (f"{prefix}conv.{i}", f"{prefix}shift.{i}")[: r.n_convs]
+                convs[i] = [session.define(name, (n_states, *r.conv_shape)) for name in names]
                 if r.n_heads:
                     recurrent[i] = session.define(f"{prefix}recurrent.{i}", (n_states, *r.state_shape))
             if not h.attends(i):
@@ -302,8 +303,9 @@ class PagedMemory:
     @property
     def states(self) -> Pool:
         """The pool of recurrent state rows."""
-        layers = {i: [t for t in (conv, self.recurrent.get(i)) if t is not None] for i, conv in self.convs.items()}
-        return Pool(layers, next(iter(self.convs.values())).shape[0])
+        recurrent = self.recurrent
+        layers = {i: [*convs, *([recurrent[i]] if i in recurrent else [])] for i, convs in self.convs.items()}
+        return Pool(layers, next(iter(self.convs.values()))[0].shape[0])
 
     @property
     def pools(self) -> list[PagePool]:
@@ -355,8 +357,8 @@ class Cached:
             return memory.window, batch.window_slot_mapping
         return memory.full, batch.slot_mapping
 
-    def causal_conv(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
-        y = causal_conv_update(x, w, self.memory.convs[layer], self.batch.begin, self.batch.end)
+    def causal_conv(self, layer: int, x: Tensor, w: Tensor, which: int = 0) -> Tensor:
+        y = causal_conv_update(x, w, self.memory.convs[layer][which], self.batch.begin, self.batch.end)
         self.state_writes.setdefault(layer, []).append(y)
         return y
 
@@ -407,7 +409,7 @@ class Sequences:
             q, k, v, visible, *params.sinks, length=size, scale=scale, window=window, cap=params.cap
         )
 
-    def causal_conv(self, layer: int, x: Tensor, w: Tensor) -> Tensor:
+    def causal_conv(self, layer: int, x: Tensor, w: Tensor, which: int = 0) -> Tensor:
         return causal_conv(x, w, zeros(1, w.shape[2] - 1, x.shape[1]), self._begin)
 
     def linear_attention(

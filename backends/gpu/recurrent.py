@@ -52,6 +52,7 @@ Kernel(
     functions=SEEN,
 )
 # The decay of element (d, c) of a head's state: one a head, one a row, or one an element (`axes` 2 to 4).
+RULES = {(False, False): 0, (True, False): 1, (False, True): 2, (True, True): 3}  # sum, delta, RWKV's bonus and keys
 DECAYS = """
 #define FADES(d, c) (axes == 2u ? fades : DECAY[axes == 3u ? own * size + (d) : (own * size + (d)) * width + (c)])
 """
@@ -72,7 +73,7 @@ Kernel(
     ],
     [
         *("uint n", "uint rows", "uint n_heads", "uint k_heads", "uint size", "uint width", "float factor"),
-        *("uint keeps", "uint delta", "uint grouped", "uint axes"),
+        *("uint keeps", "uint rule", "uint grouped", "uint axes"),
     ],
     """
   uint n_parts = (width + 15u) / 16u;
@@ -92,11 +93,12 @@ Kernel(
       for (uint d = LID; d < size; d += WG) { keys[d] = K[at + d]; queries[d] = Q[at + d]; }
       BARRIER();
       float fades = axes == 2u ? DECAY[own] : 1.0f;
-      for (uint i = delta != 0u ? LID : 128u; i < 128u; i += WG) {
+      for (uint i = rule != 0u ? LID : 128u; i < 128u; i += WG) {
         uint c = i % 16u, last = min(c0 + c, width - 1u);
         PRECISE float sum = 0.0f;
         for (uint d = i / 16u; d < size; d += 8u) {
           PRECISE float faded = axes == 2u ? keys[d] : keys[d] * FADES(d, last);
+          if (rule > 1u) faded = rule == 2u ? queries[d] : BETA[2u * own * size + d];
           sum = FMA(s[d * 16u + c], faded, sum);
         }
         sums[i] = sum;
@@ -104,9 +106,20 @@ Kernel(
       BARRIER();
       for (uint c = LID; c < 16u; c += WG) {
         PRECISE float known = 0.0f;
-        if (delta != 0u)
+        if (rule != 0u)
           for (uint p = 0u; p < 8u; p++) known = known + sums[p * 16u + c];
-        missing[c] = c0 + c < width ? BETA[own] * FMA(-fades, known, V[own * width + c0 + c]) : 0.0f;
+        float value = c0 + c < width ? V[own * width + c0 + c] : 0.0f;
+        if (rule < 2u) value = c0 + c < width ? BETA[own] * FMA(-fades, known, value) : 0.0f;
+        missing[c] = value;
+        recalled[c] = known;
+        if (rule == 2u && c0 + c < width) {
+          PRECISE float bonus = 0.0f;
+          for (uint d = 0u; d < size; d++) {
+            PRECISE float weight = BETA[own * size + d] * queries[d];
+            bonus = FMA(weight, keys[d], bonus);
+          }
+          Y[own * width + c0 + c] = factor * FMA(bonus, value, known);
+        }
       }
       BARRIER();
       for (uint i = LID; i < 128u; i += WG) {
@@ -115,6 +128,7 @@ Kernel(
         for (uint d = i / 16u; d < size; d += 8u) {
           PRECISE float faded = FADES(d, last) * s[d * 16u + c];
           float new_one = FMA(keys[d], missing[c], faded);
+          if (rule == 3u) new_one = FMA(BETA[(2u * own + 1u) * size + d], recalled[c], new_one);
           s[d * 16u + c] = new_one;
           sum = FMA(new_one, queries[d], sum);
         }
@@ -124,7 +138,7 @@ Kernel(
       for (uint c = LID; c < 16u; c += WG) {
         PRECISE float found = 0.0f;
         for (uint p = 0u; p < 8u; p++) found = found + sums[p * 16u + c];
-        if (c0 + c < width) Y[own * width + c0 + c] = factor * found;
+        if (rule != 2u && c0 + c < width) Y[own * width + c0 + c] = factor * found;
       }
       if (keeps != 0u && END[t] >= 0)
         for (uint i = LID; i < size * 16u; i += WG) {
@@ -145,6 +159,7 @@ Kernel(
         ("float", "queries", str(SIZE)),
         ("float", "sums", str(PARTS * COLUMNS)),
         ("float", "missing", str(COLUMNS)),
+        ("float", "recalled", str(COLUMNS)),
     ],
 )
 
@@ -175,7 +190,8 @@ def _attention(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     if size > SIZE:
         return None
     n = rows * heads * -(-width // COLUMNS)
-    forms = int(_updates(t)), int(t.attrs["delta"]), int(t.attrs["grouped"]), len(t.src[3].shape)
+    rule = RULES[t.attrs["delta"], len(t.src[4].shape) > 2]
+    forms = int(_updates(t)), rule, int(t.attrs["grouped"]), len(t.src[3].shape)
     words = (n, rows, heads, k_heads, size, width, bits(t.attrs["scale"]), *forms)
     groups = min(n, shape.units if shape.name == "cpu" else 16384)
     return [dispatch("linear_attention", shape, _buffers(t), words, groups)]

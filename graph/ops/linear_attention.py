@@ -1,4 +1,4 @@
-"""Linear attention and SSM layers (Mamba 2, Gated DeltaNet, LFM 2): state and short convolution.
+"""Linear attention and SSM layers (Mamba 2, Gated DeltaNet, RWKV, LFM 2): state and short convolution.
 
 Rows are tokens of any sequences, each sequence's in order and adjacent. A recurrent state is a row
 of `states`: begin[t] is the state that token t starts from, or -1 where it continues from the row
@@ -146,6 +146,10 @@ def linear_attention(
     y = scale · Sᵀq. Head i has the queries and keys of head i mod H_k; `grouped`: of head i / (H /
     H_k), those that share them side by side. Decays may also be of each row of S, (T, H, D) (Kimi
     Delta Attention), or of each element, (T, H, D, E) (Mamba).
+
+    RWKV (Peng et al., 2024, 2025) has other betas. (T, H, D) without `delta` is a bonus (version 6):
+    y = scale · (S + (beta · k) vᵀ)ᵀq of the S before the token, then S ← decay · S + k vᵀ. (T, H, 2, D)
+    with `delta` are two keys (version 7), a to read and b to write: S ← decay · S + k vᵀ + b (Sᵀa)ᵀ.
     """
     src = q, k, v, decay, beta, states, begin
     return _attend(src, np.full(len(v), -1), scale=scale, delta=delta, grouped=grouped)
@@ -156,7 +160,7 @@ linear_attention.takes(
     "k f32 (T, G, D)",
     "v f32 (T, H, E)",
     "decay f32 (T, H, …)",
-    "beta f32 (T, H)",
+    "beta f32 (T, H, …)",
     "states f32 (N, H, D, E)",
     "begin i32 (T)",
 )
@@ -169,8 +173,12 @@ def _attend(src: Sequence[Array], end: Array, *, scale: float, delta: bool, grou
     for first, stop, state in _spans(begin):
         s = states[state].copy()
         for t in range(first, stop):
-            _advance(s, _of_heads(k[t], s, grouped), v[t], decay[t], beta[t], delta)
-            y[t] = scale * np.einsum("hde,hd->he", s, _of_heads(q[t], s, grouped))
+            key, query = _of_heads(k[t], s, grouped), _of_heads(q[t], s, grouped)
+            if beta.ndim == 3:
+                y[t] = scale * (np.einsum("hde,hd->he", s, query) + (beta[t] * key * query).sum(1)[:, None] * v[t])
+            _advance(s, key, v[t], decay[t], beta[t], delta)
+            if beta.ndim != 3:
+                y[t] = scale * np.einsum("hde,hd->he", s, query)
             if end[t] >= 0:
                 states[end[t]] = s
     return y
@@ -188,7 +196,7 @@ linear_attention_update.takes(
     "k f32 (T, G, D)",
     "v f32 (T, H, E)",
     "decay f32 (T, H, …)",
-    "beta f32 (T, H)",
+    "beta f32 (T, H, …)",
     "states f32 (N, H, D, E)",
     "begin i32 (T)",
     "end i32 (T)",
@@ -203,7 +211,13 @@ def _of_heads(x: Array, s: Array, grouped: bool) -> Array:
 
 
 def _advance(s: Array, k: Array, v: Array, decay: Array, beta: Array, delta: bool) -> Array:
-    """Advance S by one token in place; returns the correction (H, E)."""
+    """Advance S by one token in place; returns the correction (H, E), or what key a reads."""
+    if beta.ndim > 1:
+        read = np.einsum("hde,hd->he", s, beta[:, 0]) if delta else v
+        s *= _fade(decay)
+        s += np.einsum("hd,he->hde", k, v)
+        s += np.einsum("hd,he->hde", beta[:, 1], read) if delta else 0.0
+        return read
     s *= _fade(decay)
     correction = v - np.einsum("hde,hd->he", s, k) if delta else v
     s += np.einsum("hd,he->hde", k, beta[:, None] * correction)
@@ -215,19 +229,20 @@ def _fade(decay: Array) -> Array:
     return decay.reshape(decay.shape + (1,) * (3 - decay.ndim))
 
 
-def _check(name: str, *src: Tensor) -> None:
+def _check(name: str, delta: bool, *src: Tensor) -> None:
     q, k, v, decay, beta, *rest = src
     n, heads, _ = v.shape
+    other = (2, q.shape[2]) if delta else (q.shape[2],)  # RWKV's
     ok = q.shape == k.shape and q.shape[0] == n and heads % q.shape[1] == 0
     ok = ok and decay.shape in tuple((n, heads, q.shape[2], v.shape[2])[:axes] for axes in (2, 3, 4))
-    ok = ok and beta.shape == (n, heads) and all(r.shape == (n,) for r in rest)
+    ok = ok and beta.shape in ((n, heads), (n, heads, *other)) and all(r.shape == (n,) for r in rest)
     require(ok, name, "shapes disagree", *src)
 
 
 @linear_attention.shape
 def _(*src: Tensor, scale: float, delta: bool, grouped: bool) -> tuple[Shape, str]:
     q, _, v, _, _, states, *rows = src
-    _check("linear_attention", *src[:5], *rows)
+    _check("linear_attention", delta, *src[:5], *rows)
     ok = states.shape[1:] == (v.shape[1], q.shape[2], v.shape[2])
     require(ok, "linear_attention", "states must be (N, H, D, E)", q, v, states)
     return v.shape, v.dtype
@@ -275,6 +290,16 @@ def linear_attention_back(
             old, correction = before[t - first], corrections[t - first]
             kt, qt = (_of_heads(x[t], s, grouped) for x in (k, q))
             decayed = _fade(decay[t]) * old
+            if beta.ndim > 2:
+                of_q, of_k, dv[t], db[t], before_token = _rwkv_back(
+                    scale * g[t], qt, kt, v[t], beta[t], old, decayed, correction, ds, delta
+                )
+                _add_heads(dq[t], of_q, grouped)
+                _add_heads(dk[t], of_k, grouped)
+                ds += scale * np.einsum("hd,he->hde", qt, g[t]) if delta else 0.0
+                dd[t] = (ds * old).sum(tuple(range(decay.ndim - 1, 3)))
+                ds = ds * _fade(decay[t]) + before_token
+                continue
             new = decayed + np.einsum("hd,he->hde", kt, beta[t][:, None] * correction)
             _add_heads(dq[t], scale * np.einsum("hde,he->hd", new, g[t]), grouped)
             ds += scale * np.einsum("hd,he->hde", qt, g[t])
@@ -296,10 +321,29 @@ linear_attention_back.takes(
     "k f32 (T, G, D)",
     "v f32 (T, H, E)",
     "decay f32 (T, H, …)",
-    "beta f32 (T, H)",
+    "beta f32 (T, H, …)",
     "states f32 (N, H, D, E)",
     "begin i32 (T)",
 )
+
+
+def _rwkv_back(
+    g: Array, q: Array, k: Array, v: Array, beta: Array, old: Array, decayed: Array, read: Array, ds: Array, delta: bool
+) -> tuple[Array, ...]:
+    """The gradients of one token's q, k, v and beta, and of S before it but for the decay; `ds`: of S after it
+    from later tokens; g: of y / scale."""
+    if not delta:
+        both = (v * g).sum(1)[:, None]
+        of_q = np.einsum("hde,he->hd", old, g) + beta * k * both
+        of_k = np.einsum("hde,he->hd", ds, v) + beta * q * both
+        of_v = np.einsum("hde,hd->he", ds, k) + (beta * k * q).sum(1)[:, None] * g
+        return of_q, of_k, of_v, q * k * both, np.einsum("hd,he->hde", q, g)
+    new = decayed + np.einsum("hd,he->hde", k, v) + np.einsum("hd,he->hde", beta[:, 1], read)
+    ds = ds + np.einsum("hd,he->hde", q, g)
+    of_read = np.einsum("hde,hd->he", ds, beta[:, 1])
+    of_keys = np.stack([np.einsum("hde,he->hd", old, of_read), np.einsum("hde,he->hd", ds, read)], 1)
+    of_k, of_v = np.einsum("hde,he->hd", ds, v), np.einsum("hde,hd->he", ds, k)
+    return np.einsum("hde,he->hd", new, g), of_k, of_v, of_keys, np.einsum("hd,he->hde", beta[:, 0], of_read)
 
 
 def _add_heads(out: Array, x: Array, grouped: bool) -> None:
@@ -330,12 +374,13 @@ def _conv_case(columns: int, size: int, form: str) -> Callable[[np.random.Genera
 
 
 def _attention_case(
-    heads: int, k_heads: int, d: int, e: int, delta: bool, grouped: bool, form: str, axes: int = 2
+    heads: int, k_heads: int, d: int, e: int, delta: bool, grouped: bool, form: str, axes: int = 2, rwkv: bool = False
 ) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
         q, k = (r.normal(size=(12, k_heads, d)) for _ in range(2))
         k /= np.sqrt((k * k).sum(-1, keepdims=True))
-        v, beta = r.normal(size=(12, heads, e)), r.uniform(0, 1, (12, heads))
+        v, of_beta = r.normal(size=(12, heads, e)), (((2, d) if delta else (d,)) if rwkv else ())
+        beta = r.uniform(0, 1, (12, heads, *of_beta)) * (d**-0.5 if rwkv and delta else 1)
         decay = r.uniform(0.3, 1, (12, heads, d, e)[:axes])
         sources = [q, k, v, decay, beta, Variable(r.normal(size=(6, heads, d, e)), "f32"), BEGIN]
         before, after = [r.normal(size=v.shape)] if form == "back" else [], [END] if form == "kept" else []
@@ -358,6 +403,12 @@ for _sizes in (
 ):
     for _op, _form in zip((linear_attention, linear_attention_update, linear_attention_back), FORMS, strict=True):
         _op.case(_attention_case(*_sizes, _form))
-for _sizes, _axes in (((4, 4, 24, 40, True, False), 3), ((3, 1, 16, 32, False, False), 4)):
+for _sizes, _axes, _rwkv in (
+    ((4, 4, 24, 40, True, False), 3, False),
+    ((3, 1, 16, 32, False, False), 4, False),
+    ((2, 2, 16, 16, False, False), 3, False),
+    ((2, 2, 24, 24, False, False), 3, True),
+    ((2, 2, 24, 40, True, False), 3, True),
+):
     for _op, _form in zip((linear_attention, linear_attention_update, linear_attention_back), FORMS, strict=True):
-        _op.case(_attention_case(*_sizes, _form, _axes))
+        _op.case(_attention_case(*_sizes, _form, _axes, _rwkv))

@@ -62,6 +62,8 @@ class StateKind(StrEnum):
     MAMBA2 = "mamba"
     MAMBA = "mamba1"
     KDA = "kda"  # Kimi Delta Attention
+    RWKV6 = "rwkv6"
+    RWKV7 = "rwkv7"
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +197,8 @@ class States:
     grouped_heads: bool = False
     # a layer is either a state layer, attention, or a feed-forward block (Nemotron H)
     one_sublayer: bool = False
+    feed_forward: bool = False  # blocks of a model without attention have it
+    channel_mix: bool = False  # its input is mixed with that of the token before (RWKV)
 
 
 @dataclass(frozen=True, slots=True)

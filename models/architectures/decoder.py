@@ -18,7 +18,7 @@ from logitless.graph.ops.slicing import take_columns
 from logitless.graph.tensor import Tensor
 from logitless.models.architectures.attention import AttentionInputs, KeysValues, keys_values, self_attention
 from logitless.models.architectures.feed_forward import feed_forward
-from logitless.models.architectures.linear_attention import OUTPUT, recurrent
+from logitless.models.architectures.linear_attention import OUTPUT, channel_mix, recurrent
 from logitless.models.architectures.mla import mla_attention, mla_keys
 from logitless.models.architectures.rope import Rotary
 from logitless.models.batch import Memory, Rows, rope_positions
@@ -49,6 +49,7 @@ def forward(
     query_scale = rotary.query_scale(rows.pos)
     keys_of, attention = attention_of(h)
     kv_of: dict[int, KeysValues] = {}
+    first_values: list[Tensor] = []
     for layer in range(h.n_layer):
         layer_inputs.append(x)
         b, local = w.block(layer), h.is_local(layer)
@@ -56,7 +57,9 @@ def forward(
         recurrent_output, attends = None, h.attends(layer)
         if r := h.recurrent_of(layer):
             # all rows: the state is sequential
-            recurrent_output = recurrent(b, h, r, layer, y, memory)
+            recurrent_output = recurrent(b, h, r, layer, y, memory, first_values)
+            if h.architecture.states.channel_mix:
+                x, recurrent_output = channel_mix(b, h, r, layer, x, recurrent_output, memory), None
         if attends and layer < h.n_layer_kv:
             kv_of[layer] = keys_of(AttentionInputs(b, y, angles[local]), h, layer)
         if layer == h.n_layer_kv - 1 and rows.out is not None:  # other rows' queries are not needed

@@ -1,13 +1,14 @@
-"""Linear attention layers: short convolution, gated delta rule, Kimi Delta Attention, Mamba, Mamba 2.
+"""Linear attention layers: short convolution, gated delta rule, Kimi Delta Attention, Mamba, Mamba 2, RWKV.
 
 Short convolution: LFM 2; gated delta rule: Qwen 3.5, Qwen 3 Next; Kimi Delta Attention: Kimi Linear,
-Ling 3; Mamba: Falcon Mamba, Jamba; Mamba 2: Granite 4 H, Nemotron H, Falcon H1."""
+Ling 3; Mamba: Falcon Mamba, Jamba; Mamba 2: Granite 4 H, Nemotron H, Falcon H1; RWKV 6 and 7, and QRWKV 6
+and ARWKV 7, which are Qwen 2 with their layers for attention."""
 
 from __future__ import annotations
 
-from logitless.graph.ops.elementwise import add, broadcast_to, mul, scaled, silu
-from logitless.graph.ops.norm import rms_norm
-from logitless.graph.ops.pointwise import exp, sigmoid, softplus
+from logitless.graph.ops.elementwise import add, broadcast_to, mul, scaled, silu, softcap, sub, sum_to
+from logitless.graph.ops.norm import centred, rms_norm
+from logitless.graph.ops.pointwise import exp, neg, relu, sigmoid, softplus, square
 from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import concat, take_block, take_columns
 from logitless.graph.tensor import Tensor, const
@@ -23,13 +24,21 @@ OUTPUT = {  # the output projection
     StateKind.MAMBA2: "ssm_out",
     StateKind.MAMBA: "ssm_out",
     StateKind.KDA: "attn_output",
+    StateKind.RWKV6: "time_mix_output",
+    StateKind.RWKV7: "time_mix_output",
 }
+GROUP_EPS = 64e-5  # of RWKV's norm of heads
 
 
-def recurrent(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, memory: Memory) -> Tensor:
-    """Output of a recurrent layer for x (T, n_embd), before its output projection."""
+def recurrent(
+    b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, memory: Memory, first_values: list[Tensor]
+) -> Tensor:
+    """Output of a recurrent layer for x (T, n_embd), before its output projection. The first layer leaves its
+    values in `first_values`, where the others mix them with their own (RWKV 7)."""
     # no model that sees texts as a whole has such layers
     assert isinstance(memory, RecurrentMemory)
+    if h.architecture.states.kind is StateKind.RWKV7:
+        return rwkv7(b, r, layer, x, memory, first_values)
     return LAYERS[h.architecture.states.kind](b, h, r, layer, x, memory)
 
 
@@ -136,12 +145,116 @@ def mamba2(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, me
     return mul(reshape(rms_norm(groups, const(1.0), eps=h.eps), shape=y.shape), b["ssm_norm"])
 
 
+def rwkv6(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, memory: RecurrentMemory) -> Tensor:
+    """Time mix of RWKV 6 (Peng et al., 2024), (T, n_embd), or of QRWKV 6, whose keys are times 1 − decay for
+    a bonus."""
+    change, heads = _change(layer, x, memory), (-1, r.n_heads, r.size)
+    low = softcap(b.linear("time_mix_w1", add(mul(change, b["time_mix_lerp_x"]), x)), cap=1.0)  # tanh
+    rank, inputs = low.shape[1] // 5, []
+    for i in range(5):
+        own = add(b.linear(f"time_mix_w2.{i}", take_columns(low, i * rank, rank)), b[f"time_mix_lerp.{i}"])
+        inputs.append(add(mul(own, change), x))
+    steps = b.linear("time_mix_decay_w2", softcap(b.linear("time_mix_decay_w1", inputs[0]), cap=1.0))
+    decay = reshape(exp(neg(exp(add(steps, b["time_mix_decay"])))), shape=heads)
+    names = ("key", "value", "receptance", "gate")
+    k, v, q, gate = (b.linear(f"time_mix_{name}", x) for name, x in zip(names, inputs[1:], strict=True))
+    k, v, q = _repeated(k, r), _repeated(v, r), reshape(q, shape=heads)
+    if "time_mix_first" in b:
+        bonus = broadcast_to(b["time_mix_first"], shape=v.shape)
+        y = memory.linear_attention(layer, q, k, v, decay, bonus, LinearAttentionParams())
+        return mul(_norm_of_heads(b, y), silu(gate))
+    k, ones = sub(k, mul(k, decay)), broadcast_to(const(1.0), shape=v.shape[:2])
+    y = memory.linear_attention(layer, q, k, v, decay, ones, LinearAttentionParams(r.size**-0.5))
+    return mul(reshape(y, shape=x.shape), sigmoid(gate))
+
+
+def rwkv7(
+    b: Weights, r: RecurrentParams, layer: int, x: Tensor, memory: RecurrentMemory, first_values: list[Tensor]
+) -> Tensor:
+    """Time mix of RWKV 7 (Peng et al., 2025), (T, n_embd): the generalised delta rule."""
+    change, heads = _change(layer, x, memory), (-1, r.n_heads, r.size)
+
+    def mixed(i: int) -> Tensor:
+        return add(mul(change, b[f"time_mix_lerp.{i}"]), x)
+
+    def low_rank(name: str, x: Tensor) -> Tensor:
+        return add(b.linear(f"time_mix_{name}2", x), b[f"time_mix_{name}0"])
+
+    steps = low_rank("w", softcap(b.linear("time_mix_w1", mixed(1)), cap=1.0))
+    decay = reshape(exp(scaled(sigmoid(steps), -0.606531)), shape=heads)
+    q, k, v = (b.linear(f"time_mix_{name}", mixed(i)) for name, i in (("receptance", 0), ("key", 2), ("value", 3)))
+    if first_values:
+        share = sigmoid(low_rank("v", b.linear("time_mix_v1", mixed(3))))
+        v = add(v, mul(sub(first_values[0], v), share))
+    else:
+        first_values.append(v)
+    rate = sigmoid(low_rank("a", b.linear("time_mix_a1", mixed(4))))  # of learning in context
+    read = rms_norm(reshape(mul(k, b["time_mix_k_k"]), shape=heads), const(r.size**-0.5), eps=1e-24 / r.size)
+    own = mul(k, b["time_mix_k_a"])
+    q, k, v = (reshape(t, shape=heads) for t in (q, add(k, sub(mul(rate, own), own)), v))
+    both = concat(
+        *(reshape(t, shape=(-1, 1, r.size)) for t in (scaled(read, -1.0), mul(read, reshape(rate, shape=heads))))
+    )
+    both = reshape(both, shape=(-1, r.n_heads, 2, r.size))
+    y = memory.linear_attention(layer, q, k, v, decay, both, LinearAttentionParams(delta=True))
+    y = _norm_of_heads(b, y)
+    weights = sum_to(mul(mul(k, q), b["time_mix_r_k"]), shape=(*k.shape[:2], 1))
+    y = add(y, reshape(mul(v, weights), shape=x.shape))
+    if "time_mix_g1" not in b:
+        return y
+    return mul(y, b.linear("time_mix_g2", sigmoid(b.linear("time_mix_g1", mixed(5)))))
+
+
+def channel_mix(
+    b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, mixed: Tensor, memory: Memory
+) -> Tensor:
+    """Residual stream (T, n_embd) after a layer of RWKV: x plus the time mix `mixed` plus the channel mix."""
+    assert isinstance(memory, RecurrentMemory)
+    x = add(x, b.linear(OUTPUT[h.architecture.states.kind], mixed))
+    y = b.norm("ffn_norm", x, h)
+    change = _change(layer, y, memory, 1)
+    inner = square(relu(b.linear("channel_mix_key", add(mul(change, b["channel_mix_lerp_k"]), y))))
+    output = b.linear("channel_mix_value", inner)
+    if "channel_mix_receptance" in b:  # version 6
+        gate = b.linear("channel_mix_receptance", add(mul(change, b["channel_mix_lerp_r"]), y))
+        output = mul(output, sigmoid(gate))
+    x = add(x, output)
+    return scaled(x, 0.5) if r.rescale_period and (layer + 1) % r.rescale_period == 0 else x
+
+
+def _change(layer: int, x: Tensor, memory: RecurrentMemory, which: int = 0) -> Tensor:
+    """Token shift: x (T, n_embd) of the token before, minus x."""
+    n = x.shape[1]
+    taps = concat(*(broadcast_to(const(tap), shape=(n, 1)) for tap in (1.0, -1.0)))
+    return memory.causal_conv(layer, x, reshape(taps, shape=(n, 1, 2)), which)
+
+
+def _repeated(x: Tensor, r: RecurrentParams) -> Tensor:
+    """Keys or values (T, n_key_heads · size) of all heads, (T, n_heads, size)."""
+    each = (x.shape[0], r.n_key_heads, r.n_heads // r.n_key_heads, r.size)
+    if each[2] > 1:
+        x = broadcast_to(reshape(x, shape=(*each[:2], 1, r.size)), shape=each)
+    return reshape(x, shape=(-1, r.n_heads, r.size))
+
+
+def _norm_of_heads(b: Weights, y: Tensor) -> Tensor:
+    """Layer norm of each head (T, H, D), where the file has it, as (T, H · D)."""
+    flat = (y.shape[0], y.shape[1] * y.shape[2])
+    if "time_mix_ln" not in b:
+        return reshape(y, shape=flat)
+    y = reshape(rms_norm(centred(y), const(1.0), eps=GROUP_EPS), shape=flat)
+    bias = b.bias("time_mix_ln")
+    y = mul(y, b["time_mix_ln"])
+    return y if bias is None else add(y, bias)
+
+
 LAYERS = {
     StateKind.SHORT_CONV: short_conv,
     StateKind.GATED_DELTA: delta_net,
     StateKind.MAMBA2: mamba2,
     StateKind.MAMBA: mamba,
     StateKind.KDA: kda,
+    StateKind.RWKV6: rwkv6,
 }
 
 

@@ -112,6 +112,14 @@ _NEMOTRON_H = Architecture(
     ffn=_RELU2_MLP,
     states=States(StateKind.MAMBA2, one_sublayer=True),
 )
+_RWKV = Architecture(
+    norm=Norm(layer_norm=True, embedding=True),
+    attention=Attention(enabled=False),
+    states=States(StateKind.RWKV6, every_layer=True, channel_mix=True),
+)
+_RWKV_QWEN = Architecture(
+    attention=Attention(enabled=False), states=States(StateKind.RWKV6, every_layer=True, feed_forward=True)
+)
 _GROUPED_WINDOWS = Attention(window=REQUIRED_KEY, window_period=REQUIRED_KEY)
 _LFM2 = Architecture(
     norm=Norm(output_name="token_embd_norm"),
@@ -173,6 +181,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "falcon-h1": Architecture(states=States(StateKind.MAMBA2, every_layer=True)),
     "mamba2": Architecture(attention=Attention(enabled=False), states=States(StateKind.MAMBA2, every_layer=True)),
     "mamba": Architecture(attention=Attention(enabled=False), states=States(StateKind.MAMBA, every_layer=True)),
+    "rwkv6": _RWKV,
+    "rwkv7": replace(_RWKV, states=replace(_RWKV.states, kind=StateKind.RWKV7)),
+    "rwkv6qwen2": _RWKV_QWEN,
+    "arwkv7": replace(_RWKV_QWEN, states=replace(_RWKV_QWEN.states, kind=StateKind.RWKV7)),
     "jamba": Architecture(
         rope=Rope(enabled=False),
         moe=MoE(Presence.OPTIONAL, own_width=False, normalize=False, in_any_layer=True),

@@ -45,7 +45,7 @@ def read_layer_sizes(
     fault."""
     architecture = TRAITS[keys.arch]
     if not architecture.attention.enabled:
-        return LayerSizes(0, 0, 0, 0, 0, 0), ()
+        return LayerSizes(keys.count("feed_forward_length") if architecture.states.feed_forward else 0, *[0] * 5), ()
     n_embd, n_heads = keys.count("embedding_length"), read_n_heads(keys, n_blocks)
     n_head = max(n_heads)
     widths = keys.counts(

@@ -33,6 +33,9 @@ class RecurrentParams:
     # RMSNorm without weights of Mamba's time steps, keys and queries (Falcon Mamba)
     normed: bool = False
     lower_bound: float = 0.0  # of KDA's logarithmic decays; 0: none
+    n_convs: int = 1  # convolutions of a layer, each with a state: RWKV mixes tokens before both blocks
+    n_channels: int = 0  # width of RWKV's channel mix
+    rescale_period: int = 0  # the residual stream is halved behind every n-th layer; 0: it is not
 
     @property
     def conv_shape(self) -> tuple[int, int]:
@@ -46,7 +49,7 @@ class RecurrentParams:
     @property
     def nbytes(self) -> int:
         """Bytes of a sequence's state in all layers."""
-        return 4 * sum(self.layers) * (math.prod(self.conv_shape) + math.prod(self.state_shape))
+        return 4 * sum(self.layers) * (self.n_convs * math.prod(self.conv_shape) + math.prod(self.state_shape))
 
 
 def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_mtp: int = 0) -> RecurrentParams | None:
@@ -65,6 +68,8 @@ def _read(keys: Keys, n_layer: int, n_embd: int, kind: StateKind) -> RecurrentPa
         return _mamba(keys, n_layer)
     if kind is StateKind.KDA:
         return _kda(keys, n_layer)
+    if kind in (StateKind.RWKV6, StateKind.RWKV7):
+        return _rwkv(keys, n_layer, n_embd)
     layers = _without_heads(keys, n_layer) if kind is StateKind.SHORT_CONV else _but_every(keys, n_layer)
     if not any(layers):
         return None
@@ -88,6 +93,29 @@ def _mamba(keys: Keys, n_layer: int) -> RecurrentParams:
     width, n_steps = math.gcd(n, CHANNELS), keys.count("ssm.time_step_rank")
     normed = keys.flag("ssm.dt_b_c_rms", False)
     return RecurrentParams(layers, attention, n_taps, n, 1, n // width, size, width, n_steps, normed)
+
+
+def _rwkv(keys: Keys, n_layer: int, n_embd: int) -> RecurrentParams:
+    size = keys.count("wkv.head_size")
+    if n_embd % size:
+        raise keys.error("wkv.head_size", f"is {size}, of which embedding_length {n_embd} is no multiple")
+    n, mixes = n_embd // size, TRAITS[keys.arch].states.channel_mix
+    n_key_heads = n if mixes else keys.count_or_none("attention.head_count_kv") or n
+    if n % n_key_heads:
+        raise keys.error("attention.head_count_kv", f"is {n_key_heads}: {n} heads cannot share so many of keys")
+    return RecurrentParams(
+        (True,) * n_layer,
+        (False,) * n_layer,
+        n_taps=2,
+        n_columns=n_embd,
+        n_key_heads=n_key_heads,
+        n_heads=n,
+        size=size,
+        width=size,
+        n_convs=1 + mixes,
+        n_channels=keys.count("feed_forward_length") if mixes else 0,
+        rescale_period=keys.count_or_none("rescale_every_n_layers"),
+    )
 
 
 def _kda(keys: Keys, n_layer: int) -> RecurrentParams:

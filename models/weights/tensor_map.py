@@ -130,7 +130,8 @@ def layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iter
     if pre:
         source = b + "attn_norm_2" if second else ""
         required = h.attends(i) or not h.architecture.attention.optional
-        yield from _norm(b + "attn_norm", h, source, required and (i > 0 or not h.architecture.norm.embedding))
+        only_before = h.architecture.norm.embedding and not h.architecture.states.channel_mix
+        yield from _norm(b + "attn_norm", h, source, required and not (i == 0 and only_before))
     recurrent = h.recurrent_of(i)
     if recurrent:
         yield from _recurrent_tensors(h, b, recurrent, present)
@@ -255,6 +256,8 @@ def _recurrent_tensors(
         StateKind.MAMBA2: _mamba2_tensors(h, b, r),
         StateKind.MAMBA: _mamba_tensors(h, b, r),
         StateKind.KDA: _kda_tensors(h, b, r, present),
+        StateKind.RWKV6: _rwkv6_tensors(h, b, r, present),
+        StateKind.RWKV7: _rwkv7_tensors(h, b, r, present),
     }
     if (tensors := of_kind.get(h.architecture.states.kind)) is not None:
         yield from tensors
@@ -292,6 +295,91 @@ def _kda_tensors(
     yield b + "ssm_a", TensorSlice(b + "ssm_a", (r.n_heads,), in_file=in_file, in_graph=(1, r.n_heads, 1))
     yield from _one(b + "ssm_norm.weight", r.size)
     yield from _one(b + "attn_output.weight", h.n_embd, n)
+
+
+def _rwkv6_tensors(
+    h: Hparams, b: str, r: RecurrentParams, present: Mapping[str, TensorInfo]
+) -> Iterator[tuple[str, TensorSlice]]:
+    n, mix, n_kv = h.n_embd, b + "time_mix_", r.n_key_heads * r.size
+    of_mix, of_decay = _rows(present, mix + "w1") // 5, _rows(present, mix + "decay_w1")
+    yield from _one(mix + "w1.weight", 5 * of_mix, n)
+    for i in range(5):
+        part = TensorSlice(mix + "w2.weight", (n, of_mix), i * n, in_file=(5, n, of_mix))
+        yield f"{mix}w2.{i}.weight", part
+    yield from _lerps(h, b, present, "wkvrg")
+    yield from _shared_lerp(h, mix + "lerp_x", present)
+    if h.architecture.states.channel_mix:
+        first = mix + "first.weight"
+        yield first, TensorSlice(first, (n,), in_file=(r.n_heads, r.size), in_graph=(1, r.n_heads, r.size))
+    yield from _one(mix + "decay.weight", n)
+    yield from _one(mix + "decay_w1.weight", of_decay, n)
+    yield from _one(mix + "decay_w2.weight", n, of_decay)
+    for name, rows in (("key", n_kv), ("value", n_kv), ("receptance", n), ("gate", n), ("output", n)):
+        yield from _one(f"{mix}{name}.weight", rows, n)
+        if not h.architecture.states.channel_mix and name in ("key", "value", "receptance"):
+            yield from _one(f"{mix}{name}.bias", rows, required=False)
+    if h.architecture.states.channel_mix:
+        yield from _norm_of_heads(h, b)
+        yield from _channel_mix_tensors(h, b, r, present)
+        yield from _shared_lerp(h, b + "channel_mix_lerp_r", present)
+        yield from _one(b + "channel_mix_receptance.weight", n, n)
+
+
+def _rwkv7_tensors(
+    h: Hparams, b: str, r: RecurrentParams, present: Mapping[str, TensorInfo]
+) -> Iterator[tuple[str, TensorSlice]]:
+    n, mix = h.n_embd, b + "time_mix_"
+    gated = h.architecture.states.channel_mix or mix + "g1.weight" in present
+    for name in ("w", "a", "g") if b == "blk.0." else ("w", "a", "v", "g"):  # the first layer has its own values
+        rank = _rows(present, f"{mix}{name}1")
+        if name != "g" or gated:
+            yield from _one(f"{mix}{name}1.weight", rank, n)
+            yield from _one(f"{mix}{name}2.weight", n, rank)
+        if name != "g":
+            yield from _one(f"{mix}{name}0.weight", n)
+    yield from _lerps(h, b, present, "rwkvag"[: 5 + gated])
+    for name in ("k_k", "k_a"):
+        yield from _one(f"{mix}{name}.weight", n)
+    of_output = mix + "r_k.weight"
+    in_file = _with_ones(present, of_output, n)
+    yield of_output, TensorSlice(of_output, (n,), in_file=in_file, in_graph=(1, r.n_heads, r.size))
+    for name in ("key", "value", "receptance", "output"):
+        yield from _one(f"{mix}{name}.weight", n, n)
+    yield from _norm_of_heads(h, b)
+    if h.architecture.states.channel_mix:
+        yield from _channel_mix_tensors(h, b, r, present)
+
+
+def _norm_of_heads(h: Hparams, b: str) -> Iterator[tuple[str, TensorSlice]]:
+    """RWKV's norm of the time mix, which ARWKV 7 may lack."""
+    required = h.architecture.states.channel_mix
+    yield from _one(b + "time_mix_ln.weight", h.n_embd, required=required)
+    yield from _one(b + "time_mix_ln.bias", h.n_embd, required=required)
+
+
+def _lerps(h: Hparams, b: str, present: Mapping[str, TensorInfo], names: str) -> Iterator[tuple[str, TensorSlice]]:
+    """RWKV's shares of the token before in each input: rows of one tensor, or tensors of their own (first files)."""
+    n, fused = h.n_embd, b + "time_mix_lerp_fused.weight"
+    apart = fused not in present and f"{b}time_mix_lerp_{names[0]}.weight" in present
+    in_file = _with_ones(present, fused, len(names), 1, 1, n)
+    for i, name in enumerate(names):
+        source = f"{b}time_mix_lerp_{name}.weight"
+        own = TensorSlice(source, (n,), in_file=_with_ones(present, source, n))
+        yield f"{b}time_mix_lerp.{i}.weight", own if apart else TensorSlice(fused, (n,), i * n, in_file=in_file)
+
+
+def _shared_lerp(h: Hparams, name: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
+    in_file = _with_ones(present, f"{name}.weight", 1, 1, h.n_embd)
+    yield f"{name}.weight", TensorSlice(f"{name}.weight", (h.n_embd,), in_file=in_file)
+
+
+def _channel_mix_tensors(
+    h: Hparams, b: str, r: RecurrentParams, present: Mapping[str, TensorInfo]
+) -> Iterator[tuple[str, TensorSlice]]:
+    yield from _norm(b + "ffn_norm", h, b + "attn_norm_2")
+    yield from _shared_lerp(h, b + "channel_mix_lerp_k", present)
+    yield from _one(b + "channel_mix_key.weight", r.n_channels, h.n_embd)
+    yield from _one(b + "channel_mix_value.weight", h.n_embd, r.n_channels)
 
 
 def _with_ones(present: Mapping[str, TensorInfo], name: str, *shape: int) -> tuple[int, ...]:
@@ -464,5 +552,7 @@ def is_unused(h: Hparams, name: str, *, mtp: bool = False) -> bool:
     blocks = tuple(f"blk.{h.n_layer + i}." for i in range(mtp, h.n_mtp))
     shared = (f"blk.{i}.attn_{which}" for i in range(h.n_layer_kv, h.n_layer) for which in ("k", "v", "k_norm"))
     if h.architecture.attention.sparse and ".indexer." in name:
+        return True
+    if h.architecture.states.kind is StateKind.RWKV7 and name.startswith("blk.0.time_mix_v") and name[16:17].isdigit():
         return True
     return name.startswith((*blocks, *_UNUSED)) or name.endswith(_DERIVED) or name.removesuffix(".weight") in shared

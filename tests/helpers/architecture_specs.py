@@ -347,6 +347,11 @@ LATENT_ROW = {
     "expert_shared_count": 1,
 }
 INDEXER = {"attention.indexer.head_count": 2, "attention.indexer.key_length": 64, "attention.indexer.top_k": 64}
+OF_RWKV = ("attn_norm", "attn_norm_2", "token_embd_norm", "output_norm", "time_mix_ln")
+RWKV = {"wkv.head_size": 16, "attention.head_count": 0, "attention.head_count_kv": None}
+RWKV6 = RWKV | {"time_mix_extra_dim": 8, "time_decay_extra_dim": 12}
+RWKV7 = RWKV | {"wkv.head_size": 64, "attention.decay_lora_rank": 8, "attention.iclr_lora_rank": 12}
+RWKV7 |= {"attention.value_residual_mix_lora_rank": 20, "attention.gate_lora_rank": 24}
 OF_KDA = DENSE_FIRST | LATENT_ROW | {"attention.head_count_kv": [0, 1, 0], "ssm.conv_kernel": 4, "kda.head_dim": 16}
 MAPPED = {  # llama.cpp is the only reference of these
     name: replace(spec, traits=("mapped", *spec.traits))
@@ -551,6 +556,25 @@ MAPPED = {  # llama.cpp is the only reference of these
             | {"expert_gating_func": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True}
             | {"kda.gate_lower_bound": -5.0, "attention.q_lora_rank": 24, "swiglu_clamp_exp": [0.0, 0.3, 0.2]},
             traits=("head gates", "attn_gate", "balanced"),
+        ),
+        "rwkv6": Spec("rwkv6", n_layer=3, untied=True, biases=OF_RWKV, keys=RWKV6 | {"rescale_every_n_layers": 2}),
+        "rwkv7": Spec("rwkv7", n_embd=128, n_layer=3, untied=True, biases=OF_RWKV, keys=RWKV7, traits=("time_mix_v0",)),
+        "rwkv6qwen2": Spec(
+            "rwkv6qwen2",
+            untied=True,
+            biases=("time_mix_key", "time_mix_value", "time_mix_receptance"),
+            keys=RWKV6 | {"attention.head_count_kv": 2, "token_shift_count": 1},
+        ),
+        "arwkv7": Spec(
+            "arwkv7", n_embd=128, untied=True, keys=RWKV7 | {"token_shift_count": 1}, traits=("time_mix_v0",)
+        ),
+        "arwkv7 without gates": Spec(
+            "arwkv7",
+            n_embd=128,
+            untied=True,
+            biases=("time_mix_ln",),
+            keys=RWKV7 | {"token_shift_count": 1, "attention.gate_lora_rank": None},
+            traits=("time_mix_v0", "time_mix_ln"),
         ),
         "plamo3": Spec(
             "plamo3",

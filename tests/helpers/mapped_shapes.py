@@ -12,6 +12,15 @@ from logitless.models.hparams.hparams import read_hparams
 from logitless.models.weights.tensor_map import tensor_map
 from tests.helpers.reference_linear_attention import FLAT
 
+# RWKV's matrices of low rank, by the keys of their ranks
+RANKS = {
+    "time_mix_w1": "attention.decay_lora_rank",
+    "time_mix_a1": "attention.iclr_lora_rank",
+    "time_mix_v1": "attention.value_residual_mix_lora_rank",
+    "time_mix_g1": "attention.gate_lora_rank",
+    "time_mix_decay_w1": "time_decay_extra_dim",
+}
+
 
 def info(shape: tuple[int, ...]) -> TensorInfo:
     return TensorInfo("", shape, "f32", 0, 0)
@@ -33,6 +42,8 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             **dict.fromkeys(("ssm_f_b", "ssm_g_b"), (1, 1) if "low rank" in s.traits else ()),
             "ffn_up": (2 * size.n_ff, h.n_embd) if "fused ffn" in s.traits else (1,) if "beside" in s.traits else (),
             "attn_gate": (size.n_head, h.n_embd) if "head gates" in s.traits else (),
+            **{name: (keys[of], 1) for name, of in RANKS.items() if keys.get(of)},
+            **({"time_mix_w1": (5 * n, 1)} if (n := keys.get("time_mix_extra_dim")) else {}),
             "ffn_up_shexp": (2 * s.n_ff_shared, h.n_embd) if "fused shared" in s.traits else (),
         }
         present |= {f"{b}{name}.weight": info(shape) for name, shape in of_traits.items() if shape}
@@ -53,6 +64,8 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         rows = max(part.start + part.n_rows, out.get(source, (0,))[0] if not part.n_experts else 0)
         shape = (part.n_experts, rows, *part.shape[1:]) if part.n_experts else (rows, *part.shape[1:])
         out[source] = part.in_file or shape
+    if "time_mix_v0" in s.traits:  # which the first layer has without a use
+        out |= {f"blk.0.time_mix_v{i}": out[f"blk.0.time_mix_a{i}"] for i in range(3)}
     for i in range(h.n_layer):
         if "indexer" in s.traits:
             n, size = keys["attention.indexer.head_count"], keys["attention.indexer.key_length"]

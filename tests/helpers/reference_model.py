@@ -291,7 +291,8 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
             # its converter drops the suffix
             bare = short == "scale" or (s.arch == "falcon-h1" and short == "ffn_norm")
             bare = bare or ("bare norms" in s.traits and short.startswith("post_"))
-            put(name if bare else f"{name}.weight", 1 + 0.2 * rng.standard_normal(shape), s.norm_dtype)
+            mean = -2 if short == "time_mix_decay" else 1
+            put(name if bare else f"{name}.weight", mean + 0.2 * rng.standard_normal(shape), s.norm_dtype)
         else:
             size = 3 if name == "output" or (name == "token_embd" and not s.untied) else 1
             values = size * rng.standard_normal(shape) / math.sqrt(shape[-1])

@@ -32,7 +32,14 @@ RANKS = {
     "out_norm": "output_norm.weight",
 }
 # recurrent layers, which llama.cpp's finetune does not name
-_OF_STATES = tuple(f"blk.*.{name}.weight" for name in ("attn_qkv", "attn_gate", "ssm_[io]*", "shortconv.*_proj"))
+_OF_STATES = tuple(
+    f"blk.*.{name}.weight"
+    for name in (
+        *("attn_qkv", "attn_gate", "ssm_[io]*", "shortconv.*_proj"),
+        *(f"time_mix_{name}" for name in ("key", "value", "receptance", "gate", "output")),
+        *(f"channel_mix_{name}" for name in ("key", "value", "receptance")),
+    )
+)
 EXPERTS = "blk.*.ffn_*_exps.weight"  # trained only where a target names them
 # as large as the vocabulary, or unused by llama.cpp: trained only where a rank or a target names them
 _BY_NAME = ("tok_embd", "out", "att_norm", "ffn_norm", "out_norm")

@@ -167,19 +167,21 @@ def _read_state(typingctx, s, k, recalled, size):
     return types.void(*[types.int64] * 4), codegen
 
 
-def _step_function(delta, axes=2):
+def _step_function(rule, axes):
     """intrinsic of one token on WIDTH columns of a head: updates the state s (D, WIDTH), y = q · s.
 
-    `recalled` holds k · s on entry and k_next · s on return, if `delta` (the delta rule) needs it.
-    Decays are one number (2 `axes`), or at the address `decays`: of each row (3), where k and k_next
-    of `recalled` are times the decay; of each element (4).
+    `recalled` holds key · s on entry and k_next · s on return, for the key that the rule reads; k and k_next of
+    the delta rule are times the decays of rows. `decays` is the address of one number (2 `axes`), of one a row (3)
+    or of one an element (4), `beta` that of the rate; of the bonus's sum; of the key that is written.
     """
+    reads = rule != "sum"
 
-    def step(typingctx, s, k, q, v, y, recalled, k_next, size, decays, decay, beta, scale):
+    def step(typingctx, s, k, q, v, y, recalled, k_next, size, decays, beta, scale):
         def codegen(ctx, b, sig, a):
             state, key, query, value, out, recall, next_k = (b.inttoptr(x, e.I8P) for x in a[:7])
-            factors = b.inttoptr(a[8], e.I8P)
-            decay, beta, scaled = (e.splat(b, x) for x in a[9:])
+            factors, betas = (b.inttoptr(x, e.I8P) for x in a[8:10])
+            scaled = e.splat(b, a[10])
+            decay = _number(b, factors, e.i64(0)) if axes == 2 else None
 
             def decay_row(i, p):
                 """Each half of row i of the state, at p, times its decay."""
@@ -194,18 +196,26 @@ def _step_function(delta, axes=2):
                 return e.load(b, e.at(b, base, 64 * h), e.V16F, 4)
 
             residual = [half(value, h) for h in HALVES]
-            if delta:
-                memory = [half(recall, h) for h in HALVES]
-                memory = memory if axes > 2 else [b.fmul(decay, x) for x in memory]
-                residual = [b.fsub(x, y) for x, y in zip(residual, memory, strict=True)]
-            residual = [b.fmul(beta, x) for x in residual]
-            queries = [query, next_k] if delta else [query]
+            memory = [half(recall, h) for h in HALVES] if reads else []
+            if rule == "delta":
+                known = memory if axes > 2 else [b.fmul(decay, x) for x in memory]
+                residual = [b.fsub(x, y) for x, y in zip(residual, known, strict=True)]
+            if rule == "bonus":
+                own = _number(b, betas, e.i64(0))
+                for h, x, y in zip(HALVES, residual, memory, strict=True):
+                    e.store(b, b.fmul(scaled, e.fma(b, own, x, y)), e.at(b, out, 64 * h), 4)
+            elif rule != "keys":
+                rate = _number(b, betas, e.i64(0))
+                residual = [b.fmul(rate, x) for x in residual]
+            queries = ([] if rule == "bonus" else [query]) + ([next_k] if reads else [])
 
             def body(i, sums):
                 numbers = [_number(b, base, i) for base in (key, *queries)]
                 totals, places = [[] for _ in queries], _row(b, state, i)
+                written = _number(b, betas, i) if rule == "keys" else None
                 for h, p, old in zip(HALVES, places, decay_row(i, places), strict=True):
                     new = e.fma(b, numbers[0], residual[h], old)
+                    new = new if written is None else e.fma(b, written, memory[h], new)
                     e.store(b, new, p, 4)
                     for q, column_sums in enumerate(totals):
                         column_sums.append(e.fma(b, new, numbers[1 + q], sums[q * len(HALVES) + h]))
@@ -213,18 +223,15 @@ def _step_function(delta, axes=2):
 
             sums = _sum_rows(b, a[7], len(queries) * len(HALVES), body)
             for h in HALVES:
-                e.store(b, b.fmul(scaled, sums[h]), e.at(b, out, 64 * h), 4)
-                if delta:
-                    e.store(b, sums[len(HALVES) + h], e.at(b, recall, 64 * h), 4)
+                if rule != "bonus":
+                    e.store(b, b.fmul(scaled, sums[h]), e.at(b, out, 64 * h), 4)
+                if reads:
+                    e.store(b, sums[len(sums) - len(HALVES) + h], e.at(b, recall, 64 * h), 4)
             return ctx.get_dummy_value()
 
-        return types.void(*[types.int64] * 9, *[types.float32] * 3), codegen
+        return types.void(*[types.int64] * 10, types.float32), codegen
 
     return intrinsic(step)
-
-
-_step, _step_delta = _step_function(False), _step_function(True)
-_step_rows, _step_elements = _step_function(True, 3), _step_function(False, 4)
 
 
 @njit(forceinline=True)
@@ -241,25 +248,49 @@ def key_head(h, heads, k_heads, grouped):
     return h // (heads // k_heads) if grouped else h % k_heads
 
 
-@kernel("linear_attention")
-def linear_attention():
-    """Linear attention. A unit is WIDTH columns of a head.
+@njit(forceinline=True)
+def _bonus(q, k, beta, out, size):
+    """Σ q · beta · k, in UNROLL sums."""
+    x, y, z, total = f32p(q), f32p(k), f32p(beta), f32p(out)
+    for j in range(UNROLL):
+        total[j] = np.float32(0)
+    for i in range(0, size, UNROLL):
+        for j in range(UNROLL):
+            total[j] += x[i + j] * z[i + j] * y[i + j]
+    total[0] = (total[0] + total[1]) + (total[2] + total[3])
 
-    Scratch: the state, a row each of v, y and the recalled value, a key, decays of elements."""
+
+@kernel("linear_attention")
+def linear_attention(rule, n_axes):
+    """Linear attention by a rule: sum, delta, bonus, keys (the op's betas). A unit is WIDTH columns of a head.
+
+    Scratch: the state, a row each of v, y and the recalled value, a key or a bonus, decays of elements."""
+    axes = int(n_axes)
+    step, reads, scaled = _step_function(rule, axes), rule != "sum", rule == "delta" and axes == 3
+    bonus, two_keys = rule == "bonus", rule == "keys"
+
+    @njit(forceinline=True)
+    def key_read(q_at, k_at, decay_at, beta_at, row, key, size, out):
+        """Address of the key that head `row` of a token reads, of D numbers; `key`: its q and k."""
+        if two_keys:
+            return beta_at + row * 2 * size * 4
+        if scaled:
+            _scaled_key(k_at + key, decay_at + row * size * 4, out, size)
+            return out
+        return q_at + key if bonus else k_at + key
 
     def run(
         q_at, k_at, v_at, decay_at, beta_at, states_at, begins_at, ends_at, y_at, rows, heads, k_heads, size, width,
-        scale_bits, is_delta, grouped, n_states, axes, begin, end, scratch,
+        scale_bits, grouped, n_states, begin, end, scratch,
     ):  # fmt: skip
         scale = bits_f32(scale_bits)
-        delta = is_delta != 0
-        decay, beta, begins, ends = f32p(decay_at), f32p(beta_at), i32p(begins_at), i32p(ends_at)
+        begins, ends = i32p(begins_at), i32p(ends_at)
         parts = (width + WIDTH - 1) // WIDTH
         v_row = scratch + size * WIDTH * 4
         y_row = v_row + WIDTH * 4
         recalled = y_row + WIDTH * 4
-        decayed_key = recalled + WIDTH * 4
-        element_decays = decayed_key + size * 4
+        other = recalled + WIDTH * 4
+        element_decays = other + size * 4
         for i in range(size * WIDTH if axes == 4 else 0):
             f32p(element_decays)[i] = np.float32(0)
         for i in range((size + 1) * WIDTH):  # columns beyond the last stay zero
@@ -269,37 +300,30 @@ def linear_attention():
             n, k_head = min(WIDTH, width - c0), key_head(h, heads, k_heads, grouped)
             place = states_at + (h * size * width + c0) * 4  # this unit's part of the first state
             for t in range(rows):
+                i, key = t * heads + h, (t * k_heads + k_head) * size * 4
                 if begins[t] >= 0:
                     copy_rows(place + np.int64(begins[t]) * heads * size * width * 4, width, scratch, WIDTH, size, n)
-                    if delta:
-                        first_key = k_at + (t * k_heads + k_head) * size * 4
-                        if axes == 3:
-                            _scaled_key(first_key, decay_at + (t * heads + h) * size * 4, decayed_key, size)
-                            first_key = decayed_key
-                        _read_state(scratch, first_key, recalled, size)
-                at, key = (t * heads + h) * width + c0, (t * k_heads + k_head) * size * 4
-                copy_rows(v_at + at * 4, 0, v_row, 0, 1, n)
-                i = t * heads + h
-                k = k_at + key
-                next_k = k + (k_heads * size * 4 if t + 1 < rows else 0)
-                q, rate = q_at + key, beta[i]
+                    if reads:
+                        first = key_read(q_at, k_at, decay_at, beta_at, i, key, size, other)
+                        _read_state(scratch, first, recalled, size)
+                copy_rows(v_at + (i * width + c0) * 4, 0, v_row, 0, 1, n)
+                next_key, decays, beta = k_at, decay_at + i * 4, beta_at + i * 4
+                if reads:
+                    ahead = 1 if t + 1 < rows else 0
+                    next_row, next_place = i + ahead * heads, key + ahead * k_heads * size * 4
+                    next_key = key_read(q_at, k_at, decay_at, beta_at, next_row, next_place, size, other)
+                if bonus:
+                    beta = other
+                    _bonus(q_at + key, k_at + key, beta_at + i * size * 4, other, size)
+                if two_keys:
+                    beta = beta_at + (2 * i + 1) * size * 4
                 if axes == 3:
-                    row_decays = decay_at + i * size * 4
-                    if t + 1 < rows:
-                        _scaled_key(next_k, row_decays + heads * size * 4, decayed_key, size)
-                    one = np.float32(1)
-                    _step_rows(scratch, k, q, v_row, y_row, recalled, decayed_key, size, row_decays, one, rate, scale)
-                elif axes == 4:
+                    decays = decay_at + i * size * 4
+                if axes == 4:
+                    decays = element_decays
                     copy_rows(decay_at + (i * size * width + c0) * 4, width, element_decays, WIDTH, size, n)
-                    one = np.float32(1)
-                    _step_elements(
-                        scratch, k, q, v_row, y_row, recalled, next_k, size, element_decays, one, rate, scale
-                    )
-                elif delta:
-                    _step_delta(scratch, k, q, v_row, y_row, recalled, next_k, size, 0, decay[i], rate, scale)
-                else:
-                    _step(scratch, k, q, v_row, y_row, recalled, next_k, size, 0, decay[i], rate, scale)
-                copy_rows(y_row, 0, y_at + at * 4, 0, 1, n)
+                step(scratch, k_at + key, q_at + key, v_row, y_row, recalled, next_key, size, decays, beta, scale)
+                copy_rows(y_row, 0, y_at + (i * width + c0) * 4, 0, 1, n)
                 if ends_at != 0 and 0 <= ends[t] < n_states:
                     copy_rows(scratch, WIDTH, place + np.int64(ends[t]) * heads * size * width * 4, width, size, n)
 

@@ -8,6 +8,7 @@ from logitless.graph.tensor import Tensor
 
 # kernels/recurrent.py, kernels/recurrent_backward.py
 COLUMNS, WIDTH, UNROLL, SAVED = 64, 32, 4, 16
+RULES = {(False, False): "sum", (True, False): "delta", (False, True): "bonus", (True, True): "keys"}
 
 
 @lower("text_begins")
@@ -33,10 +34,13 @@ def _conv(t: Tensor, at: At) -> list[Task]:
 
 def _attention(t: Tensor, at: At) -> list[Task] | None:
     (rows, heads, width), (_, k_heads, size), axes = t.shape, t.src[0].shape, len(t.src[3].shape)
-    if size % UNROLL or (axes > 2 and t.attrs["delta"] != (axes == 3)):
+    rule = RULES[t.attrs["delta"], len(t.src[4].shape) > 2]
+    if size % UNROLL or (rule, axes) == ("delta", 4):
         return None
-    args = (*_sources(t, 8, at), at(t), rows, heads, k_heads, size, width, *_forms(t), t.src[5].shape[0], axes)
-    return [Task("linear_attention", args, heads * -(-width // WIDTH), 1, 4 * (2 * size + 4) * WIDTH)]
+    scale, _, grouped = _forms(t)
+    args = (*_sources(t, 8, at), at(t), rows, heads, k_heads, size, width, scale, grouped, t.src[5].shape[0])
+    kernel = f"linear_attention:{rule}:{axes}"
+    return [Task(kernel, args, heads * -(-width // WIDTH), 1, 4 * (2 * size + 4) * WIDTH)]
 
 
 for _form in ("", "_update"):
@@ -54,7 +58,7 @@ def _(t: Tensor, at: At) -> list[Task]:
 @lower("linear_attention_back")
 def _(t: Tensor, at: At) -> list[Task] | None:
     (rows, heads, width), (_, k_heads, size) = t.src[3].shape, t.src[1].shape
-    if len(t.src[4].shape) > 2:
+    if len(t.src[4].shape) > 2 or len(t.src[5].shape) > 2:  # decays of rows, RWKV's betas
         return None
     args = (*map(at, t.src), at(t), rows, heads, k_heads, size, width, *_forms(t))
     states = -(-rows // SAVED) + SAVED + 2

@@ -18,12 +18,12 @@ from logitless.engine.sampling.params import SamplingParams
 from logitless.engine.scheduler.scheduler import Scheduler, SchedulerConfig
 from logitless.engine.speculation.settings import SpeculationParams
 from logitless.models.tokenizer import from_metadata
-from tests.helpers.architecture_specs import PLAIN
+from tests.helpers.architecture_specs import MAPPED, PLAIN
 from tests.helpers.reference_model import write
 from tests.models.architectures.test_gemma3n import GEMMA3N, SMALL
 
 STATES = ["qwen35", "qwen35 with a state last", "lfm2", "lfm2moe"]
-STATES += ["granitehybrid", "nemotron_h", "falcon-h1", "mamba2"]
+STATES += ["granitehybrid", "nemotron_h", "falcon-h1", "mamba2", "rwkv6", "rwkv7"]
 WINDOWS = {
     "gpt-oss": replace(PLAIN["gpt-oss"], keys={"attention.sliding_window": 20}),
     "llama4": replace(PLAIN["llama4"], keys=PLAIN["llama4"].keys | {"attention.chunk_size": 20}),
@@ -67,7 +67,7 @@ class LoadedModel:
 @pytest.fixture(scope="module", params=[*STATES, *WINDOWS])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("states") / "m.gguf"
-    spec = WINDOWS.get(request.param) or PLAIN[request.param]
+    spec = (WINDOWS | PLAIN | MAPPED)[request.param]
     write(made, replace(spec, n_vocab=512, vocabulary=True, n_ctx_train=512))
     return made
 

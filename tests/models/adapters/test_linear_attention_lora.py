@@ -15,10 +15,11 @@ from logitless.models.adapters.merge import merge
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
-from tests.helpers.architecture_specs import PLAIN
+from tests.helpers.architecture_specs import MAPPED, PLAIN
 from tests.helpers.reference_model import Array, write
 
 CONVS = ("ssm_conv1d.weight", "shortconv.conv.weight")
+NO_PRODUCTS = ("ssm_norm", "time_mix_first", "blk.0.time_mix_v1", "blk.0.time_mix_v2")
 
 
 def adapter_of(path: Path, *, convs: bool) -> Adapter:
@@ -26,7 +27,7 @@ def adapter_of(path: Path, *, convs: bool) -> Adapter:
     with GGUFFile.open(path) as base:
         for name, info in base.tensors.items():
             matrix = len(info.shape) == 2 and name.startswith("blk.") and name.endswith(".weight")
-            if matrix and not name.endswith("ssm_norm.weight") and name.endswith(CONVS) == convs:
+            if matrix and not any(part in name for part in NO_PRODUCTS) and name.endswith(CONVS) == convs:
                 n_out, n_in = matrix_shape(info.shape)
                 a, b = (rng.standard_normal(shape).astype(np.float32) / 8 for shape in ((2, n_in), (n_out, 2)))
                 pairs[name] = Pair(a, b)
@@ -52,9 +53,9 @@ def logits(path: Path, adapter: Adapter | None = None) -> Array:
     return results
 
 
-@pytest.mark.parametrize("arch", ["qwen35", "lfm2", "nemotron_h_moe", "falcon-h1", "mamba2"])
+@pytest.mark.parametrize("arch", ["qwen35", "lfm2", "nemotron_h_moe", "falcon-h1", "mamba2", "rwkv6", "arwkv7"])
 def test_an_adapter_beside_its_model_is_one_within(arch: str, tmp_path: Path) -> None:
-    write(path := tmp_path / "m.gguf", replace(PLAIN[arch], vocabulary=True, n_vocab=512))
+    write(path := tmp_path / "m.gguf", replace((PLAIN | MAPPED)[arch], vocabulary=True, n_vocab=512))
     with GGUFFile.open(path) as base:
         h = hparams_of(base)
         write_adapter(tmp_path / "a.gguf", adapter_of(path, convs=False), base, h)

@@ -126,7 +126,7 @@ def test_keys(rewrite: Rewrite, key: str, value: object) -> None:
     assert f"key 'llama.{key}" in refused(rewrite({key: value}))
 
 
-@pytest.mark.parametrize("arch", ["rwkv6", "wavtokenizer-dec", "qwen2audio"])
+@pytest.mark.parametrize("arch", ["chameleon", "wavtokenizer-dec", "qwen2audio"])
 def test_unknown_architecture(rewrite: Rewrite, arch: str) -> None:
     assert f"architecture '{arch}' is not supported" in refused(rewrite(arch=arch))
 
