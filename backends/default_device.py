@@ -222,7 +222,8 @@ def _keep(path: Path, verdict: Verdict | None) -> None:
 
 
 def _path(gpu: Candidate) -> Path:
-    from logitless.backends.host import cores, isa
+    from logitless.backends.cores import cores
+    from logitless.backends.host import isa
 
     of = hashlib.sha256(gpu.identity + f"{gpu.name} {isa()} {cores()}".encode()).hexdigest()
     return disk_cache.cache_folder() / "trust" / f"default-{of[:16]}"

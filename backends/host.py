@@ -166,8 +166,3 @@ def cache_nbytes(level: int) -> int:
         if found_level == str(level) and kind != "Instruction" and size[:-1].isdecimal():
             return int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}.get(size[-1], 1)
     return {1: 32 << 10, 2: 256 << 10, 3: 64 << 20}[level]
-
-
-def cores() -> int:
-    """Number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

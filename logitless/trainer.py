@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from logitless.backends.host import cores
+from logitless.backends.cores import cores
 from logitless.backends.registry import open_backends
 from logitless.engine.loading.open_model import demo_model
 from logitless.engine.loading.options import OPTIONS

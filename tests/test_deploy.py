@@ -173,7 +173,7 @@ def test_variables_are_those_of_flags() -> None:
     for path in (*MANIFESTS, DEPLOY / "Dockerfile", DEPLOY / "logitless.service"):
         used |= set(re.findall(r"\bLLAMA_[A-Z_]+", path.read_text(encoding="utf-8")))
     assert used <= variables()
-    assert {"LLAMA_ARG_HF_REPO", "LLAMA_ARG_THREADS", "LLAMA_ARG_HOST"} <= used
+    assert {"LLAMA_ARG_HF_REPO", "LLAMA_ARG_HOST"} <= used
 
 
 @pytest.mark.parametrize("name", ["picker.yaml", "picker-precise.yaml"])

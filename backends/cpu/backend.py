@@ -7,13 +7,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from logitless.backends.cores import cores
 from logitless.backends.cpu.compiler import warmup
 from logitless.backends.cpu.fusion.fuse import fuse
 from logitless.backends.cpu.fusion.packing import pack_tasks, packed, packed_nbytes, unpack_sources
 from logitless.backends.cpu.lowering.registry import REWRITES
 from logitless.backends.cpu.program import CPUProgram, Part, PhaseTimer
 from logitless.backends.cpu.threads.pool import TaskList, WorkerPool
-from logitless.backends.host import casts_to_bf16, cores, isa, target_host
+from logitless.backends.host import casts_to_bf16, isa, target_host
 from logitless.backends.host_memory import ALIGNMENT, STATES_SLAB, WEIGHTS_SLAB, FileMemory, HostBuffer, Slabs, aligned
 from logitless.graph.backend import Backend, Bytes, Location
 from logitless.graph.op import OPS

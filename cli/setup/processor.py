@@ -5,14 +5,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from pathlib import Path
 from types import SimpleNamespace
 
+from logitless.backends.cores import memory_nodes, usable_cpus
 from logitless.backends.host import IdleThreads, current_cpu
 from logitless.cli.flags.flags import CliError
 
 log = logging.getLogger("logitless.loading")
-NODES = Path("/sys/devices/system/node")
 _NICE = {-1: 5, 1: -5, 2: -10, 3: -20}  # of --prio, as llama-server's
 
 
@@ -40,22 +39,14 @@ def lock_memory(options: SimpleNamespace, *, exceeded: bool = False) -> None:
 def _settle_nodes(numa: str | None) -> None:
     """Keep to the processors of one NUMA node (isolate). numactl's own choice is the system's already.
     CliError: the threads cannot be spread over several nodes."""
-    nodes = [cpu_list(file.read_text()) for file in NODES.glob("node[0-9]*/cpulist")] if numa else []
-    nodes = [node for node in nodes if node]  # some have memory only
+    nodes = memory_nodes() if numa else []
     if len(nodes) < 2:
         return
     if numa == "distribute":
         raise CliError("--numa distribute: start with `numactl --interleave=all` and --numa numactl, for that")
-    usable = os.sched_getaffinity(0)
-    here = current_cpu()
+    usable, here = usable_cpus(), current_cpu()
     if numa == "isolate":
         os.sched_setaffinity(0, next((node & usable for node in nodes if here in node), usable))
-
-
-def cpu_list(text: str) -> frozenset[int]:
-    """The numbers of a list of the kernel's, such as 0-3,8."""
-    ranges = [part.split("-") for part in text.split(",") if part.strip()]
-    return frozenset(i for ends in ranges for i in range(int(ends[0]), int(ends[-1]) + 1))
 
 
 def settle(options: SimpleNamespace) -> None:
@@ -75,7 +66,7 @@ def settle(options: SimpleNamespace) -> None:
     if cpus and not hasattr(os, "sched_setaffinity"):
         raise CliError(f"{flag}: this platform cannot do that")
     if cpus:
-        usable = os.sched_getaffinity(0)
+        usable = usable_cpus()
         if not cpus & usable:
             raise CliError(f"{flag}: this process may use none of them, only {','.join(map(str, sorted(usable)))}")
         os.sched_setaffinity(0, cpus & usable)

@@ -183,7 +183,7 @@ def resume(o: SimpleNamespace, trainer: Trainer, checkpoint: Checkpoint) -> None
 
 def check_workers(o: SimpleNamespace) -> None:
     """Set the threads of each process. UsageError: some of --workers would have no work."""
-    from logitless.backends.host import cores
+    from logitless.backends.cores import cores
 
     if o.workers > o.grad_acc:
         reason = f"each needs a device run of its own in a step (--grad-acc {o.workers} or more)"

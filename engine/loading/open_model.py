@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from logitless.backends.cores import cores
 from logitless.backends.disk_cache import cache_folder
 from logitless.engine.async_engine import LoadedModel, ModelInfo
 from logitless.engine.kv_disk.disk_cache import DiskCache, private_folder
@@ -410,7 +411,7 @@ def _engine_options(
         n_ctx_slot=options.kv_unified_per_slot,
         type_k=options.cache_type_k,
         type_v=options.cache_type_v,
-        threads=options.n_threads,
+        threads=options.n_threads or cores(),
         devices=devices,
         device_reason=why,
         placement=places,

@@ -273,7 +273,7 @@ class ModelOptions:
         "and faster than the CPU, else the CPU; none: the CPU", devices_or_auto, "NAME,...", env="LLAMA_ARG_DEVICE",
         common=True)
     threads: int = _option(
-        "-t --threads", -1, "CPU threads; 0 and -1: as many as there are cores",
+        "-t --threads", -1, "CPU threads; 0 and -1: one for each core, as far as the container's quota allows",
         whole(0, 256, or_minus_one="all cores"), env="LLAMA_ARG_THREADS", common=True)
     threads_batch: int | None = _option(
         "-tb --threads-batch", None, "llama-server's threads for prefill; one pool runs all work here, so the larger "

@@ -29,7 +29,7 @@ def log_start(served: LoadedModel, config: ServerConfig, address: str = "") -> N
         fields |= {"architecture": engine.hparams.arch, "devices": list(engine.devices)}
         if engine.options.device_reason:
             fields["device_reason"] = engine.options.device_reason
-        fields |= {"threads": engine.options.threads or _cores(), "cache_tokens": engine.n_ctx}
+        fields |= {"threads": engine.options.threads, "cache_tokens": engine.n_ctx}
         kind = f"{engine.hparams.arch}, {info.ftype}"
     used, total = _memory()
     if used:
@@ -43,7 +43,7 @@ def log_start(served: LoadedModel, config: ServerConfig, address: str = "") -> N
     if engine is not None:
         lines[-1] += f", {engine.n_ctx} tokens of KV cache"
         reason = engine.options.device_reason
-        lines.append(f"device   {', '.join(engine.devices)}, {engine.options.threads or _cores()} threads")
+        lines.append(f"device   {', '.join(engine.devices)}, {engine.options.threads} threads")
         lines[-1] += f" ({reason})" if reason else ""
     if used:
         lines.append(f"memory   {_size(used)} of the machine's {_size(total)}")
@@ -51,11 +51,6 @@ def log_start(served: LoadedModel, config: ServerConfig, address: str = "") -> N
         lines.append(f"address  {address}")
     text = "\n  ".join(["model loaded", *lines])
     log.info("%s", text, extra={"fields": {"message": "model loaded", **fields}})
-
-
-def _cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _memory() -> tuple[int, int]:

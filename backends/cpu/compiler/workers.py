@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
 
-from logitless.backends.host import cores
+from logitless.backends.cores import cores
 
 ROOT = Path(__file__).parents[4]
 MAX_PROCESSES = 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from logitless.backends.cores import cores
 from logitless.backends.cpu.fusion.packing import MANY_ROWS
 from logitless.backends.cpu.kernels.matmul.layout import (
     ATTENTION_SPAN,
@@ -15,7 +16,7 @@ from logitless.backends.cpu.kernels.matmul.layout import (
 from logitless.backends.cpu.lowering.elementwise import CHUNK
 from logitless.backends.cpu.lowering.registry import At, lower
 from logitless.backends.cpu.threads.pool import Task, bits
-from logitless.backends.host import cores, isa
+from logitless.backends.host import isa
 from logitless.graph.dtype import KV_TYPES
 from logitless.graph.ops.attention.hadamard import block_size
 from logitless.graph.ops.attention.paged_attention import PAGE

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from logitless.backends.cores import cores
 from logitless.backends.cpu.fusion.packing import packed, takes_bf16
 from logitless.backends.cpu.kernels.matmul.layout import LANES, LAYOUTS, expanded_tile, tiles
 from logitless.backends.cpu.lowering.linear import k_block_size
 from logitless.backends.cpu.lowering.registry import At, lower, rewrite
 from logitless.backends.cpu.threads.pool import Task
-from logitless.backends.host import cores, isa
+from logitless.backends.host import isa
 from logitless.graph.dtype import DTYPES
 from logitless.graph.ops.moe import expert_linear_act, pack_experts, quantize_experts, round_experts
 from logitless.graph.tensor import Tensor

@@ -2,8 +2,8 @@
 
 Linux often wakes a thread on the core of the thread that wakes it, although another core is idle.
 Two threads of one step then take turns on a core until the next scheduler tick, some 4 ms later. So
-the workers may run on every core except the caller's. The caller itself stays unrestricted: any
-other busy thread then shares a core with at most one of them.
+the workers may run on every core except the caller's and much slower ones (backends/cores.py). The
+caller itself stays unrestricted: any other busy thread then shares a core with at most one of them.
 
 A long time slice lets a thread finish its chunk before another program gets the core."""
 
@@ -16,6 +16,7 @@ import struct
 import sys
 from collections.abc import Sequence
 
+from logitless.backends.cores import fast_cpus, siblings, usable_cpus
 from logitless.backends.host import current_cpu
 
 
@@ -33,7 +34,10 @@ class WorkerAffinity:
         cpu = current_cpu()
         if cpu == self._cpu:
             return
-        others = os.sched_getaffinity(0) - {cpu}
+        usable = usable_cpus()
+        others = fast_cpus(usable) - siblings(cpu)
+        if len(self._threads) > len(others):
+            others = usable - {cpu}
         if len(self._threads) > len(others):
             return
         self._cpu = cpu

@@ -55,8 +55,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from logitless.backends.cores import cores
 from logitless.backends.gpu.language.dialect import LANES
-from logitless.backends.host import cores
 from logitless.graph.backend import Bytes
 from logitless.graph.dtype import DTYPES, grid_of
 from logitless.graph.tensor import Tensor

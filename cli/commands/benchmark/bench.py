@@ -52,7 +52,7 @@ def measure(options: SimpleNamespace) -> dict[str, Any]:
     path = model_path(options, "bench")
     if not options.n_prompt and not options.n_gen:
         raise UsageError("bench: -p and -n are both 0")
-    from logitless.backends.host import cores
+    from logitless.backends.cores import cores
 
     rows: list[dict[str, Any]] = []
     machines: dict[int, Machine] = {}

@@ -20,7 +20,8 @@ def devices() -> list[dict[str, Any]]:
 
 
 def cpu() -> dict[str, Any]:
-    from logitless.backends.host import casts_to_bf16, cores, isa
+    from logitless.backends.cores import cores
+    from logitless.backends.host import casts_to_bf16, isa
     from logitless.engine.loading.memory import total_memory
 
     return {

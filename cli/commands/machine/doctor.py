@@ -115,7 +115,8 @@ def _is_there(package: str) -> bool:
 
 
 def _processor() -> Iterator[Finding]:
-    from logitless.backends.host import BF16, available_isas, casts_to_bf16, cores, has_bf16_dots, isa
+    from logitless.backends.cores import cores, memory_nodes, quota
+    from logitless.backends.host import BF16, available_isas, casts_to_bf16, has_bf16_dots, isa
     from logitless.cli.commands.machine.devices import cpu_name
 
     try:
@@ -131,14 +132,11 @@ def _processor() -> Iterator[Finding]:
         yield Finding("processor", "note", "no AVX2 and no NEON dot products: prefill is several times slower")
     if has_bf16_dots() and not cast:
         yield Finding("processor", "note", "bf16 dot products are unused: BF16 models prefill faster", f"{BF16}=1")
-    quota = _quota()
-    if quota is not None and quota < cores():
-        yield Finding(
-            "processor",
-            "note",
-            f"the control group allows {quota:.1f} cores, but {cores()} threads would run: they stall each other",
-            f"-t {max(1, int(quota))}",
-        )
+    if (allowed := quota()) is not None:
+        yield Finding("processor", "ok", f"the control group allows {allowed:.2f} cores: {cores()} threads compute")
+    if (nodes := len(memory_nodes())) > 1:
+        text, remedy = f"{nodes} NUMA nodes: threads also read the other node's memory", "--numa isolate, or numactl"
+        yield Finding("processor", "note", text, remedy)
     governor = _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     if governor == "powersave" and not _read("/sys/devices/system/cpu/intel_pstate/status"):
         yield Finding(
@@ -147,7 +145,7 @@ def _processor() -> Iterator[Finding]:
 
 
 def _load() -> Iterator[Finding]:
-    from logitless.backends.host import cores
+    from logitless.backends.cores import cores
 
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if load > BUSY:
@@ -264,12 +262,6 @@ def _environment() -> Iterator[Finding]:
             yield Finding("variables", "note", f"{name} is set, and nothing reads it", f"unset {name}")
     if sys.flags.optimize:
         yield Finding("variables", "note", "PYTHONOPTIMIZE removes checks of the engine", "unset PYTHONOPTIMIZE")
-
-
-def _quota() -> float | None:
-    """Cores that the control group allows; None without a limit."""
-    quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
-    return int(quota) / int(period) if quota.isdecimal() and period.isdecimal() and int(period) else None
 
 
 def _read(path: str) -> str:

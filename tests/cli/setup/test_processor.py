@@ -64,8 +64,8 @@ NODES_RUN = (
     """
 import sys
 from pathlib import Path
-from logitless.cli.setup import processor
-processor.NODES = Path(sys.argv.pop(1))
+from logitless.backends import cores
+cores.ROOT = Path(sys.argv.pop(1))
 """
     + RUN
 )
@@ -75,8 +75,9 @@ processor.NODES = Path(sys.argv.pop(1))
 def test_isolate_keeps_to_the_node_of_the_start(tmp_path: Path) -> None:
     usable = sorted(os.sched_getaffinity(0))
     for i, cpus in enumerate((usable[::2], usable[1::2], [])):  # the last one has memory only
-        (tmp_path / f"node{i}").mkdir()
-        (tmp_path / f"node{i}" / "cpulist").write_text(",".join(map(str, cpus)) + "\n")
+        node = tmp_path / "sys/devices/system/node" / f"node{i}"
+        node.mkdir(parents=True)
+        (node / "cpulist").write_text(",".join(map(str, cpus)) + "\n")
 
     def answer(*words: str) -> str:
         words = (sys.executable, "-c", NODES_RUN, str(tmp_path), *words)
@@ -87,11 +88,6 @@ def test_isolate_keeps_to_the_node_of_the_start(tmp_path: Path) -> None:
     assert answer("--numa", "numactl").startswith(str(usable))
     if len(usable) > 1:
         assert answer("--numa", "distribute").startswith("--numa distribute: start with `numactl --interleave=all`")
-
-
-def test_a_list_of_processors_is_read() -> None:
-    assert processor.cpu_list("0-2,8\n") == {0, 1, 2, 8}
-    assert processor.cpu_list("\n") == set()
 
 
 LOCK = """

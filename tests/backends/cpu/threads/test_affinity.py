@@ -42,6 +42,17 @@ def test_more_threads_than_cores_stay_unrestricted(masks: Masks, monkeypatch: py
     assert not masks
 
 
+def test_workers_avoid_slow_cores_and_the_sibling_of_the_caller(masks: Masks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(affinity, "current_cpu", lambda: 1)
+    monkeypatch.setattr(affinity, "fast_cpus", lambda usable: usable - {0})
+    keep = WorkerAffinity([70])
+    keep.avoid_caller()
+    assert masks == [(70, {3})]
+    monkeypatch.setattr(affinity, "siblings", lambda cpu: {1, 3})
+    WorkerAffinity([70]).avoid_caller()
+    assert masks[1:] == [(70, {0, 3})]  # no other core is fast
+
+
 def test_forbidden_affinity_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError("no")
