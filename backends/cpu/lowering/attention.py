@@ -131,7 +131,7 @@ def _attention(t: Tensor, at: At) -> list[Task] | None:
         args = (*args, *act_panels(n, isa(), 32))
     if sinks := len(t.src) == 7:
         args = (*args, at(t.src[6]))
-    variant = ":act" * quantised + ":sinks" * sinks
+    variant = ":act" * quantised + (":slopes" if t.op == "alibi_attention" else ":sinks") * sinks
     kernel = f"attention:{k.dtype}:{'keys' if latent else v.dtype}:{size}:{group}{variant}"
     if parts == 1:
         return [Task(kernel, args, units, 1, scratch)]
@@ -152,16 +152,20 @@ def _state_nbytes(rows: int, size: int) -> int:
 
 lower("attention")(_attention)
 lower("attention_act")(_attention)
+lower("alibi_attention")(_attention)
 lower("latent_attention")(_attention)
 
 
 CAUSAL, BOUNDS, FULL = range(3)  # kernels/attention/ranges.py
 
 
-def _range_attention(t: Tensor, kind: int, reach_back: int, reach_ahead: int, at: At) -> list[Task]:
+def _range_attention(
+    t: Tensor, kind: int, reach_back: int, reach_ahead: int, at: At, bias: tuple[Tensor, ...] = ()
+) -> list[Task]:
     q, k, v, seen = t.src[:4]
     length, size, n = t.attrs["length"], q.shape[2], q.shape[0]
-    addresses = (at(q), at(k), at(v), at(seen), at(t), at(seen))
+    biases = (at(bias[0]), bias[0].shape[1]) if bias else (at(seen), 0)
+    addresses = (at(q), at(k), at(v), at(seen), at(t), at(seen), *biases)
     sizes = (n, kind, length, q.shape[1], k.shape[1], size)
     attrs = (bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)), reach_back, reach_ahead)
     mt, nr, _ = gemm_tile(isa())
@@ -175,7 +179,7 @@ def _range_attention(t: Tensor, kind: int, reach_back: int, reach_ahead: int, at
 def _(t: Tensor, at: At) -> list[Task]:
     reach = t.attrs.get("reach", -1)
     reach = reach if reach >= 0 else t.attrs["length"]
-    return _range_attention(t, FULL, reach, reach, at)
+    return _range_attention(t, FULL, reach, reach, at, t.src[4:])
 
 
 @lower("causal_attention")

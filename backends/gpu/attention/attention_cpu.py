@@ -27,7 +27,8 @@ WORDS = [
     "uint half_n",
     "uint interleaved",  # of nibbles also twice the kinds of the caches, since no other word has room
     "float direction",
-    "uint flags",  # 1: there are sinks; twice T: positions from which windows count are behind those seen as the last
+    # 1: sinks, 2: slopes; 4 T: positions from which windows count are behind those seen as the last
+    "uint flags",
 ]
 
 # Sixteen plain numbers of a buffer, from a place.
@@ -115,7 +116,7 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
         f"""
   uint t = GY, h = GX, n_heads = NGX, kv = h / (n_heads / n_kv);
   uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
-  uint own = UINT(POS[t + flags / 2u]), first = window > 0u && own + 1u > window ? own + 1u - window : 0u;
+  uint own = UINT(POS[t + flags / 4u]), first = window > 0u && own + 1u > window ? own + 1u - window : 0u;
   uint chunks = (size + 15u) / 16u;{kinds}
   uint from = (t * n_heads + h) * size;
   for (uint p = LANE; p < half_n; p += WG) {{
@@ -141,6 +142,10 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
     uint lo = max(first, page * 16u) - page * 16u, hi = min(pos + 1u, page * 16u + 16u) - page * 16u;
     if (cap != 0.0f) {{
       for (uint c = LANE; c < 16u; c += WG) scores[c] = cap * TANH(scores[c] / cap);
+      BARRIER();
+    }}
+    if ((flags & 2u) != 0u) {{
+      for (uint c = LANE; c < 16u; c += WG) scores[c] = FMA(S[h], FLOAT(INT(page * 16u + c) - INT(pos)), scores[c]);
       BARRIER();
     }}
     float new_top = top;
@@ -179,11 +184,13 @@ for _k, _v in PAIRS:
 
 @lower("attention")
 @lower("attention_rope")
+@lower("alibi_attention")
 def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     q, k, v, tables, slot, pos = t.src[:6]
     more = list(t.src[6:])
     turned = more.pop() if t.op == "attention_rope" else None
-    sinks = more[0] if more else None
+    of_heads = more[0] if more else None  # sinks or slopes
+    has_slopes = t.op == "alibi_attention"
     tokens, heads, size = q.shape
     types = family(k.dtype), family(v.dtype)
     if types not in PAIRS or size > SIZES[-1] or not fits(size, k, v):
@@ -199,10 +206,10 @@ def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
         "half_n": 0 if turned is None else turned.shape[2],
         "interleaved": int(t.attrs.get("interleaved", False)),
         "direction": bits(t.attrs.get("sign", 1.0)),
-        "flags": int(sinks is not None) + (2 * tokens if len(pos.shape) == 2 else 0),
+        "flags": (len(more) << has_slopes) + (4 * tokens if len(pos.shape) == 2 else 0),
     }
     # q fills the place of a buffer that the kernel does not read
-    rest = (tables, slot, pos, turned or q, sinks or q)
+    rest = (tables, slot, pos, turned or q, of_heads or q)
     if shape.name == "simt":
         return spans(t, shape, words, rest, turned_back=t.attrs.get("sign", 1.0) < 0)
     bufs: Buffers = (q, k, v, *scales_of(k, v), *rest, t)

@@ -23,12 +23,13 @@ WG = 64
 # A thread has a row of a head, and takes its window's keys in order with an online softmax.
 Kernel(
     "full_attention",
-    [Arg("Q", "f32"), Arg("K", "f32"), Arg("V", "f32"), Arg("COUNT", "i32"), Arg("Y", "f32", "rw")],
-    ["uint n", "uint n_heads", "uint n_kv", "uint size", "uint length", "float factor", "uint reach"],
+    [Arg("Q", "f32"), Arg("K", "f32"), Arg("V", "f32"), Arg("COUNT", "i32"), Arg("B", "f32"), Arg("Y", "f32", "rw")],
+    ["uint n", "uint n_heads", "uint n_kv", "uint size", "uint length", "float factor", "uint reach", "uint n_bias"],
     """
   FOR_EACH(i, n) {
     uint t = i / n_heads, h = i % n_heads / (n_heads / n_kv), first = t / length * length;
     uint last = min(first + UINT(COUNT[t / length]), t + reach + 1u);
+    uint bias_at = i % n_heads * n_bias + n_bias / 2u - t; /* of key 0, wraps around */
     first = max(first + reach, t) - reach;
     PRECISE float top = -INF;
     PRECISE float total = 0.0f;
@@ -38,6 +39,7 @@ Kernel(
       PRECISE float score = 0.0f;
       for (uint d = 0u; d < size; d++) score = FMA(Q[i * size + d], K[at + d], score);
       score = score * factor;
+      if (n_bias > 0u) score = score + B[bias_at + s];
       float new_top = max(top, score), correction = EXP(top - new_top), e = EXP(score - new_top);
       total = FMA(total, correction, e);
       for (uint d = 0u; d < size; d++) Y[i * size + d] = FMA(e, V[at + d], Y[i * size + d] * correction);
@@ -132,8 +134,10 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     n = tokens * heads
     length, scale = t.attrs["length"], bits(t.attrs["scale"])
     reach = t.attrs.get("reach", -1)
-    words = (n, heads, kv_heads, size, length, scale, reach if reach >= 0 else length)
-    return [dispatch("full_attention", shape, (*t.src, t), words, groups_for(n * size, shape, size * WG))]
+    bias = t.src[4] if len(t.src) > 4 else None
+    words = (n, heads, kv_heads, size, length, scale, reach if reach >= 0 else length, bias.shape[1] if bias else 0)
+    bufs: Buffers = (*t.src[:4], bias or t.src[0], t)  # a buffer that the kernel does not read fills the place
+    return [dispatch("full_attention", shape, bufs, words, groups_for(n * size, shape, size * WG))]
 
 
 @lower("mean_rows")

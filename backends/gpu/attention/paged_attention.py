@@ -38,7 +38,7 @@ AFTER_CACHES = [
     Arg("SLOT", "i32"),
     Arg("POS", "i32"),
     Arg("A", "f32"),  # angles, where half_n tells of pairs
-    Arg("S", "f32"),  # sinks, where there are some
+    Arg("S", "f32"),  # sinks or slopes, where there are some
     Arg("Y", "f32", "w"),
 ]
 # Words of a cache: type, how the one of element `at` of a buffer is loaded, and the numbers in it.
@@ -66,7 +66,7 @@ WORDS = [
     "float factor",
     "float cap",
     "uint half_n",
-    "uint flags",  # 1: sinks, 2: interleaved pairs, 4: pairs turned back; times 8: see attention_cpu.py
+    "uint flags",  # 1: sinks, 2: slopes, 4: interleaved pairs, 8: pairs turned back; times 16: see attention_cpu.py
     "uint n",  # tokens
     "uint tile",  # tokens
 ]
@@ -306,7 +306,7 @@ def _body(dtype_k: str, dtype_v: str) -> str:
   /* the first and last cells that some token and that all tokens see */
   uint first = 0xffffffffu, last = 0u, all_first = 0u, all_last = 0xffffffffu;
   for (uint i = 0u; i < n_tokens; i++) {{
-    uint pos = UINT(POS[t + i]), own = UINT(POS[t + i + flags / 8u]);
+    uint pos = UINT(POS[t + i]), own = UINT(POS[t + i + flags / 16u]);
     uint from = window > 0u && own + 1u > window ? own + 1u - window : 0u;
     first = min(first, from);
     all_first = max(all_first, from);
@@ -324,7 +324,7 @@ def _body(dtype_k: str, dtype_v: str) -> str:
   if (some) {{
     for (uint i = LID; i < NV * (size - half_n); i += WG) {{
       uint v = i % NV, p = i / NV;
-      uint one = (flags & 2u) != 0u ? 2u * p : p, other = one + ((flags & 2u) != 0u ? 1u : half_n);
+      uint one = (flags & 4u) != 0u ? 2u * p : p, other = one + ((flags & 4u) != 0u ? 1u : half_n);
       vec4 x;
       vec4 y;
       EACH_PART {{
@@ -332,7 +332,7 @@ def _body(dtype_k: str, dtype_v: str) -> str:
         uint from = (token * n_heads + h) * size;
         if (p < half_n) {{
           float c = A[2u * token * half_n + p], s = A[(2u * token + 1u) * half_n + p];
-          if ((flags & 4u) != 0u) s = -s;
+          if ((flags & 8u) != 0u) s = -s;
           PRECISE float left = Q[from + one] * s;
           PRECISE float right = Q[from + other] * s;
           PRECISE float turned = Q[from + one] * c;
@@ -374,10 +374,12 @@ def _body(dtype_k: str, dtype_v: str) -> str:
     BARRIER();
     {{
       uint r = LID % ROWS, j = LID / ROWS, from = first_of[r], to = last_of[r];
-      float most_here = -INF;
+      float most_here = -INF, slope = 0.0f;
+      if ((flags & 2u) != 0u) slope = S[head + min(r % wide, n_own - 1u)];
       for (uint c = j; c < SPAN; c += SHARE) {{
         PRECISE float x = ONE_OF(weights, c * ROWS + r);
         if (cap != 0.0f) x = cap * TANH(x / cap);
+        if ((flags & 2u) != 0u) x = FMA(slope, FLOAT(INT(span * SPAN + c) - INT(to)), x);
         x = span * SPAN + c >= from && span * SPAN + c <= to ? x : -INF;
         ONE_OF(weights, c * ROWS + r) = x;
         most_here = max(most_here, x);
@@ -544,7 +546,7 @@ SCALED = "UNROLL for (uint t = 0u; t < WIDE; t++) sums[t] = sums[t] * was;"
 # Of WIDE elements from element i: their values `x`.
 JOINED = f"""
     uint row = i / size, pos = UINT(POS[row / n_heads]);
-    uint own_pos = UINT(POS[row / n_heads + flags / 2u]);
+    uint own_pos = UINT(POS[row / n_heads + flags / 4u]);
     uint start = window > 0u && own_pos + 1u > window ? own_pos + 1u - window : 0u, end = pos / {SPAN}u + 1u;
     float most_of = -INF;
     PRECISE float total_of = 0.0f;
@@ -603,7 +605,7 @@ def spans(
     scratch = 4 * tokens * n_heads * n_spans * (size + 2)
     split = n_spans > 1 and tokens * groups <= FEW_GROUPS and scratch <= MOST_SCRATCH
     split = split and groups * n_spans <= MAX_GROUPS
-    flags = words["flags"] % 2 + 2 * words["interleaved"] + 4 * turned_back + words["flags"] // 2 * 8
+    flags = words["flags"] % 4 + 4 * words["interleaved"] + 8 * turned_back + words["flags"] // 4 * 16
     values = words | {"flags": flags, "n_spans": n_spans if split else 0, "n": tokens, "tile": 1}
     bufs: Buffers = (q, k, v, *rest)
 

@@ -9,19 +9,32 @@ from logitless.graph.tensor import Shape, Tensor
 
 
 @op
-def full_attention(q: Array, k: Array, v: Array, count: Array, *, length: int, scale: float, reach: int = -1) -> Array:
+def full_attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    count: Array,
+    bias: Array | None = None,
+    *,
+    length: int,
+    scale: float,
+    reach: int = -1,
+) -> Array:
     """softmax(scale · q·k) · v within windows of `length` rows: q (N, H, D), k and v (N, H_kv, D) →
     (N, H, D).
 
     Every row of window w sees its first count[w] rows, count (N / length,) i32 from 1 to `length`:
     what follows them fills the window up. Query head i reads key head i · H_kv // H. With a `reach`
     of 0 or more a row sees only rows that are at most so far away; 0 comes out where there are
-    none."""
+    none. `bias` (H, 2·n − 1), n ≥ length, is added to the scores: its column n − 1 to those of a
+    row and itself, its last ones to those of later rows."""
     out = np.empty_like(q)
     group = q.shape[1] // k.shape[1]
     for w, n in enumerate(count):
         rows, text = slice(w * length, (w + 1) * length), slice(w * length, w * length + int(n))
         s = np.einsum("thd,shd->hts", q[rows], np.repeat(k[text], group, 1)) * scale
+        if bias is not None:
+            s += bias[:, bias.shape[1] // 2 + np.arange(int(n)) - np.arange(length)[:, None]]
         if reach >= 0:
             s = np.where(np.abs(np.arange(length)[:, None] - np.arange(int(n))) <= reach, s, -np.inf)
         top = s.max(-1, keepdims=True)
@@ -31,15 +44,28 @@ def full_attention(q: Array, k: Array, v: Array, count: Array, *, length: int, s
     return out
 
 
-full_attention.takes("q f32 (N, H, D)", "k f32 (N, G, D)", "v f32 (N, G, D)", "count i32 (W)")
+full_attention.takes("q f32 (N, H, D)", "k f32 (N, G, D)", "v f32 (N, G, D)", "count i32 (W)", "bias f32 (H, R)?")
 
 
 @full_attention.shape
-def _(q: Tensor, k: Tensor, v: Tensor, count: Tensor, length: int, scale: float, reach: int = -1) -> tuple[Shape, str]:
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    count: Tensor,
+    bias: Tensor | None = None,
+    *,
+    length: int,
+    scale: float,
+    reach: int = -1,
+) -> tuple[Shape, str]:
     n, heads, size = q.shape
     ok = k.shape == v.shape and k.shape[::2] == (n, size) and heads % k.shape[1] == 0
     ok = ok and length > 0 and n % length == 0 and count.shape == (n // length,)
     require(ok, "full_attention", f"shapes disagree (windows of {length})", q, k, v, count)
+    if bias is not None:
+        ok = bias.shape[0] == heads and bias.shape[1] % 2 == 1 and bias.shape[1] >= 2 * length - 1
+        require(ok, "full_attention", f"expected bias (H, 2·n − 1), n ≥ {length}", q, bias)
     return q.shape, q.dtype
 
 
@@ -66,6 +92,8 @@ for _shape in (
     (64, 2, 2, 16, -1),
     (1, 2, 2, 4, -1),
     (70, 4, 2, 16, 3),
+    (70, 4, 2, 16, -1, 90),
+    (7, 4, 2, 8, -1, 7),
     (20, 2, 1, 8, 0),
     (90, 2, 1, 8, 40),
     (500, 2, 1, 10, -1),  # more rows than a kernel takes at once
@@ -73,10 +101,11 @@ for _shape in (
 ):
 
     def _case(r: np.random.Generator, shape: tuple[int, ...] = _shape) -> Case:
-        length, heads, kv_heads, size, reach = shape
+        length, heads, kv_heads, size, reach, *n_bias = shape
         q, k, v = (r.normal(size=(3 * length, h, size)) for h in (heads, kv_heads, kv_heads))
         count = np.array([length, 1, (length + 1) // 2], np.int32)
-        return [q, k, v, count], {"length": length, "scale": size**-0.5, "reach": reach}
+        bias = [r.normal(size=(heads, 2 * n - 1)) * 2 for n in n_bias]
+        return [q, k, v, count, *bias], {"length": length, "scale": size**-0.5, "reach": reach}
 
     full_attention.case(_case)
 

@@ -318,6 +318,51 @@ def _(r: np.random.Generator) -> Case:
 
 
 @op
+def alibi_attention(
+    q: Array, k: Array, v: Array, tables: Array, slot: Array, pos: Array, slopes: Array, *, scale: float
+) -> Array:
+    """`attention` with linear biases (ALiBi; Press et al., 2022): a cell's score falls by slopes[h] for each
+    position that it is in front of the token; slopes (H,)."""
+    out = np.empty_like(q)
+    for t, h, keys, values in visible_cells(q, k, v, tables, slot, pos, 0):
+        s = keys @ q[t, h] * scale - slopes[h] * np.arange(len(keys))[::-1]
+        e = np.exp(s - s.max())
+        out[t, h] = e @ values / e.sum()
+    return out
+
+
+alibi_attention.takes(
+    "q f32 (T, H, D)",
+    "k cache (pages, G, D, 16)",
+    "v cache (pages, G, 16, D)",
+    "tables i32 (S, P)",
+    "slot i32 (T)",
+    "pos i32 (T)",
+    "slopes f32 (H)",
+)
+
+
+@alibi_attention.shape
+def _(
+    q: Tensor, k: Tensor, v: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, slopes: Tensor, *, scale: float
+) -> tuple[Shape, str]:
+    return attention.shape_rule(q, k, v, tables, slot, pos, slopes, scale=scale)
+
+
+def _alibi_case(*case: Any) -> Callable[[np.random.Generator], Case]:
+    def make(r: np.random.Generator) -> Case:
+        src, attrs = attention_case(*case, with_sinks=True)(r)
+        src[6] = 2.0 ** -np.arange(1, src[0].shape[1] + 1)
+        return src, attrs
+
+    return make
+
+
+alibi_attention.case(_alibi_case("f32/f32", 4, 2, 32))
+alibi_attention.case(_alibi_case("f16/f16", 4, 4, 16))
+
+
+@op
 def clear_cells(cache: Array, cells: Array, *, keys: bool) -> Array:
     """The cache with zeros in these cells: the gradient of what was there before a store."""
     out = cache.copy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,7 +16,15 @@ from logitless.graph.backend import Backend
 from logitless.graph.execution.session import Session
 from logitless.graph.op import OPS
 from logitless.graph.ops.attention.mla import latent_attention
-from logitless.graph.ops.attention.paged_attention import PAGE, attention, load_k, load_v, store_k, store_v
+from logitless.graph.ops.attention.paged_attention import (
+    PAGE,
+    alibi_attention,
+    attention,
+    load_k,
+    load_v,
+    store_k,
+    store_v,
+)
 from logitless.graph.ops.rope import rope
 from logitless.graph.tensor import Tensor, feed, variable
 from logitless.graph.testing.conformance import OK, problems, register_all, run
@@ -70,6 +79,8 @@ def gpu(
         ("opencl", ("q5_1", "q5_1"), (6, 1), 64, 0, 0.0, ()),
         ("opencl", ("q8_0", "q4_0"), (4, 2), 96, 270, 0.0, ()),
         ("vulkan", ("iq4_nl", "q4_1"), (3, 3), 64, 0, 0.0, ()),
+        ("vulkan", ("f16", "f16"), (3, 3), 64, None, 0.0, (0.5, 0.02, 0.004)),
+        ("opencl", ("q8_0", "q8_0"), (6, 1), 64, None, 0.0, (0.7, 0.3, 0.1, 0.05, 0.02, 0.01)),
     ],
     indirect=["gpu"],
 )
@@ -78,13 +89,15 @@ def test_paged_attention_in_spans_is_right_and_batch_invariant(
     types: tuple[str, str],
     heads: tuple[int, int],
     size: int,
-    window: int,
+    window: int | None,
     cap: float,
     sinks: tuple[float, ...],
 ) -> None:
     """The reference's values, and the same bits with one span a group or all, beside others
-    and alone.
+    and alone. `window` None: `sinks` are the slopes of ALiBi.
     """
+    op = partial(attention, window=window, cap=cap) if window is not None else alibi_attention
+    slopes = sinks if window is None else (0.0,) * heads[0]
     (n_heads, n_kv), n = heads, len(SEEN)
     draw = np.random.default_rng(4)
     tables = draw.permutation(n * PAGES).reshape(n, PAGES).astype(np.int32)
@@ -111,7 +124,7 @@ def test_paged_attention_in_spans_is_right_and_batch_invariant(
             x, table = feed("q", (len(many), n_heads, size)), feed("tables", tables.shape, "i32")
             slot, pos = feed("slot", (len(many),), "i32"), feed("pos", (len(many),), "i32")
             more = [learned] if learned is not None else []
-            return [attention(x, k, v, table, slot, pos, *more, scale=size**-0.5, window=window, cap=cap)]
+            return [op(x, k, v, table, slot, pos, *more, scale=size**-0.5)]
 
         feeds = {
             "q": q[many],
@@ -133,10 +146,11 @@ def test_paged_attention_in_spans_is_right_and_batch_invariant(
         for h in range(n_heads):
             own = h // (n_heads // n_kv)
             scores = keys[where, own].astype(np.float64) @ q[i, h] * size**-0.5
-            scores = cap * np.tanh(scores / cap) if cap else scores
-            top = max([scores.max(), *sinks[h : h + 1]])
+            scores = cap * np.tanh(scores / cap) if cap else scores - slopes[h] * (last - seen)
+            of_head = rest[h : h + 1 if window is not None else h]
+            top = max([scores.max(), *of_head])
             weights = np.exp(scores - top)
-            total = weights.sum() + np.exp(rest[h : h + 1] - top).sum()
+            total = weights.sum() + np.exp(of_head - top).sum()
             expected = weights @ values[where, own].astype(np.float64) / total
             np.testing.assert_allclose(alone[i, h], expected, rtol=0, atol=2e-5)
 

@@ -64,7 +64,8 @@ def attention(key_dtype, value_dtype, head_size, group_size, variant=""):
     tokens of a unit, most parts that their spans are split into, cores, T if pos has the positions
     from which windows count behind those that tokens see as the last, else 0. Then, with variant
     "act" (quantised output): panel rows, panels. With variant "sinks": a score of each query head that
-    adds to the sum of weights and to nothing else. `value_dtype` "keys": the keys are the values
+    adds to the sum of weights and to nothing else. With variant "slopes": what the scores of each
+    query head lose for each position between cell and token. `value_dtype` "keys": the keys are the values
     too, and v is k.
 
     Scratch per thread, with R = max(tokens, KV heads) · query heads of a KV head: a block's keys or
@@ -75,8 +76,11 @@ def attention(key_dtype, value_dtype, head_size, group_size, variant=""):
     size, group = int(head_size), int(group_size)
     page_nbytes_f32 = PAGE * size * 4
     max_single = 0 if value_dtype == "keys" else MAX_SINGLE_ROWS
-    walk_one = _one_token(key_dtype, value_dtype, size, min(group, MAX_SINGLE_ROWS)) if max_single else _unused
-    walk_several = _several_tokens(key_dtype, value_dtype, size, group)
+    has_slopes = variant == "slopes"
+    walk_one = _unused
+    if max_single:
+        walk_one = _one_token(key_dtype, value_dtype, size, min(group, MAX_SINGLE_ROWS), has_slopes)
+    walk_several = _several_tokens(key_dtype, value_dtype, size, group, has_slopes)
     clear, join, write = clear_rows(size), join_rows(size), _write(size, group, variant)
 
     def run(a, begin, end, scratch):
@@ -234,7 +238,16 @@ def _unused(a, table, seen, window, cap, h, heads, blocks, after0, after1, area,
     """Stands in for `_one_token` where keys are the values, which are transposed once for all rows."""
 
 
-def _one_token(key_dtype, value_dtype, size, group):
+@njit(forceinline=True)
+def _slope_down(s_at, slope, distance):
+    """Subtract a row's slope from the scores of a block for each position between cell and token; `distance`: that of
+    the first cell."""
+    s, slope = f32p(s_at), slope * LOG2_E
+    for c in range(BLOCK):
+        s[c] -= slope * np.float32(distance - c)
+
+
+def _one_token(key_dtype, value_dtype, size, group, has_slopes):
     """f(…): the rows of one token, of `heads` KV heads from h on, walk a span, `group` rows at a
     time.
 
@@ -268,6 +281,8 @@ def _one_token(key_dtype, value_dtype, size, group):
                 k2, k3 = a[1] + (next0 + j) * key_page, a[1] + (next1 + j) * key_page
                 v2, v3 = a[2] + (next0 + j) * value_page, a[2] + (next1 + j) * value_page
                 score(q + row * size * 4, k0, k1, s, k2, k3, s, s)
+                for g in range(group if has_slopes else 0):
+                    _slope_down(s + g * BLOCK * 4, f32p(a[17])[h * group + row + g], position - block * BLOCK)
                 softmax(s, tops + row * 4, l + row * PAGE * 4, o + row * size * 4, visible_at, cap)
                 add(s, v0, v1, o + row * size * 4, lo, hi, v2, v3)
             at0, at1 = next0, next1
@@ -275,7 +290,7 @@ def _one_token(key_dtype, value_dtype, size, group):
     return walk
 
 
-def _several_tokens(key_dtype, value_dtype, size, group):
+def _several_tokens(key_dtype, value_dtype, size, group, has_slopes):
     """f(…): the rows of n neighbouring tokens of a sequence, of one KV head, walk a span together.
 
     `blocks`: as for one token.
@@ -295,6 +310,12 @@ def _several_tokens(key_dtype, value_dtype, size, group):
     page_nbytes_f32 = PAGE * size * 4
     # remainders of rows taken 8 at a time
     some4, some2, some1 = group % 8 > 0, group % 4 > 0, group % 2 > 0
+
+    @njit(forceinline=True)
+    def slope_down(a, s, row, n_rows, own, first, h, block):
+        for r in range(row, row + n_rows if has_slopes else row):
+            slope, distance = f32p(a[17])[h * group + r % group], own[first + r // group] - block * BLOCK
+            _slope_down(s + (r - row) * BLOCK * 4, slope, distance)
 
     @njit(forceinline=True)
     def walk(a, table, pos, own, first, n, seen, window, cap, h, blocks, area, state):
@@ -331,18 +352,22 @@ def _several_tokens(key_dtype, value_dtype, size, group):
                 tr, lr, y = tops_at + row * 4, l_at + row * PAGE * 4, o_at + row * size * 4
                 if n_rows == 8:
                     score8(x, block_at, block_at + page_nbytes_f32, s, k0, k1, v0, v1)
+                    slope_down(a, s, row, 8, own, first, h, block)
                     if whole:
                         softmax8(s, tr, lr, y, sr, cap)
                     else:
                         softmax_masked8(s, tr, lr, y, sr, cap)
                 elif some4 and n_rows == 4:
                     score4(x, block_at, block_at + page_nbytes_f32, s, k0, k1, v0, v1)
+                    slope_down(a, s, row, 4, own, first, h, block)
                     softmax4(s, tr, lr, y, sr, cap)
                 elif some2 and n_rows == 2:
                     score2(x, block_at, block_at + page_nbytes_f32, s, k0, k1, v0, v1)
+                    slope_down(a, s, row, 2, own, first, h, block)
                     softmax2(s, tr, lr, y, sr, cap)
                 elif some1:
                     score1(x, block_at, block_at + page_nbytes_f32, s, k0, k1, v0, v1)
+                    slope_down(a, s, row, 1, own, first, h, block)
                     softmax1(s, tr, lr, y, sr, cap)
                 row += n_rows
                 k0 = k1 = v0 = v1 = block_at

@@ -99,6 +99,15 @@ def mask_unseen(scores, firsts, lasts, s0, begin, end):
 
 
 @njit(forceinline=True)
+def add_bias(scores, bias, n, rows, scale):
+    """Scores of n keys and `rows` queries times `scale`, plus their bias; `bias`: address of the first of both."""
+    x, of = f32p(scores), f32p(bias)
+    for i in range(n):
+        for j in range(rows):
+            x[i * NR + j] = x[i * NR + j] * scale + of[i - j]
+
+
+@njit(forceinline=True)
 def write_rows(sums, totals, y, y_nbytes, rows, size):
     """Rows of y: columns of `sums` divided by their totals; 0 where a total is 0."""
     x, total = f32p(sums), f32p(totals)
@@ -118,7 +127,8 @@ def range_attention():
 
     `start` (kind CAUSAL and BOUNDS): each row's first row. `last`: each row's last one (BOUNDS, from
     number `to_last` on), or each window's number of rows (FULL). `reach_back`, `reach_ahead`: rows
-    that a row sees at most in front of it (−1: all), and behind it (FULL).
+    that a row sees at most in front of it (−1: all), and behind it (FULL). `bias` (H, n_bias):
+    biases of scores by the distance of key and query; n_bias 0: none.
 
     A unit is ENCODER_ROWS query rows of a (window, head) pair. ENCODER_KEYS keys and values are
     packed at a time, from the window's first row on, so that a row's bits do not follow from others.
@@ -129,11 +139,11 @@ def range_attention():
     n_strips = (ENCODER_ROWS + NR - 1) // NR
 
     def run(
-        q_at, k_at, v_at, start_at, y_at, last_at, to_last, kind, length, heads, kv_heads, size, scale_bits, cap_bits,
-        reach_back, reach_ahead, begin, end, scratch,
+        q_at, k_at, v_at, start_at, y_at, last_at, bias_at, n_bias, to_last, kind, length, heads, kv_heads, size,
+        scale_bits, cap_bits, reach_back, reach_ahead, begin, end, scratch,
     ):  # fmt: skip
         scale, cap = bits_f32(scale_bits), bits_f32(cap_bits)
-        weigh = LOG2_E if cap > np.float32(0) else scale * LOG2_E
+        weigh = LOG2_E if cap > np.float32(0) or n_bias > 0 else scale * LOG2_E
         q_row, k_row = heads * size * 4, kv_heads * size * 4
         strip_nbytes, panel_nbytes = size * NR * 4, ENCODER_KEYS * MT * 4
         sums = scratch + n_strips * strip_nbytes
@@ -182,6 +192,9 @@ def range_attention():
                         compute_tile(keys + r * size * 4, scratch + strip * strip_nbytes, at, NR * 4, size, 1, MT, NR)
                     if cap > np.float32(0):
                         soft_cap(scores, scores, n * NR, scale / cap, cap)
+                    if n_bias > 0:
+                        of = unit // parts % heads * n_bias + n_bias // 2 + s0 - t
+                        add_bias(scores, bias_at + of * 4, n, rows, scale)
                     ranges = strip * NR * 4
                     below, above = max(np.int64(0), min(n, inner_a - s0)), max(np.int64(0), min(n, inner_z + 1 - s0))
                     mask_unseen(scores, firsts + ranges, lasts + ranges, s0, 0, below)
