@@ -17,8 +17,15 @@ from logitless.graph.ops.attention.chunks import chunk_ends, chunk_starts
 from logitless.graph.ops.attention.encoder_attention import full_attention
 from logitless.graph.ops.attention.hadamard import hadamard
 from logitless.graph.ops.attention.mla import latent_attention
-from logitless.graph.ops.attention.paged_attention import PAGE, attention, load_v, store_k, store_v
-from logitless.graph.ops.elementwise import add, broadcast_to, mul
+from logitless.graph.ops.attention.paged_attention import (
+    PAGE,
+    alibi_attention,
+    attention,
+    load_v,
+    store_k,
+    store_v,
+)
+from logitless.graph.ops.elementwise import add, broadcast_to, mul, scaled
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear_attention import (
     causal_conv,
@@ -28,6 +35,7 @@ from logitless.graph.ops.linear_attention import (
     text_begins,
 )
 from logitless.graph.ops.shape import reshape, slice_rows
+from logitless.graph.ops.slicing import concat, take_block
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.layer_sizes import LayerSizes
@@ -134,7 +142,7 @@ def rope_positions(rows: Rows, *, of_out: bool = False) -> Tensor:
 
 
 class AttentionParams(NamedTuple):
-    """Scale, window, soft-cap and sinks of attention scores (graph/ops/attention/paged_attention.py)."""
+    """Scale, window, soft-cap, sinks and biases of attention scores (graph/ops/attention/paged_attention.py)."""
 
     scale: float
     window: int = 0
@@ -142,6 +150,8 @@ class AttentionParams(NamedTuple):
     sinks: tuple[Tensor, ...] = ()  # one of shape (H,), or none
     causal_images: bool = False  # rows of images see only earlier rows, for any projector
     chunked: bool = False  # the window does not slide: a row sees its own chunk of so many positions
+    # ALiBi's slopes (H,) and the keys' positions (T, 1); in encoders a bias table (H, 2·n − 1); or nothing
+    bias: tuple[Tensor, ...] = ()
 
 
 class LinearAttentionParams(NamedTuple):
@@ -336,6 +346,8 @@ class Cached:
         kv = *caches, pool.tables, *batch.visible(params, n_ctx, of_out=of_out)
         if v is None:
             y = latent_attention(q, *kv, scale=params.scale)
+        elif params.bias:
+            y = alibi_attention(q, *kv, params.bias[0], scale=params.scale)
         else:
             y = attention(q, *kv, *params.sinks, scale=params.scale, window=params.window, cap=params.cap)
         return rotate(y, caches[-1])
@@ -375,6 +387,19 @@ class Cached:
         return self.stored.get(layer, []) + self.state_writes.get(layer, [])
 
 
+def sloped(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor, positions: Tensor, *, scale: float) -> tuple[Tensor, ...]:
+    """Queries, keys and values (T, H, D + 1) whose products have ALiBi's bias: slopes · positions, which softmax
+    cannot tell from slopes · (position − own)."""
+
+    def wider(x: Tensor, column: Tensor) -> Tensor:
+        rows, heads, size = x.shape
+        flat = reshape(x, shape=(rows * heads, size))
+        column = reshape(broadcast_to(column, shape=(rows, heads)), shape=(rows * heads, 1))
+        return reshape(concat(flat, column), shape=(rows, heads, size + 1))
+
+    return wider(q, scaled(slopes, 1 / scale)), wider(k, positions), wider(v, const(0.0))
+
+
 def zeros(*shape: int) -> Tensor:
     """A zero state of this shape."""
     return broadcast_to(const(0.0), shape=shape)
@@ -405,9 +430,11 @@ class Sequences:
         visible = self.start if self.bounds is None or params.causal_images else self.bounds
         if params.chunked:
             visible, window = chunk_starts(self.start, length=size, size=window), 0
-        return causal_attention(
-            q, k, v, visible, *params.sinks, length=size, scale=scale, window=window, cap=params.cap
-        )
+        n = q.shape[2]
+        if params.bias:
+            q, k, v = sloped(q, k, v, *params.bias, scale=scale)
+        y = causal_attention(q, k, v, visible, *params.sinks, length=size, scale=scale, window=window, cap=params.cap)
+        return take_block(y, start=(0, 0, 0), shape=(*y.shape[:2], n)) if params.bias else y
 
     def causal_conv(self, layer: int, x: Tensor, w: Tensor, which: int = 0) -> Tensor:
         return causal_conv(x, w, zeros(1, w.shape[2] - 1, x.shape[1]), self._begin)
@@ -443,5 +470,5 @@ class Texts:
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
         reach = params.window // 2 if params.window else -1
         return full_attention(
-            q, k, k if v is None else v, self.count, length=self.length, scale=params.scale, reach=reach
+            q, k, k if v is None else v, self.count, *params.bias, length=self.length, scale=params.scale, reach=reach
         )

@@ -24,7 +24,7 @@ class QKNorm(Enum):
     NONE = "none"
     OPTIONAL = "optional"  # per head, where the file has the weight
     PER_HEAD = "per head"
-    ALL_HEADS = "all heads"  # one norm over all heads together
+    ALL_HEADS = "all heads"  # one norm over all heads together; optional in architectures of layer norms
     CENTRED = "centred"  # optional; each head has its own weights, and its mean is subtracted
     UNWEIGHTED = "unweighted"  # per head, without weights, in layers with RoPE (Llama 4)
 
@@ -75,7 +75,8 @@ class Norm:
     pre: bool = True  # pre_norm: the input of attention and of the feed-forward block
     post: bool = False  # post_norm: their output, before the residual sum
     post_residual: bool = False  # post-LN: the residual sum instead (BERT)
-    embedding: bool = False  # token embeddings; the first layer then has no attention norm
+    embedding: bool = False  # token embeddings
+    first: bool = True  # False: the first layer has no attention norm (ModernBERT)
     ffn_name: str = "ffn_norm"  # pre-norm of the feed-forward block
     post_names: tuple[str, str] = ("post_attention_norm", "post_ffw_norm")  # of attention, of the FFN
     inner: bool = False  # norms before the output matrices, attn_sub_norm and ffn_sub_norm (BitNet)
@@ -144,6 +145,8 @@ class Attention:
     sinks: Presence = Presence.ABSENT  # attention sinks (gpt-oss)
     unscaled: bool = False  # scores are not divided by the root of the head size
     temperature: Temperature | None = None
+    # default of max_alibi_bias: scores fall with distance (ALiBi), unless it is 0; None: without ALiBi
+    alibi: float | None = None
     k_as_v: bool = False  # K=V: a layer without attn_v has its keys, before their norm, as values
     kv_sharing: bool = False  # the last layers may use the keys and values of an earlier layer
 
@@ -248,7 +251,7 @@ class Architecture:
     # embeddings may pass dense layers behind the pooling (sentence-transformers)
     dense_embeddings: bool = False
     output_of_embeddings: bool = False  # output.weight is such a dense layer (EmbeddingGemma 2)
-    learned_positions: bool = False  # position embeddings are added to token embeddings; no RoPE
+    learned_positions: bool = False  # position embeddings are added to token embeddings; no RoPE, no ALiBi
     # PLE: each layer may get its own embedding of the tokens (Gemma 3n)
     per_layer_embeddings: bool = False  # of tokens and of their embeddings, or of the latter alone
     # parallel residual streams, LAuReL and sparse gates (models/architectures/gemma3n.py)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from logitless.graph.ops.elementwise import broadcast_to, mul, scaled
+from logitless.graph.ops.elementwise import add, broadcast_to, mul, scaled
 from logitless.graph.ops.norm import centred, rms_norm
 from logitless.graph.ops.pointwise import clamp, sigmoid, softplus
 from logitless.graph.ops.rope import rope
@@ -27,6 +27,7 @@ class AttentionInputs(NamedTuple):
     x: Tensor  # (T, n_embd), normalised
     angles: Tensor  # (T, 2, n/2) RoPE cos and sin
     query_scale: Tensor | None = None  # (T, 1, 1): attention-temperature scale of queries
+    bias: tuple[Tensor, ...] = ()  # of scores, as AttentionParams has it
 
     def scaled_query(self, q: Tensor) -> Tensor:
         """Queries (T, H, D) times their attention-temperature scale."""
@@ -67,7 +68,7 @@ def self_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory:
     sinks = (queries.b["attn_sinks"],) if "attn_sinks" in queries.b else ()
     chunked = h.architecture.attention.chunked and window > 0
     causal_images = chunked or (h.architecture.attention.images_in_window and not window)
-    params = AttentionParams(h.attention_scale, window, h.attn_softcap, sinks, causal_images, chunked)
+    params = AttentionParams(h.attention_scale, window, h.attn_softcap, sinks, causal_images, chunked, queries.bias)
     y = memory.attend(layer, queries.scaled_query(q) if h.has_temperature(layer) else q, *kv, params)
     if size.value_dim < size.head_dim:
         y = take_block(y, start=(0, 0, 0), shape=(*y.shape[:2], size.value_dim))
@@ -107,7 +108,8 @@ def _with_rope(inputs: AttentionInputs, name: str, x: Tensor, h: Hparams, layer:
 def _qk_norm(inputs: AttentionInputs, name: str, x: Tensor, h: Hparams, head_dim: int) -> Tensor:
     weight, attention = inputs.b.get(f"{name}_norm"), h.architecture.attention
     if weight is not None and attention.qk_norm is QKNorm.ALL_HEADS:
-        x = rms_norm(x, weight, eps=h.eps)
+        x = rms_norm(centred(x) if h.architecture.norm.layer_norm else x, weight, eps=h.eps)
+        x = x if (bias := inputs.b.bias(f"{name}_norm")) is None else add(x, bias)
     x = reshape(x, shape=(x.shape[0], -1, head_dim))
     if weight is None or attention.qk_norm is QKNorm.ALL_HEADS:
         return x

@@ -42,11 +42,11 @@ def forward(
         x = rows.media.embedded(x)
     if h.architecture.norm.embedding:
         x = w.norm("token_embd_norm", x, h)
-    if h.architecture.learned_positions:
+    if h.learned_positions:
         x = add(x, get_rows(w["position_embd"], rows.pos))
     inputs = per_layer_embeddings(w, h, rows.tokens, x) if h.n_embd_per_layer else None
     angles = rotary.angles(rope_positions(rows))
-    query_scale = rotary.query_scale(rows.pos)
+    query_scale, bias = rotary.query_scale(rows.pos), rotary.score_bias(rows.pos)
     keys_of, attention = attention_of(h)
     kv_of: dict[int, KeysValues] = {}
     first_values: list[Tensor] = []
@@ -71,9 +71,8 @@ def forward(
             recurrent_output = None if recurrent_output is None else get_rows(recurrent_output, rows.out.ids)
         mixed = None
         if attends:
-            mixed = attention(
-                AttentionInputs(b, y, angles[local], query_scale), kv_of[h.kv_source(layer)], h, memory, layer
-            )
+            queries = AttentionInputs(b, y, angles[local], query_scale, bias)
+            mixed = attention(queries, kv_of[h.kv_source(layer)], h, memory, layer)
         elif h.architecture.attention.optional and "attn_output" in b:  # linear layer instead of attention (Deci)
             mixed = b.linear("attn_output", y)
         if recurrent_output is not None:

@@ -21,14 +21,16 @@ def forward(w: Weights, h: Hparams, rotary: Rotary, rows: Rows, memory: Memory) 
     x = w.embedding(rows.tokens)  # (T, n_embd)
     if "token_types" in w:
         x = add(x, get_rows(w["token_types"], rows.types))
-    if h.architecture.learned_positions:
+    if h.learned_positions:
         x = add(x, get_rows(w["position_embd"], rows.pos))
     x = w.norm("token_embd_norm", x, h)
-    angles, _ = rotary.angles(rows.pos)
+    (angles, _), bias = rotary.angles(rows.pos), rotary.score_bias(rows.pos)
     for layer in range(h.n_layer):
         b = w.block(layer)
-        side = AttentionInputs(b, x, angles)
+        side = AttentionInputs(b, x, angles, bias=bias)
         attended = self_attention(side, keys_values(side, h, layer), h, memory, layer)
-        x = b.norm("attn_output_norm", add(x, attended), h)
+        before, x = x, b.norm("attn_output_norm", add(x, attended), h)
+        if "attn_norm_2" in b:  # a second residual sum (Jina's for code)
+            x = b.norm("attn_norm_2", add(x, before), h)
         x = b.norm("layer_output_norm", add(x, feed_forward(b, h, layer, x, x)), h)
     return x

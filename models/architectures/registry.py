@@ -35,6 +35,7 @@ _OTHER_FFN_NAME = Norm(ffn_name="post_attention_norm")
 _PRE_AND_POST, _POST_ONLY = Norm(post=True), Norm(pre=False, post=True)
 _PER_HEAD, _ALL_HEADS = Attention(qk_norm=QKNorm.PER_HEAD), Attention(qk_norm=QKNorm.ALL_HEADS)
 _BIDIRECTIONAL = Attention(causal=False)
+_NO_ROPE, _ALIBI, _ALIBI_OF_FILE = Rope(enabled=False), Attention(alibi=8.0), Attention(alibi=0.0)
 _GELU_GLU = FeedForward(activation=Activation.GELU)
 _GELU_MLP = FeedForward(glu=False, activation=Activation.GELU)
 _RELU2_MLP = FeedForward(glu=False, activation=Activation.RELU2)
@@ -108,7 +109,7 @@ _DEEPSEEK32 = replace(
 )
 _GRANITE = Architecture(rope=Rope(interleaved=True, optional=True), scales=_FILE_SCALES)
 _NEMOTRON_H = Architecture(
-    rope=Rope(enabled=False),
+    rope=_NO_ROPE,
     ffn=_RELU2_MLP,
     states=States(StateKind.MAMBA2, one_sublayer=True),
 )
@@ -158,7 +159,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture(rope=Rope(interleaved=True, nope_period=4)),
     "ernie4_5": Architecture(rope=_INTERLEAVED),
     "internlm2": Architecture(rope=_INTERLEAVED),
-    "baichuan": Architecture(rope=_INTERLEAVED),
+    "baichuan": Architecture(rope=_INTERLEAVED, attention=_ALIBI),
+    "refact": Architecture(rope=_NO_ROPE, attention=_ALIBI),
     "xverse": Architecture(rope=_INTERLEAVED),
     "chatglm": Architecture(rope=_INTERLEAVED),
     "arcee": Architecture(rope=_INTERLEAVED, ffn=_RELU2_MLP),
@@ -186,12 +188,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "rwkv6qwen2": _RWKV_QWEN,
     "arwkv7": replace(_RWKV_QWEN, states=replace(_RWKV_QWEN.states, kind=StateKind.RWKV7)),
     "jamba": Architecture(
-        rope=Rope(enabled=False),
+        rope=_NO_ROPE,
         moe=MoE(Presence.OPTIONAL, own_width=False, normalize=False, in_any_layer=True),
         states=States(StateKind.MAMBA),
     ),
     "kimi-linear": Architecture(
-        rope=Rope(enabled=False),
+        rope=_NO_ROPE,
         attention=Attention(mla=True, gate=OutputGate.OWN_WEIGHT),
         moe=MoE(Presence.REQUIRED, router=None),
         states=States(StateKind.KDA),
@@ -352,9 +354,15 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "phi2": replace(_GELU, ffn=replace(_GELU_MLP, parallel=True)),
     "gptneox": replace(_GELU, ffn=replace(_GELU_MLP, may_be_parallel=True)),
+    "bloom": replace(_GELU, norm=Norm(layer_norm=True, embedding=True), rope=_NO_ROPE, attention=_ALIBI),
+    "mpt": replace(_GPT2, attention=replace(_ALL_HEADS, alibi=0.0)),
+    "jais": Architecture(norm=_PRE_LAYER_NORM, rope=_NO_ROPE, attention=_ALIBI_OF_FILE),
     "gpt2": _GPT2,
     "starcoder": _GPT2,
     "bert": replace(_NOMIC, ffn=_GELU_MLP, learned_positions=True),
+    "jina-bert-v2": replace(
+        _NOMIC, ffn=_GELU_GLU, attention=Attention(causal=False, qk_norm=QKNorm.ALL_HEADS, alibi=8.0)
+    ),
     "jina-bert-v3": replace(_NOMIC, ffn=_GELU_MLP),
     "neo-bert": Architecture(
         norm=Norm(output_name="enc.output_norm"),
@@ -367,7 +375,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "nomic-bert": _NOMIC,
     "nomic-bert-moe": replace(_NOMIC, ffn=_GELU_MLP, moe=MoE(Presence.REQUIRED, own_width=False, normalize=False)),
     "modern-bert": Architecture(
-        norm=Norm(layer_norm=True, embedding=True),
+        norm=Norm(layer_norm=True, embedding=True, first=False),
         rope=Rope(local_base=10000.0),
         attention=Attention(
             causal=False,

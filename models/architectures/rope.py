@@ -13,6 +13,7 @@ from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.rope import mrope_angles, rope_angles
 from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Tensor
+from logitless.models.architectures.position_bias import define_bias
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
@@ -23,13 +24,14 @@ from logitless.models.weights.weights import vector
 @dataclass(frozen=True)
 class Rotary:
     """RoPE frequencies (rope_dim/2,) of full-attention layers, and of sliding-window layers
-    where they differ."""
+    where they differ; biases of scores by distance."""
 
     frequency: Tensor
     magnitude: float
     local_frequency: Tensor | None = None
     temperature: Tensor | None = None  # (positions, 1): attention-temperature scale of queries
     component: Tensor | None = None  # (rope_dim/2,) i32: M-RoPE's component of a position for each pair
+    bias: tuple[Tensor, ...] = ()  # models/architectures/position_bias.py
 
     def angles(self, pos: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and sin (T, 2, rope_dim/2) of full-attention layers, and of sliding-window layers.
@@ -49,6 +51,10 @@ class Rotary:
         """Attention-temperature scale (T, 1, 1) of queries at these positions, if the model has
         one."""
         return None if self.temperature is None else reshape(get_rows(self.temperature, pos), shape=(-1, 1, 1))
+
+    def score_bias(self, pos: Tensor) -> tuple[Tensor, ...]:
+        """Biases of scores (AttentionParams.bias) for keys at these positions, if the model has some."""
+        return (self.bias[0], get_rows(self.bias[1], pos)) if len(self.bias) == 2 else self.bias
 
     def shift_angles(self, n: Tensor, *, local: bool = False) -> Tensor:
         """Angles that shift cached keys by n (T,) positions (K-shift); their magnitude is kept."""
@@ -83,7 +89,8 @@ def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int, pref
         component = session.define(name, (len(h.mrope),), "i32", lambda: components, constant=True)
     if not frequency.size:  # no layer rotates
         frequency = np.zeros(1, np.float32)
-    return Rotary(define("rope.frequency", frequency), magnitude, local, temperature, component)
+    bias = define_bias(session, h, n_ctx)
+    return Rotary(define("rope.frequency", frequency), magnitude, local, temperature, component, bias)
 
 
 def frequencies(

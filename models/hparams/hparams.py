@@ -80,6 +80,7 @@ class Hparams:
     rotary: bool = True  # layers have RoPE
     rope_layers: tuple[bool, ...] = ()  # flags of the layers with RoPE; (): the traits say so
     activation: Activation = Activation.SILU
+    alibi: float = 0.0  # ALiBi: the exponent of 2 of the flattest of the first slopes is −alibi; 0: none
     qkv_limit: float = 0.0  # clamp of queries, keys and values; 0: none
     value_scale: float = 1.0  # factor of the attention output
     # by layer: clamps of SwiGLU, of experts and of shared experts; 0: none; (): no layer has any
@@ -94,13 +95,18 @@ class Hparams:
     @property
     def context_ends(self) -> bool:
         """True if no context may be longer than `n_ctx_train`."""
-        return self.architecture.learned_positions or self.architecture.attention.sparse
+        return self.learned_positions or self.architecture.attention.sparse
+
+    @property
+    def learned_positions(self) -> bool:
+        """True if position embeddings are added to token embeddings."""
+        return self.architecture.learned_positions and not self.alibi
 
     def has_rope(self, layer: int) -> bool:
         if layer < len(self.rope_layers):
             return self.rope_layers[layer]
         period = self.architecture.rope.nope_period
-        if self.architecture.learned_positions or not self.rotary:
+        if self.learned_positions or not self.rotary:
             return False
         if layer >= self.n_layer:
             return True
@@ -180,8 +186,6 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
     if n_blocks > MAX_LAYERS:
         raise keys.error("block_count", f"is {n_blocks}; at most {MAX_LAYERS} blocks are supported")
-    if arch == "baichuan" and n_blocks == 40:
-        raise keys.error("block_count", "is that of the 13B model, whose ALiBi is not supported")
     n_mtp = 0 if arch in DRAFTERS else keys.count_or_none("nextn_predict_layers")
     if n_mtp >= n_blocks:
         raise keys.error("nextn_predict_layers", f"is {n_mtp}, of {n_blocks} blocks")
@@ -211,6 +215,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     if architecture.rope.ntk_alpha and most.head_dim > 2:  # dynamic NTK
         rope_base *= keys.factor("rope.scaling.alpha") ** (most.head_dim / (most.head_dim - 2))
     scaling = _rope_scaling(keys, n_ctx_train)
+    alibi = _alibi(keys, n_layer)
     h = Hparams(
         arch=arch,
         n_ctx_train=min(n_ctx_train, _indexed(keys)) if architecture.attention.sparse else n_ctx_train,
@@ -263,7 +268,9 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         interleaved=architecture.rope.interleaved and not _of_several_positions(keys),
         recurrent=read_recurrent(keys, n_layer, n_embd, n_mtp),
         mrope=_mrope(keys, most.rope_dim // 2, interleaved=architecture.rope.interleaved_sections),
+        alibi=alibi,
         rotary=architecture.rope.enabled
+        and not alibi
         and not (architecture.rope.optional and not keys.flag("rope.scaling.finetuned", True)),
         rope_layers=_flags(keys, "attention.rope_pattern", n_layer),
         activation=_activation(keys),
@@ -303,6 +310,14 @@ def _with_scales(h: Hparams, keys: Keys) -> Hparams:
 def _indexed(keys: Keys) -> int:
     """Number of positions that a token attends to at most."""
     return keys.count("attention.indexer.top_k") * keys.count("attention.indexer.block_size", 1)
+
+
+def _alibi(keys: Keys, n_layer: int) -> float:
+    """ALiBi's greatest exponent; 0: none. Of Baichuan's models only that of 40 layers (13B) has it."""
+    default = TRAITS[keys.arch].attention.alibi
+    if default is None or (keys.arch == "baichuan" and n_layer != 40):
+        return 0.0
+    return keys.at_least_0("attention.max_alibi_bias", default)
 
 
 def _causal(keys: Keys) -> bool:
@@ -404,7 +419,7 @@ def _attention_scale(architecture: Architecture, arch: str, n_layer: int, per_he
         return 1.0
     if (arch, n_layer) in (("gemma2", 46), ("gemma3", 62)):
         return float(per_head**-0.5)
-    return float(head_dim**-0.5)
+    return float(head_dim ** (-1.0 if arch == "jais" else -0.5))
 
 
 def _n_shared(keys: Keys, local: Sequence[bool]) -> int:

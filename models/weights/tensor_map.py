@@ -81,7 +81,7 @@ def tensor_map(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[
         yield from _bert_tensors(h, present)
         return
     yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
-    if h.architecture.learned_positions:
+    if h.learned_positions:
         yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
     if h.architecture.norm.embedding:
         yield from _norm("token_embd_norm", h)
@@ -130,8 +130,7 @@ def layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iter
     if pre:
         source = b + "attn_norm_2" if second else ""
         required = h.attends(i) or not h.architecture.attention.optional
-        only_before = h.architecture.norm.embedding and not h.architecture.states.channel_mix
-        yield from _norm(b + "attn_norm", h, source, required and not (i == 0 and only_before))
+        yield from _norm(b + "attn_norm", h, source, required and (i > 0 or h.architecture.norm.first))
     recurrent = h.recurrent_of(i)
     if recurrent:
         yield from _recurrent_tensors(h, b, recurrent, present)
@@ -229,8 +228,10 @@ def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]
     for name, rows in ((f"{name}_norm", rows) for name, rows in heads[:2] if qk_norm not in without):
         of_all, source = qk_norm in (QKNorm.ALL_HEADS, QKNorm.CENTRED), f"{b}{name}.weight"
         in_file = (rows // size.head_dim, size.head_dim) if qk_norm is QKNorm.CENTRED else ()
-        must = qk_norm in (QKNorm.ALL_HEADS, QKNorm.PER_HEAD)
+        must = qk_norm in (QKNorm.ALL_HEADS, QKNorm.PER_HEAD) and not h.architecture.norm.layer_norm
         yield source, TensorSlice(source, (rows if of_all else size.head_dim,), required=must, in_file=in_file)
+        if qk_norm is QKNorm.ALL_HEADS:
+            yield from _one(f"{b}{name}.bias", rows, required=False)
     yield from _one(b + "attn_output.weight", h.n_embd, n_values)
     yield from _one(b + "attn_output.bias", h.n_embd, required=False)
     if h.architecture.attention.gate in (OutputGate.OWN_WEIGHT, OutputGate.SOFTPLUS):
@@ -533,7 +534,7 @@ def _bert_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tup
 
     yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
     yield from _one("token_types.weight", _rows(present, "token_types"), h.n_embd, required=False)
-    if h.architecture.learned_positions:
+    if h.learned_positions:
         yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
     yield from pair("token_embd_norm", h.n_embd)
     yield from _head_tensors(h, present)
@@ -541,6 +542,7 @@ def _bert_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tup
         b = f"blk.{i}."
         yield from _attention_tensors(h, i, present)
         yield from pair(b + "attn_output_norm", h.n_embd)
+        yield from pair(b + "attn_norm_2", h.n_embd, required=False)
         yield from _feed_forward_tensors(h, i, present)
         yield from pair(b + "layer_output_norm", h.n_embd)
 

@@ -478,6 +478,25 @@ MAPPED = {  # llama.cpp is the only reference of these
             traits=("balanced",),
         ),
         "baichuan": Spec("baichuan", n_layer=32, n_head_kv=4, untied=True),
+        "baichuan 13B": Spec("baichuan", n_layer=40, n_head_kv=4, untied=True),
+        "refact": Spec("refact", n_head=6, head_dim=16, n_head_kv=1),  # no power of two of heads
+        "bloom": Spec("bloom", n_head_kv=4, fused=True, biases=("token_embd_norm", *OF_NEOX)),
+        "mpt": Spec(
+            "mpt",
+            n_head_kv=4,
+            fused=True,
+            biases=OF_NEOX,
+            keys={"attention.max_alibi_bias": 16.0, "attention.clamp_kqv": 0.7},
+        ),
+        "mpt of learned positions": Spec("mpt", fused=True, keys={"attention.max_alibi_bias": 0.0}),
+        "jais": Spec(
+            "jais",
+            n_head_kv=4,
+            fused=True,
+            untied=True,
+            biases=(*OF_NEOX, "ffn_gate"),
+            keys={"attention.max_alibi_bias": 8.0},
+        ),
         "deepseek2-ocr": Spec(
             "deepseek2-ocr",
             n_head_kv=4,
@@ -606,12 +625,31 @@ MAPPED = {  # llama.cpp is the only reference of these
         ),
     }.items()
 }
+OF_JINA = (
+    *("token_embd_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm"),
+    *("attn_output_norm", "attn_norm_2", "ffn_down", "layer_output_norm"),
+)
 ENCODERS = {
     name: replace(spec, n_vocab=512, vocabulary=True, n_ctx_train=128, traits=("mapped", *spec.traits))
     for name, spec in {
         "neo-bert": Spec(
             "neo-bert", fused=True, keys={"pooling_type": 1, "attention.causal": False}, traits=("fused ffn",)
         ),
+        **{
+            name: Spec(
+                "jina-bert-v2",
+                n_head=6,
+                n_head_kv=6,
+                n_embd=96,
+                biases=OF_JINA,
+                keys={"pooling_type": 1, "attention.causal": False, "tokenizer.ggml.token_type_count": 2},
+                traits=("token_types", *traits),
+            )
+            for name, traits in {
+                "jina-bert-v2": ("fused ffn",),
+                "jina-bert-v2 of code": ("attn_q_norm", "attn_k_norm", "attn_norm_2"),
+            }.items()
+        },
         "gemma-embedding2": Spec(
             "gemma-embedding2",
             n_layer=6,

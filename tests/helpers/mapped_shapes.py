@@ -49,6 +49,8 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         present |= {f"{b}{name}.weight": info(shape) for name, shape in of_traits.items() if shape}
         if "bare norms" in s.traits:
             present |= {f"{b}post_{of}_norm": info((h.n_embd,)) for of in ("attention", "ffw")}
+    if "token_types" in s.traits:
+        present["token_types.weight"] = info((2, h.n_embd))
     if n := keys.get("embedding_length_out"):
         present["output.weight"] = info((n, h.n_embd))
     out: dict[str, tuple[int, ...]] = {}

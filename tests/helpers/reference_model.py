@@ -257,7 +257,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, list: writer.add_array}
         add[bool] = writer.add_bool
         if value is not None:
-            add[type(value)](name if name.startswith("xielu.") else f"{s.arch}.{name}", value)
+            add[type(value)](name if name.startswith(("xielu.", "tokenizer.")) else f"{s.arch}.{name}", value)
     if s.vocabulary:
         add_vocabulary(writer, s.n_vocab)
     if "ranks" in s.traits and s.arch != "modern-bert":

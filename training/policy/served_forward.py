@@ -27,9 +27,10 @@ ALIGNMENT = PAGE  # tokens: sequences of a window begin at multiples of it
 
 def is_served(h: Hparams, types: Sequence[str]) -> bool:
     """True if the server's ops have gradients in this architecture: attention over keys and values of
-    f32 or f16 (`types`), without recurrent states, latent attention, sinks and chunks."""
+    f32 or f16 (`types`), without recurrent states, latent attention, sinks, ALiBi and chunks."""
     attention = h.architecture.attention
-    return not (h.recurrent or h.mla or h.has_sinks or attention.chunked) and {*types} <= {"f32", "f16"}
+    others = h.recurrent or h.mla or h.has_sinks or h.alibi or attention.chunked
+    return not others and {*types} <= {"f32", "f16"}
 
 
 @dataclass(frozen=True)
