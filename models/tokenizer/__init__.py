@@ -10,12 +10,13 @@ from logitless.models.errors import ModelFileError
 from logitless.models.tokenizer.base import Tokenizer
 from logitless.models.tokenizer.bpe import BpeTokenizer
 from logitless.models.tokenizer.detokenizer import StreamDecoder
+from logitless.models.tokenizer.rwkv import RwkvTokenizer
 from logitless.models.tokenizer.sentencepiece import SpmTokenizer
 from logitless.models.tokenizer.unigram import UgmTokenizer
-from logitless.models.tokenizer.vocab import BPE, SPM, UGM, WPM, Attr, VocabError, load_vocab, read_merges
+from logitless.models.tokenizer.vocab import BPE, RWKV, SPM, UGM, WPM, Attr, VocabError, load_vocab, read_merges
 from logitless.models.tokenizer.wordpiece import WpmTokenizer
 
-__all__ = ["BPE", "SPM", "UGM", "WPM", "Attr", "StreamDecoder", "Tokenizer", "from_metadata"]
+__all__ = ["BPE", "RWKV", "SPM", "UGM", "WPM", "Attr", "StreamDecoder", "Tokenizer", "from_metadata"]
 
 
 def from_metadata(metadata: Mapping[str, Any], *, path: str | PathLike[str] = "the model file") -> Tokenizer:
@@ -27,6 +28,8 @@ def from_metadata(metadata: Mapping[str, Any], *, path: str | PathLike[str] = "t
         vocab = load_vocab(metadata)
         if vocab.vocab_type == SPM:
             return SpmTokenizer(vocab)
+        if vocab.vocab_type == RWKV:
+            return RwkvTokenizer(vocab)
         if vocab.vocab_type == WPM:
             return WpmTokenizer(vocab)
         if vocab.vocab_type == UGM:

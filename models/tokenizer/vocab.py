@@ -13,17 +13,18 @@ import numpy as np
 
 from logitless.models.tokenizer.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 
-SPM, BPE, WPM, UGM = 1, 2, 3, 4  # llama.cpp's vocabulary types
+SPM, BPE, WPM, UGM, RWKV = 1, 2, 3, 4, 5  # llama.cpp's vocabulary types
 
 log = logging.getLogger("logitless.tokenizer")
 _KEY = "tokenizer.ggml."
-_MODELS = {"llama": SPM, "gpt2": BPE, "gemma4": BPE, "bert": WPM, "t5": UGM}
+_MODELS = {"llama": SPM, "gpt2": BPE, "gemma4": BPE, "bert": WPM, "t5": UGM, "rwkv": RWKV}
 _DEFAULT_IDS: dict[str, dict[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unk": 0},
     "gpt2": {"bos": 11, "eos": 11},
     "gemma4": {},
     "bert": {"bos": 101, "unk": 100, "sep": 102, "pad": 0, "mask": 103},
     "t5": {"eos": 1, "unk": 2, "pad": 0},
+    "rwkv": {},
 }
 _ID_KEYS = (  # (name, key); a later key overrides an earlier one
     ("bos", "cls_token_id"),  # BERT files of before the two were one

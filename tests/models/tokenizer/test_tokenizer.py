@@ -298,13 +298,30 @@ def test_lone_surrogates_count_as_replacement_characters(vocabulary: Load) -> No
         assert tokenizer.encode("\ud83d\ude00") == tokenizer.encode("😀")
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.binary(min_size=2, max_size=4), max_size=30), st.text("ab\n\\'\x00é😀", max_size=40))
+def test_rwkv_takes_the_longest_token_of_bytes(words: list[bytes], text: str) -> None:
+    """Tokens are written as Python's bytes literals, as llama.cpp's converter does."""
+    tokens = list(dict.fromkeys([*(bytes([i]) for i in range(256)), *words, *(b * 2 for b in words)]))
+    literals = [("<s>", 0.0, CONTROL), *((repr(token)[2:-1], 0.0, NORMAL) for token in tokens)]
+    tokenizer = from_metadata(metadata(literals, "rwkv"))
+    left, want = text.encode(), []
+    while left:
+        longest = max((token for token in tokens if left.startswith(token)), key=len)
+        want.append(1 + tokens.index(longest))
+        left = left[len(longest) :]
+    assert tokenizer.encode(text) == want
+    assert tokenizer.decode(want) == text.encode()
+    assert from_metadata(metadata(literals[:1], "rwkv")).encode("a<s>b") == [0]  # bytes that no token has
+
+
 # -- errors
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "rwkv"}, "tokenizer.ggml.model: tokenizer model 'rwkv' is not supported"),
+        ({"model": "plamo"}, "tokenizer.ggml.model: tokenizer model 'plamo' is not supported"),
         ({"model": None}, "tokenizer.ggml.model is missing"),
         ({"model": 7}, "tokenizer.ggml.model has the wrong type: int instead of str"),
         ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
