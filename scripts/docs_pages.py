@@ -346,7 +346,9 @@ def huggingface() -> str:
     from logitless.models.huggingface.families import FAMILIES
 
     archs = sorted({family.arch for family in FAMILIES.values()})
-    names = {arch: [f"`{name}`" for name, family in FAMILIES.items() if family.arch == arch] for arch in archs}
+    names = {
+        arch: [f"`{name.split()[0]}`" for name, family in FAMILIES.items() if family.arch == arch] for arch in archs
+    }
     return table(("`architectures`", "in GGUF"), [(", ".join(names[arch]), f"`{arch}`") for arch in archs])
 
 

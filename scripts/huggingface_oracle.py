@@ -70,6 +70,57 @@ SCALES = {
     "logits_scaling": 2.0,
 }
 LATENT = {"kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16, "num_key_value_heads": 4}
+LINEAR = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {
+        **PLAIN,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [3, 3, 2],
+        "mrope_interleaved": True,
+    },
+}
+ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 4,
+    "mamba_chunk_size": 16,
+    "num_hidden_layers": 3,
+    "layer_types": ["mamba", "attention", "mamba"],
+}
+NEMOTRON = {
+    "head_dim": 16,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "conv_kernel": 4,
+    "chunk_size": 16,
+    "use_mamba_kernels": False,
+}
+GEMMA_LAYERS = {
+    "num_hidden_layers": 6,
+    "head_dim": 16,
+    "sliding_window": 4,
+    "tie_word_embeddings": True,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+}
 FAMILIES = {  # name → (architecture, settings beside SMALL)
     "llama": ("Llama", {"attention_bias": True}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -245,6 +296,116 @@ FAMILIES = {  # name → (architecture, settings beside SMALL)
     "stablelm": ("StableLm", {"partial_rotary_factor": 0.25}),
     "phi2": ("Phi", {"partial_rotary_factor": 0.5}),
     "arcee": ("Arcee", {"head_dim": 16}),
+    "qwen35": ("Qwen3_5", {**LINEAR, "tie_word_embeddings": True}),
+    "qwen35moe": ("Qwen3_5Moe", {**LINEAR, **MOE, "shared_expert_intermediate_size": 32}),
+    "gemma4": (
+        "Gemma4",
+        {
+            **GEMMA_LAYERS,
+            "global_head_dim": 32,
+            "num_kv_shared_layers": 3,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 272,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 30.0,
+        },
+    ),
+    "gemma4moe": (
+        "Gemma4",
+        {
+            **GEMMA_LAYERS,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 32,
+        },
+    ),
+    "gemma3n": (
+        "Gemma3n",
+        {
+            **GEMMA_LAYERS,
+            "num_hidden_layers": 10,
+            "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 2,
+            "intermediate_size": [96] * 10,
+            "num_kv_shared_layers": 4,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 272,
+            "laurel_rank": 64,
+            "activation_sparsity_pattern": [0.0] * 10,  # llama.cpp and we divide the variance by n - 1, it by n
+        },
+    ),
+    "nemotron-h": ("NemotronH", {**NEMOTRON, "num_hidden_layers": 4, "hybrid_override_pattern": "M-*-"}),
+    "nemotron-h-moe": (
+        "NemotronH",
+        {
+            **NEMOTRON,
+            **ROUTED,
+            "num_hidden_layers": 4,
+            "hybrid_override_pattern": "ME*E",
+            "moe_shared_expert_intermediate_size": 64,
+            "routed_scaling_factor": 2.5,
+            "norm_topk_prob": True,
+        },
+    ),
+    "mamba2": (
+        "Mamba2",
+        {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16, "conv_kernel": 4, "chunk_size": 16},
+    ),
+    "granitehybrid": ("GraniteMoeHybrid", {**SCALES, **MAMBA, "num_local_experts": 0, "shared_intermediate_size": 96}),
+    "granitehybrid-moe": (
+        "GraniteMoeHybrid",
+        {
+            **SCALES,
+            **MAMBA,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 32,
+            "position_embedding_type": "rope",
+        },
+    ),
+    "lfm2moe": (
+        "Lfm2Moe",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "norm_topk_prob": True,
+            "tie_word_embeddings": True,
+            **MOE,
+        },
+    ),
+    "ernie4_5moe": (
+        "Ernie4_5_Moe",
+        {
+            "moe_num_experts": 4,
+            "moe_k": 2,
+            "moe_intermediate_size": 32,
+            "moe_num_shared_experts": 1,
+            "moe_layer_start_index": 1,
+        },
+    ),
+    "hunyuan-moe": ("HunYuanMoEV1", {"num_experts": 4, "moe_topk": 2, "head_dim": 16}),
+    "minimax-m2": (
+        "MiniMaxM2",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 32, "head_dim": 16, "rotary_dim": 8},
+    ),
+    "dots1": ("Dots1", {**ROUTED, "head_dim": 16, "num_key_value_heads": 4, "norm_topk_prob": True}),
+    "exaonemoe": (
+        "ExaoneMoe",
+        {**MOE, "num_shared_experts": 1, "num_hidden_layers": 4, "sliding_window": 4, "norm_topk_prob": True},
+    ),
+    "glm4moelite": (
+        "Glm4MoeLite",
+        {**ROUTED, **LATENT, "q_lora_rank": 32, "norm_topk_prob": True, "rms_norm_eps": 1e-6},
+    ),
+    "cohere": ("Cohere", {"tie_word_embeddings": True}),
+    "olmo": ("Olmo", {}),
+    "nemotron": ("Nemotron", {"partial_rotary_factor": 0.5}),
     "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}}),
 }
 
@@ -284,7 +445,7 @@ def write(name: str, architecture: str, settings: dict[str, object], folder: Pat
     print(name, len(shapes), "tensors, likeliest", logprobs.max().item())
 
 
-TEXT = ("Gemma3", "Llama4")
+TEXT = ("Gemma3", "Gemma3n", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")
 
 if __name__ == "__main__":
     main(sys.argv[1:])

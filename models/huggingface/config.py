@@ -66,6 +66,9 @@ class Config:
         inner = whole.get("text_config")
         values = {**whole, **inner} if isinstance(inner, dict) else whole
         values["architectures"] = whole.get("architectures")
+        layers = values.get("layers_block_type")  # of Nemotron H, which has no count beside them
+        if isinstance(layers, list):
+            values.setdefault("num_hidden_layers", len(layers))
         return cls(path, values, *_rope(path, values))
 
     def error(self, name: str, problem: str) -> ModelFileError:
@@ -106,6 +109,13 @@ class Config:
         if not isinstance(value, list):
             raise self.error(name, "is no list")
         return value
+
+    def numbers(self, name: str, of: Mapping[str, Any] | None = None) -> list[float]:
+        """A list of numbers; [] where there is none."""
+        values = self.items(name) if of is None else of.get(name)
+        if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
+            raise self.error(name, "is no list of numbers")
+        return values
 
     @property
     def head_dim(self) -> int:

@@ -6,7 +6,8 @@ keys of all models lack, and what differs in the tensors."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from logitless.models.huggingface.moves import (
     COLUMN,
     DOWN_FACTOR,
     GATE_FACTOR,
+    GROUPS,
     LATENT_KEYS,
     LATENT_VALUES,
     LINEAR_GATES,
@@ -28,9 +30,11 @@ from logitless.models.huggingface.moves import (
     PLUS_ONE,
     TAPS,
     TRANSPOSED,
+    VECTOR,
     Move,
     half,
     then,
+    tiled,
     times,
 )
 
@@ -79,6 +83,9 @@ def common_keys(c: Config) -> Keys:
         yield "attention.value_length", u32(size)
         turned = c.number("partial_rotary_factor", default=1.0, of=c.rope)
         yield "rope.dimension_count", u32(int(size * (turned if turned != 1 else c.number(*_TURNED, default=1.0))))
+    sections = c.rope.get("mrope_section")
+    if isinstance(sections, list) and 0 < len(sections) < 5 and all(isinstance(n, int) for n in sections):
+        yield "rope.dimension_sections", numbers([*sections, 0, 0, 0][:4], ValueType.INT32)
     yield from _rope_keys(c)
 
 
@@ -106,7 +113,7 @@ _NUMBERS = (
 def _rope_keys(c: Config) -> Keys:
     rope, kind = c.rope, c.rope["rope_type"]
     yield "rope.freq_base", f32(c.number("rope_theta", of=rope))
-    if kind in ("default", "dynamic", "llama3", "mrope", "none"):  # those of llama3 are a tensor
+    if kind in ("default", "dynamic", "llama3", "mrope", "none", "proportional"):  # two are a tensor
         return
     if kind not in ("linear", "yarn", "longrope", "su"):
         raise c.error("rope_type", f"is {kind!r}, which is not supported; supported are linear, yarn, llama3, longrope")
@@ -213,7 +220,7 @@ def _mla(c: Config) -> Keys:
     yield "rope.dimension_count", u32(n_turned)
     if "mscale_all_dim" in c.rope:
         yield "rope.scaling.yarn_log_multiplier", f32(0.1 * c.number("mscale_all_dim", of=c.rope))
-    sigmoid = c.get("scoring_func", default="") == "sigmoid" or c.get("model_type") == "deepseek_v3"
+    sigmoid = c.get("scoring_func", default="") == "sigmoid" or c.get("model_type") in ("deepseek_v3", "glm4_moe_lite")
     yield "expert_gating_func", u32(2 if sigmoid else 1)
 
 
@@ -243,12 +250,193 @@ def _llama4(c: Config) -> Keys:
     yield "attention.chunk_size", u32(c.count("attention_chunk_size", default=8192))
 
 
-def _falcon_h1(c: Config) -> Keys:
-    yield "ssm.conv_kernel", u32(c.count("mamba_d_conv"))
-    yield "ssm.inner_size", u32(c.count("mamba_d_ssm"))
-    yield "ssm.state_size", u32(c.count("mamba_d_state"))
-    yield "ssm.time_step_rank", u32(c.count("mamba_n_heads"))
-    yield "ssm.group_count", u32(c.count("mamba_n_groups"))
+def _mamba2(c: Config) -> Keys:
+    n_heads = c.count("mamba_n_heads", "mamba_num_heads", "num_heads")
+    yield "ssm.conv_kernel", u32(c.count("mamba_d_conv", "conv_kernel"))
+    size = c.get("mamba_d_ssm")
+    size = n_heads * c.count("mamba_d_head", "mamba_head_dim", "head_dim") if size is None else c.count("mamba_d_ssm")
+    yield "ssm.inner_size", u32(size)
+    yield "ssm.state_size", u32(c.count("mamba_d_state", "ssm_state_size", "state_size"))
+    yield "ssm.time_step_rank", u32(n_heads)
+    yield "ssm.group_count", u32(c.count("mamba_n_groups", "n_groups"))
+
+
+def _heads_of(c: Config, attends: list[bool]) -> tuple[str, Key]:
+    """Heads of keys, 0 in layers without attention."""
+    n = c.count("num_key_value_heads", "num_attention_heads")
+    return "attention.head_count_kv", numbers([n if yes else 0 for yes in attends], ValueType.INT32)
+
+
+def _granite_hybrid(c: Config) -> Keys:
+    yield from _scales(c)
+    yield from _mamba2(c)
+    yield _heads_of(c, [kind in _ATTENTION for kind in c.items("layer_types")])
+    yield "rope.scaling.finetuned", flag(c.get("position_embedding_type") == "rope")
+    if not has_experts(c):
+        yield "feed_forward_length", u32(c.count("shared_intermediate_size", "intermediate_size"))
+        yield from _NO_EXPERTS
+
+
+_NO_EXPERTS = tuple(  # of a dense model, whose settings name some
+    (f"expert_{name}count", u32(0)) for name in ("", "used_", "shared_", "group_", "group_used_")
+)
+_ATTENTION = ("attention", "full_attention", "*")
+_NEMOTRON_KINDS = {"M": "mamba", "linear_attention": "mamba", "-": "mlp", "E": "moe", **dict.fromkeys(_ATTENTION, "*")}
+
+
+def _nemotron_kinds(c: Config) -> list[str]:
+    """The kind of each of Nemotron H's layers."""
+    kinds = c.get("hybrid_override_pattern", "layers_block_type", default=[])
+    if not isinstance(kinds, str | list):
+        raise c.error("layers_block_type", "is no list of kinds")
+    return [_NEMOTRON_KINDS.get(str(kind), str(kind)) for kind in kinds]
+
+
+def _nemotron_h(c: Config) -> Keys:
+    yield from _mamba2(c)
+    kinds = _nemotron_kinds(c)
+    yield "attention.layer_norm_rms_epsilon", f32(c.number("layer_norm_epsilon", "norm_eps", default=1e-5))
+    yield _heads_of(c, [kind == "*" for kind in kinds])
+    if not kinds or not {"mlp", "moe"} > {*kinds} - {"mamba", "*"}:
+        raise c.error("layers_block_type", "has not one kind of FFN beside mamba and attention, the supported ones")
+    width = c.count("moe_intermediate_size" if has_experts(c) else "intermediate_size")
+    widths = [width if kind in ("mlp", "moe") else 0 for kind in kinds]
+    yield "feed_forward_length", numbers(widths, ValueType.INT32)
+    if has_experts(c):
+        yield "expert_shared_feed_forward_length", u32(c.count("moe_shared_expert_intermediate_size"))
+        yield "expert_gating_func", u32(2)
+        if c.count("moe_latent_size", default=0):
+            yield "moe_latent_size", u32(c.count("moe_latent_size"))
+    else:
+        yield from _NO_EXPERTS
+
+
+def has_experts(c: Config) -> bool:
+    """True for a model of experts, of an architecture that has others, too."""
+    if c.get("hybrid_override_pattern", "layers_block_type") is not None:
+        return "moe" in _nemotron_kinds(c)
+    return c.count("num_local_experts", "num_experts", default=0) > 0
+
+
+def _mamba2_alone(c: Config) -> Keys:
+    yield from _mamba2(c)
+    yield "attention.head_count", u32(0)
+    yield "feed_forward_length", u32(0)
+    yield "attention.layer_norm_rms_epsilon", f32(c.number("layer_norm_epsilon", default=1e-5))
+
+
+def _lfm2_moe(c: Config) -> Keys:
+    yield from _lfm2(c)
+    yield "leading_dense_block_count", u32(c.count("num_dense_layers"))
+    yield "expert_gating_func", u32(2)
+
+
+def _ernie_moe(c: Config) -> Keys:
+    width = c.count("moe_intermediate_size")
+    yield "expert_count", u32(c.count("moe_num_experts"))
+    yield "expert_used_count", u32(c.count("moe_k"))
+    yield "interleave_moe_layer_step", u32(c.count("moe_layer_interval", default=1))
+    yield "leading_dense_block_count", u32(c.count("moe_layer_start_index", default=0))
+    yield "expert_shared_feed_forward_length", u32(width * c.count("moe_num_shared_experts", default=0))
+
+
+def _first_of(c: Config, name: str) -> int:
+    """A count, or the one that a list has for each layer."""
+    values = c.get(name)
+    return values[0] if isinstance(values, list) and values and isinstance(values[0], int) else c.count(name)
+
+
+def _hunyuan_moe(c: Config) -> Keys:
+    width = c.count("intermediate_size")
+    yield "expert_used_count", u32(_first_of(c, "moe_topk"))
+    yield "expert_feed_forward_length", u32(width)
+    shared = _first_of(c, "num_shared_expert") if "num_shared_expert" in c else 1
+    yield "expert_shared_feed_forward_length", u32(width * shared)
+
+
+def _minimax_m2(c: Config) -> Keys:
+    yield "expert_feed_forward_length", u32(c.count("intermediate_size"))
+    yield "expert_gating_func", u32(2)
+    if "rotary_dim" in c:
+        yield "rope.dimension_count", u32(c.count("rotary_dim"))
+
+
+def _sigmoid(c: Config) -> Keys:
+    yield "expert_gating_func", u32(2)
+
+
+def _exaone_moe(c: Config) -> Keys:
+    yield from _windows(c)
+    yield from _sigmoid(c)
+
+
+def _layer_norm(c: Config) -> Keys:
+    yield "attention.layer_norm_epsilon", f32(c.number("norm_eps", default=1e-5))
+    if "clip_qkv" in c:
+        yield "attention.clamp_kqv", f32(c.number("clip_qkv"))
+
+
+def _cohere(c: Config) -> Keys:
+    yield "logit_scale", f32(c.number("logit_scale", default=0.0625))
+
+
+def _qwen35(c: Config) -> Keys:
+    yield from _qwen3_next(c)
+    part = c.number("partial_rotary_factor", default=0.25)
+    yield "rope.dimension_count", u32(int(c.head_dim * c.number("partial_rotary_factor", default=part, of=c.rope)))
+
+
+def _per_layer_inputs(c: Config) -> Keys:
+    """Gemma 3n's and 4's layers: inputs of their own, keys and values of earlier ones."""
+    yield from _gemma3(c)
+    yield "embedding_length_per_layer_input", u32(c.count("hidden_size_per_layer_input", default=0))
+    yield "attention.shared_kv_layers", u32(c.count("num_kv_shared_layers", default=0))
+
+
+def _gemma3n(c: Config) -> Keys:
+    yield from _per_layer_inputs(c)
+    yield "vocab_size", u32(_own_rows(c))
+    if isinstance(c.get("intermediate_size"), list):
+        widths = [int(n) for n in c.numbers("intermediate_size")]
+        yield "feed_forward_length", numbers(widths, ValueType.INT32)
+    yield "altup.active_idx", u32(c.count("altup_active_idx", default=0))
+    yield "altup.num_inputs", u32(c.count("altup_num_inputs", default=4))
+    parts = c.numbers("activation_sparsity_pattern")
+    deviations = [NormalDist().inv_cdf(part) if 0 < part < 1 else -np.inf for part in parts]
+    yield "activation_sparsity_scale", numbers(deviations, ValueType.FLOAT32)
+
+
+def _own_rows(c: Config) -> int:
+    return min(c.count("vocab_size"), c.count("vocab_size_per_layer_input", default=c.count("vocab_size")))
+
+
+def _gemma4(c: Config) -> Keys:
+    yield from _per_layer_inputs(c)
+    yield "final_logit_softcapping", f32(c.number("final_logit_softcapping", default=0.0))
+    n, n_local = c.count("num_hidden_layers"), c.count("num_key_value_heads")
+    far = [kind == "full_attention" for kind in c.items("layer_types")] or [False] * n
+    size, n_far = gemma4_far(c)
+    for which, dim in (("", size), ("_swa", c.head_dim)):
+        yield f"attention.key_length{which}", u32(dim)
+        yield f"attention.value_length{which}", u32(dim)
+        yield f"rope.dimension_count{which}", u32(dim)
+    yield "attention.head_count_kv", numbers([n_far if is_far else n_local for is_far in far], ValueType.INT32)
+    width, n_own = c.count("intermediate_size"), n - c.count("num_kv_shared_layers", default=0)
+    if c.flag("use_double_wide_mlp"):
+        yield "feed_forward_length", numbers([width * (1 + (i >= n_own)) for i in range(n)], ValueType.INT32)
+    if c.flag("enable_moe_block"):
+        yield "expert_used_count", u32(c.count("top_k_experts"))
+
+
+def gemma4_far(c: Config) -> tuple[int, int]:
+    """(size, number) of Gemma 4's heads of keys in layers without a window."""
+    size = c.count("global_head_dim", default=c.head_dim)
+    n = c.count("num_global_key_value_heads", default=c.count("num_key_value_heads"))
+    layers = c.get("per_layer_config")
+    for own in layers.values() if isinstance(layers, dict) else ():
+        if isinstance(own, dict):
+            size, n = own.get("head_dim", size), own.get("num_key_value_heads", n)
+    return size, n
 
 
 def _cohere2(c: Config) -> Keys:
@@ -315,6 +503,63 @@ _QWEN3_NEXT: Splits = (
     ("in_proj_qkvz.weight$", (("attn_qkv.weight", LINEAR_QKV), ("attn_gate.weight", LINEAR_GATES))),
     ("linear_attn.norm.weight$", (("ssm_norm.weight", None),)),
 )
+_MAMBA2: Rules = (
+    ("ssm_a", then(MINUS_EXP, COLUMN)),
+    ("ssm_d", COLUMN),
+    ("ssm_norm.weight", GROUPS),
+    *_STATES,
+)
+_GRANITE_DENSE: Splits = (
+    ("shared_mlp.input_linear.weight$", tuple((f"ffn_{name}.weight", half(i)) for i, name in enumerate(_NAMES))),
+    ("shared_mlp.output_linear.weight$", (("ffn_down.weight", None),)),
+)
+_NEMOTRON_H: Splits = ((r"mixer\.experts\.(up|down)_proj\.weight$", ((r"ffn_\1_exps.weight", None),)),)
+_LFM2_MOE: Splits = (
+    *(
+        (rf"feed_forward\.experts\.{part}\.weight$", ((f"ffn_{name}_exps.weight", None),))
+        for part, name in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
+    ),
+    ("feed_forward.expert_bias$", (("exp_probs_b.bias", None),)),
+)
+_QWEN35 = Family(
+    "qwen35",
+    _qwen35,
+    (
+        *_GEMMA,
+        ("attn_qkv.weight", tiled("linear_value_head_dim", behind_keys=True)),
+        ("attn_gate.weight", tiled("linear_value_head_dim")),
+        ("(ssm_alpha|ssm_beta).weight", tiled()),
+        ("ssm_dt.bias", tiled()),
+        ("ssm_a", then(MINUS_EXP, tiled())),
+        ("ssm_conv1d.weight", then(TAPS, tiled("linear_value_head_dim", behind_keys=True))),
+        ("ssm_out.weight", tiled("linear_value_head_dim", axis=1)),
+    ),
+    (
+        ("linear_attn.norm.weight$", (("ssm_norm.weight", None),)),
+        (
+            "experts.gate_up_proj$",
+            tuple((f"ffn_{name}_exps.weight", half(i)) for i, name in enumerate(_NAMES)),
+        ),
+        ("experts.down_proj$", (("ffn_down_exps.weight", None),)),
+    ),
+)
+_GEMMA3N = Family(
+    "gemma3n",
+    _gemma3n,
+    (("token_embd.weight", Move(lambda array, c: array[: _own_rows(c)], lambda s, c: (_own_rows(c), *s[1:]))),),
+    (
+        ("altup_projections.weight$", (("altup_proj.weight", None),)),
+        ("altup_unembed_projections.weight$", (("altup_unembd_proj.weight", None),)),
+        ("altup.correct_output_scale$", (("altup_correct_scale.weight", None),)),
+    ),
+)
+_GEMMA4: Splits = (
+    ("layer_scalar$", (("layer_output_scale.weight", None),)),
+    ("router.scale$", (("ffn_gate_inp.scale", None),)),
+    ("router.per_expert_scale$", (("ffn_down_exps.scale", None),)),
+    ("experts.gate_up_proj$", (("ffn_gate_up_exps.weight", None),)),
+    ("experts.down_proj$", (("ffn_down_exps.weight", None),)),
+)
 _FALCON_H1: Rules = (
     ("token_embd.weight", times("embedding_multiplier")),
     ("^output.weight", times("lm_head_multiplier")),
@@ -362,7 +607,28 @@ FAMILIES: dict[str, Family] = {
     "Glm4ForCausalLM": Family("glm4"),
     "Glm4MoeForCausalLM": Family("glm4moe", _glm4_moe),
     "Lfm2ForCausalLM": Family("lfm2", _lfm2, _STATES),
-    "FalconH1ForCausalLM": Family("falcon-h1", _falcon_h1, _FALCON_H1),
+    "Lfm2MoeForCausalLM": Family("lfm2moe", _lfm2_moe, _STATES, _LFM2_MOE),
+    "FalconH1ForCausalLM": Family("falcon-h1", _mamba2, _FALCON_H1),
+    "NemotronHForCausalLM": Family("nemotron_h", _nemotron_h, _MAMBA2),
+    "NemotronHForCausalLM of experts": Family("nemotron_h_moe", _nemotron_h, _MAMBA2, _NEMOTRON_H),
+    "Mamba2ForCausalLM": Family("mamba2", _mamba2_alone, _MAMBA2),
+    "GraniteMoeHybridForCausalLM": Family("granitehybrid", _granite_hybrid, (*_LLAMA, *_MAMBA2), _GRANITE_DENSE),
+    "GraniteMoeHybridForCausalLM of experts": Family("granitehybrid", _granite_hybrid, (*_LLAMA, *_MAMBA2), _GRANITE),
+    **dict.fromkeys(("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), _QWEN35),
+    **dict.fromkeys(
+        ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), replace(_QWEN35, arch="qwen35moe")
+    ),
+    **dict.fromkeys(("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"), _GEMMA3N),
+    **dict.fromkeys(("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), Family("gemma4", _gemma4, splits=_GEMMA4)),
+    "Ernie4_5_MoeForCausalLM": Family("ernie4_5-moe", _ernie_moe, (("exp_probs_b.bias", VECTOR),)),
+    "HunYuanMoEV1ForCausalLM": Family("hunyuan-moe", _hunyuan_moe),
+    "MiniMaxM2ForCausalLM": Family("minimax-m2", _minimax_m2),
+    "Dots1ForCausalLM": Family("dots1", _sigmoid),
+    "ExaoneMoeForCausalLM": Family("exaone-moe", _exaone_moe),
+    "Glm4MoeLiteForCausalLM": Family("deepseek2", _mla, splits=_LATENT),
+    "CohereForCausalLM": Family("command-r", _cohere),
+    "OlmoForCausalLM": Family("olmo", _layer_norm, _LLAMA),
+    "NemotronForCausalLM": Family("nemotron", _layer_norm, _GEMMA),
     "SeedOssForCausalLM": Family("seed_oss"),
     "Exaone4ForCausalLM": Family("exaone4", _windows),
     "Ernie4_5ForCausalLM": Family("ernie4_5"),

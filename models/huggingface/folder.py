@@ -28,13 +28,13 @@ from logitless.models.huggingface.checkpoint import (
     open_checkpoint,
 )
 from logitless.models.huggingface.config import Config, read_json, repository_name
-from logitless.models.huggingface.families import FAMILIES, Family, common_keys
+from logitless.models.huggingface.families import FAMILIES, Family, common_keys, gemma4_far, has_experts
 from logitless.models.huggingface.moves import Move
 from logitless.models.huggingface.quantized import weights_of
 from logitless.models.huggingface.vocabulary import vocabulary_keys
 
 log = logging.getLogger(__name__)
-_EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"(.+\.experts|.*altup_(?:unembed_)?projections)\.(\d+)\.(.+)")
 _LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
 _PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
 _OTHER_PARTS = re.compile(
@@ -83,7 +83,8 @@ def family_of(config: Config) -> Family:
     names = [name for name in config.items("architectures") if isinstance(name, str)]
     for name in names:
         if name in FAMILIES:
-            return FAMILIES[name]
+            other = FAMILIES.get(f"{name} of experts")
+            return other if other is not None and has_experts(config) else FAMILIES[name]
     if not names:
         raise config.error("architectures", "is missing, so the model's architecture is unknown")
     raise ModelFileError(config.path, unsupported("Hugging Face architecture", names[0], FAMILIES))
@@ -144,9 +145,15 @@ class Converted:
         if counts and before != "f32":
             array = as_f32(array, before)
         if move is not None:
-            array = move.of(array, self.config)
+            try:
+                array = move.of(array, self.config)
+            except (ValueError, IndexError, ZeroDivisionError):
+                array = array[:0]
         if counts and info.dtype != "f32":
             array = of_f32(array, info.dtype)
+        if array.nbytes != info.nbytes:
+            problem = f"has sizes that do not fit tensor {shown(info.name)} of shape {info.shape}"
+            raise ModelFileError(self.config.path, problem)
         return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
     def stored(self, info: TensorInfo, parts: Sequence[Part]) -> npt.NDArray[np.uint8]:
@@ -296,10 +303,13 @@ def rope_factors(config: Config) -> Iterator[tuple[str, TensorInfo]]:
         yield _factors("rope_freqs.weight", 1 / ((1 - smooth) / factor + smooth))
     elif kind in ("longrope", "su"):
         for which in ("long", "short"):
-            values = rope.get(f"{which}_factor")
-            if not isinstance(values, list) or not all(isinstance(value, int | float) for value in values):
-                raise config.error(f"{which}_factor", "is no list of numbers")
+            values = config.numbers(f"{which}_factor", of=rope)
             yield _factors(f"rope_factors_{which}.weight", np.array(values))
+
+    elif kind == "proportional":  # the first frequencies of full attention turn, the others stand
+        size, _ = gemma4_far(config)
+        n = int(config.number("partial_rotary_factor", default=1.0, of=rope) * size // 2)
+        yield _factors("rope_freqs.weight", np.where(np.arange(size // 2) < n, 1.0, 1e30))
 
 
 def _factors(name: str, values: npt.NDArray[Any]) -> tuple[str, TensorInfo]:

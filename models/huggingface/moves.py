@@ -5,6 +5,7 @@ in another order, but not change."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,8 @@ def reshaped(shape: Callable[[Shape, Config], Shape]) -> Move:
 
 TAPS = reshaped(lambda shape, _: (shape[0], shape[-1]))  # of a convolution by columns (n, 1, taps)
 COLUMN = reshaped(lambda shape, _: (shape[0], 1))
+VECTOR = reshaped(lambda shape, _: (math.prod(shape),))
+GROUPS = reshaped(lambda shape, c: (n := max(1, c.count("mamba_n_groups", "n_groups")), shape[0] // n))
 
 
 def _transposed(shape: Shape, _: Config) -> Shape:
@@ -174,3 +177,23 @@ def _of_mlp(i: int) -> Move:
 
 
 GATE_FACTOR, DOWN_FACTOR = _of_mlp(0), _of_mlp(1)
+
+
+def tiled(size: str = "", *, behind_keys: bool = False, axis: int = 0) -> Move:
+    """Value heads of linear attention, grouped by their key heads → the first of each group, the second …, as ggml
+    repeats keys. `size`: the setting of a head's rows, "": 1; `behind_keys`: queries and keys are before them."""
+
+    def moved(array: Array, config: Config, inverse: bool) -> Array:
+        n_keys, n = config.count("linear_num_key_heads"), config.count("linear_num_value_heads")
+        start = 2 * n_keys * config.count("linear_key_head_dim") if behind_keys else 0
+        array = array.swapaxes(0, axis)
+        before = (n // n_keys, n_keys) if inverse else (n_keys, n // n_keys)
+        heads = array[start:].reshape(*before, -1, *array.shape[1:])
+        values = heads.swapaxes(0, 1).reshape(array[start:].shape)
+        return np.concatenate([array[:start], values]).swapaxes(0, axis)
+
+    return Move(
+        lambda array, config: moved(array, config, False),
+        floats=axis > 0,
+        inverse=lambda array, config: moved(array, config, True),
+    )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from logitless.engine.batch import UBatch
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
+from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.quantization.quantize_model import plan_copy
 from tests.helpers.huggingface_folders import FAMILIES, recorded, write_folder
@@ -19,8 +21,14 @@ from tests.models.architectures.test_llama_cpp import LLAMA_CPP, answers
 
 NOT_IN_LLAMA_CPP = {
     "deepseek2": "without q_lora_rank only of 27 layers",
+    "gemma3n": "whose layers' inputs are always of 256",
     "exaone4": "with a sliding window only of 64 layers",
     "stablelm": "its likeliest tokens are bytes that are no text, for which there is no answer",
+}
+OF_REPOSITORIES: dict[str, dict[str, Any]] = {  # settings that `save_pretrained` writes otherwise
+    "gemma4moe": {"per_layer_config": None, "global_head_dim": 32, "num_global_key_value_heads": 1},
+    "nemotron-h": {"layers_block_type": None, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4},
+    "granitehybrid": {"layer_types": ["mamba", "attention", "mamba"], "num_experts_per_tok": 0},
 }
 Array = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
@@ -70,6 +78,35 @@ def test_converted_file_has_the_tensors_and_keys_of_its_folder(family: str, conv
             assert (file.bytes_of(name) == folder.bytes_of(name)).all(), name
         for key, value in folder.metadata.items():
             assert np.array_equal(file.metadata[key], value), key
+
+
+@pytest.mark.parametrize("family", OF_REPOSITORIES)
+def test_settings_of_repositories_mean_those_of_transformers(family: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, family)
+    with GGUFFile.open(folder) as gguf:
+        expected = {key: np.asarray(value).tolist() for key, value in gguf.metadata.items()}
+    settings = recorded(family)["config"] | OF_REPOSITORIES[family]
+    (folder / "config.json").write_text(json.dumps(settings))
+    with GGUFFile.open(folder) as gguf:
+        assert {key: np.asarray(value).tolist() for key, value in gguf.metadata.items()} == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "problem"),
+    [
+        ("qwen35", {"linear_num_key_heads": 0}, "has sizes that do not fit tensor 'blk.0.attn_gate.weight'"),
+        ("nemotron-h", {"n_groups": 7}, r"sizes that do not fit tensor 'blk.0.ssm_norm.weight' of shape \(7, 9\)"),
+        ("nemotron-h", {"layers_block_type": ["moe", "mlp"]}, "'layers_block_type' has not one kind of FFN"),
+        ("gemma3n", {"activation_sparsity_pattern": ["x"]}, "'activation_sparsity_pattern' is no list of numbers"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused_in_one_line(
+    family: str, changes: dict[str, Any], problem: str, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path, family)
+    (folder / "config.json").write_text(json.dumps(recorded(family)["config"] | changes))
+    with pytest.raises(ModelFileError, match=problem), GGUFFile.open(folder) as gguf:
+        plan_copy(gguf).write(tmp_path / "out.gguf")
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
