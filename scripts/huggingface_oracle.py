@@ -16,6 +16,7 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -410,6 +411,36 @@ FAMILIES = {  # name → (architecture, settings beside SMALL)
 }
 
 
+ENCODER = {
+    "vocab_size": 272,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "num_labels": 1,
+}
+MODERN = {
+    "num_hidden_layers": 4,
+    "local_attention": 8,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "cls_token_id": 256,
+    "sep_token_id": 257,
+    "classifier_pooling": "mean",
+}
+ENCODERS = {  # name → (class, settings beside ENCODER)
+    "bert": ("BertModel", {}),
+    "bert-rank": ("BertForSequenceClassification", {}),
+    "roberta": ("XLMRobertaModel", {"pad_token_id": 1}),
+    "roberta-rank": ("XLMRobertaForSequenceClassification", {"pad_token_id": 1}),
+    "nomic": ("NomicBertModel", {}),
+    "modern": ("ModernBertModel", MODERN),
+    "modern-rank": ("ModernBertForSequenceClassification", MODERN),
+}
+
+
 def main(names: list[str]) -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
@@ -419,18 +450,54 @@ def main(names: list[str]) -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             write(name, architecture, settings, Path(folder))  # prints
+    for name, (architecture, settings) in ENCODERS.items():
+        if names and name not in names:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            write_encoder(name, architecture, settings, Path(folder))
+
+
+def write_encoder(name: str, architecture: str, settings: dict[str, object], folder: Path) -> None:
+    """`vector`: the mean over the prompt's tokens, or `score`: the only class's, of a text of the first type."""
+    model_class = getattr(transformers, architecture)
+    config = model_class.config_class(**{**ENCODER, **settings}, attn_implementation="eager", dtype="float32")
+    model, shapes = loaded(model_class, config, folder)
+    with torch.no_grad():
+        output = model(torch.tensor([IDS]))
+    ranks = architecture.endswith("Classification")
+    values = output.logits[0] if ranks else output.last_hidden_state[0].mean(0)
+    result = {
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "config": json.loads((folder / "config.json").read_text()),
+        "tensors": shapes,
+        "score" if ranks else "vector": [round(value, 5) for value in values.double().tolist()],
+    }
+    save(f"encoders/{name}", result)
+
+
+def loaded(model_class: Any, config: Any, folder: Path) -> tuple[Any, dict[str, list[int]]]:
+    """The model with the weights of its names, saved in the folder, and their shapes."""
+    model_class(config).save_pretrained(folder)
+    path = folder / "model.safetensors"
+    with safe_open(path, "pt") as file:
+        shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+    save_file({key: torch.from_numpy(weight(key, shape)) for key, shape in shapes.items()}, path, {"format": "pt"})
+    return model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval(), shapes
+
+
+def save(name: str, result: dict[str, Any]) -> None:
+    """A value a line."""
+    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items())
+    (OUT / f"{name}.json").parent.mkdir(parents=True, exist_ok=True)
+    (OUT / f"{name}.json").write_text(f"{{\n{lines}\n}}\n")
+    print(name, len(result["tensors"]), "tensors")
 
 
 def write(name: str, architecture: str, settings: dict[str, object], folder: Path) -> None:
     config_class = getattr(transformers, f"{architecture}{'TextConfig' if architecture in TEXT else 'Config'}")
     model_class = getattr(transformers, f"{architecture}ForCausalLM")
     config = config_class(**{**SMALL, **settings}, attn_implementation="eager", dtype="float32")
-    model_class(config).save_pretrained(folder)
-    path = folder / "model.safetensors"
-    with safe_open(path, "pt") as file:
-        shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
-    save_file({key: torch.from_numpy(weight(key, shape)) for key, shape in shapes.items()}, path, {"format": "pt"})
-    model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    model, shapes = loaded(model_class, config, folder)
     with torch.no_grad():
         logits = model(torch.tensor([IDS]), use_cache=False).logits[0].double()
     logprobs = torch.log_softmax(logits, -1)[:, ::STEP]
@@ -440,9 +507,7 @@ def write(name: str, architecture: str, settings: dict[str, object], folder: Pat
         "tensors": shapes,
         "logprobs": [[round(value, 5) for value in row] for row in logprobs.tolist()],
     }
-    lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items())
-    (OUT / f"{name}.json").write_text(f"{{\n{lines}\n}}\n")
-    print(name, len(shapes), "tensors, likeliest", logprobs.max().item())
+    save(name, result)
 
 
 TEXT = ("Gemma3", "Gemma3n", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")

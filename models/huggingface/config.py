@@ -13,6 +13,15 @@ import msgspec
 from logitless.models.errors import ModelFileError, shown
 
 INDEX = "model.safetensors.index.json"
+_OTHER_NAMES = {
+    "n_embd": "hidden_size",
+    "n_layer": "num_hidden_layers",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "global_rope_theta": "rope_theta",
+    "local_rope_theta": "rope_local_base_freq",
+    "rotary_emb_base": "rope_theta",
+}
 _MOST_BYTES = 1 << 28  # of one JSON file
 
 
@@ -66,6 +75,9 @@ class Config:
         inner = whole.get("text_config")
         values = {**whole, **inner} if isinstance(inner, dict) else whole
         values["architectures"] = whole.get("architectures")
+        for name, proper in _OTHER_NAMES.items():
+            if proper not in values and values.get(name) is not None:
+                values[proper] = values[name]
         layers = values.get("layers_block_type")  # of Nemotron H, which has no count beside them
         if isinstance(layers, list):
             values.setdefault("num_hidden_layers", len(layers))

@@ -54,6 +54,7 @@ class Family:
     keys: Callable[[Config], Keys] = _nothing  # without the architecture's prefix
     moves: Rules = ()
     splits: Splits = ()
+    unused: str = ""  # a pattern of names whose tensors are not of the network here
 
 
 def numbers(values: list[int] | list[float] | list[bool], item: ValueType) -> Key:
@@ -455,6 +456,34 @@ def _mistral3(c: Config) -> Keys:
         yield "rope.scaling.yarn_log_multiplier", f32(c.number("mscale_all_dim", of=c.rope))
 
 
+def _encoder(c: Config) -> Keys:
+    yield "attention.causal", flag(False)
+    eps = c.number("layer_norm_eps", "layer_norm_epsilon", "norm_eps", default=1e-12)
+    yield "attention.layer_norm_epsilon", f32(eps)
+    yield "tokenizer.ggml.token_type_count", u32(c.count("type_vocab_size", default=1))
+
+
+def _behind_padding(c: Config) -> int:
+    """RoBERTa's first position."""
+    return c.count("pad_token_id", default=1) + 1
+
+
+def _roberta(c: Config) -> Keys:
+    yield from _encoder(c)
+    yield "context_length", u32(max(0, c.count("max_position_embeddings") - _behind_padding(c)))
+
+
+def _modern_bert(c: Config) -> Keys:
+    yield from _encoder(c)
+    yield "attention.sliding_window", u32(c.count("local_attention"))
+    yield "attention.sliding_window_pattern", u32(c.count("global_attn_every_n_layers", default=3))
+    yield "rope.freq_base_swa", f32(c.number("rope_theta", default=10000.0, of=c.rope_local))
+    if (name := c.get("hidden_activation", default="gelu")) != "gelu":
+        yield "hidden_activation", text(str(name))
+    if "ModernBertForSequenceClassification" in c.items("architectures") and c.get("classifier_pooling") != "mean":
+        raise c.error("classifier_pooling", "is not mean, the supported one")
+
+
 _LLAMA: Rules = (("attn_q.(weight|bias)", PAIRS_OF_QUERIES), ("attn_k.(weight|bias)", PAIRS_OF_KEYS))
 _GEMMA: Rules = (("norm.weight", PLUS_ONE),)
 _STATES: Rules = (("conv1d.weight", TAPS), ("shortconv.conv.weight", TAPS))
@@ -513,6 +542,11 @@ _GRANITE_DENSE: Splits = (
     ("shared_mlp.input_linear.weight$", tuple((f"ffn_{name}.weight", half(i)) for i, name in enumerate(_NAMES))),
     ("shared_mlp.output_linear.weight$", (("ffn_down.weight", None),)),
 )
+_CUT = Move(lambda array, c: array[_behind_padding(c) :], lambda shape, c: (shape[0] - _behind_padding(c), *shape[1:]))
+_UNUSED_HEADS = r"position_ids$|(^|\.)pooler\.|^(cls|lm_head|decoder|head)\."
+_BERT = Family("bert", _encoder, unused=_UNUSED_HEADS)
+_ROBERTA = Family("bert", _roberta, (("position_embd.weight", _CUT),), unused=_UNUSED_HEADS)
+_CLASSIFIER: Splits = ((r"^classifier\.(weight|bias)$", ((r"cls.output.\1", None),)),)
 _NEMOTRON_H: Splits = ((r"mixer\.experts\.(up|down)_proj\.weight$", ((r"ffn_\1_exps.weight", None),)),)
 _LFM2_MOE: Splits = (
     *(
@@ -620,6 +654,19 @@ FAMILIES: dict[str, Family] = {
     ),
     **dict.fromkeys(("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"), _GEMMA3N),
     **dict.fromkeys(("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), Family("gemma4", _gemma4, splits=_GEMMA4)),
+    **dict.fromkeys(("BertModel", "BertForMaskedLM", "BertForPreTraining"), _BERT),
+    "BertForSequenceClassification": replace(
+        _BERT, splits=(*_CLASSIFIER, (r"pooler\.dense\.(weight|bias)$", ((r"cls.\1", None),))), unused="position_ids$"
+    ),
+    **dict.fromkeys(
+        (f"{kind}{end}" for kind in ("Roberta", "XLMRoberta") for end in ("Model", "ForMaskedLM")), _ROBERTA
+    ),
+    **dict.fromkeys((f"{kind}ForSequenceClassification" for kind in ("Roberta", "XLMRoberta")), _ROBERTA),
+    "NomicBertModel": Family("nomic-bert", _encoder, unused=_UNUSED_HEADS),
+    **dict.fromkeys(
+        ("ModernBertModel", "ModernBertForMaskedLM"), Family("modern-bert", _modern_bert, unused=_UNUSED_HEADS)
+    ),
+    "ModernBertForSequenceClassification": Family("modern-bert", _modern_bert, splits=_CLASSIFIER),
     "Ernie4_5_MoeForCausalLM": Family("ernie4_5-moe", _ernie_moe, (("exp_probs_b.bias", VECTOR),)),
     "HunYuanMoEV1ForCausalLM": Family("hunyuan-moe", _hunyuan_moe),
     "MiniMaxM2ForCausalLM": Family("minimax-m2", _minimax_m2),

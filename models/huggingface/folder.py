@@ -35,7 +35,9 @@ from logitless.models.huggingface.vocabulary import vocabulary_keys
 
 log = logging.getLogger(__name__)
 _EXPERT = re.compile(r"(.+\.experts|.*altup_(?:unembed_)?projections)\.(\d+)\.(.+)")
-_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+_LAYER = re.compile(r"\.(?:layers?|h|blocks)\.(\d+)\.")
+_ENCODERS = re.compile(r"^(bert|roberta|nomic_bert|model)\.")
+_POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # of sentence-transformers; numbers are GGUF's
 _PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
 _OTHER_PARTS = re.compile(
     r"(?:^|\.)(vision_tower|vision_model|visual|multi_modal_projector|embed_vision|audio_tower|embed_audio|mtp)\."
@@ -108,8 +110,25 @@ def _keys(config: Config, family: Family, tensors: dict[str, TensorInfo]) -> dic
         "general.file_type": u32(_FILE_TYPES.get(most, 1)),
     }
     own = {**dict(common_keys(config)), **dict(family.keys(config))}
-    keys |= {f"{family.arch}.{name}": key for name, key in own.items()}
+    own |= dict(_pooling(config))
+    keys |= {name if name.startswith("tokenizer.") else f"{family.arch}.{name}": key for name, key in own.items()}
     return keys | sampling_keys(config) | vocabulary_keys(config, embedding.shape[0])
+
+
+def _pooling(config: Config) -> Iterator[tuple[str, Key]]:
+    """The kind of pooling: of a classifier, or by the files of sentence-transformers."""
+    if any(str(name).endswith("ForSequenceClassification") for name in config.items("architectures")):
+        yield "pooling_type", u32(4)
+        return
+    path = config.path.with_name("1_Pooling") / "config.json"
+    settings = read_json(path)
+    named = settings.get("pooling_mode")
+    kinds = [str(named)] if named else [n.removeprefix("pooling_mode_") for n, yes in settings.items() if yes is True]
+    kinds = [kind.removesuffix("_token").removesuffix("_tokens") for kind in kinds if kind != "include_prompt"]
+    if len(kinds) == 1 and kinds[0] in _POOLINGS:
+        yield "pooling_type", u32(_POOLINGS[kinds[0]])
+    elif kinds:
+        raise ModelFileError(path, f"has the pooling {shown(', '.join(kinds))}; supported are {', '.join(_POOLINGS)}")
 
 
 def sampling_keys(config: Config) -> dict[str, Key]:
@@ -182,6 +201,8 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
     tied = config.get("tie_word_embeddings") is True
     others: set[str] = set()
     for name, group in _stacks(checkpoint, weights).items():
+        if family.unused and re.search(family.unused, name):
+            continue
         if _BUFFERS.search(name) or (name.endswith("lm_head.weight") and (tied or not names.has_output)):
             continue
         if (other := _OTHER_PARTS.search(name)) or names.is_mtp(name):  # models/architectures/mtp.py reads GGUF only
@@ -280,6 +301,10 @@ class Names:
                 name = "model." + name.removeprefix(prefix).removeprefix("model.")
                 break
         name = name.removeprefix("model.") if name.startswith("model.lm_head") else name
+        bare = _ENCODERS.sub("", name)
+        return self._mapped(name) or self._mapped(bare) or self._mapped(f"model.{name}")
+
+    def _mapped(self, name: str) -> str | None:
         layer = _LAYER.search(f".{name}")
         if layer is None:
             return self._map.get_name(name, (".weight", ".bias"))
@@ -305,7 +330,6 @@ def rope_factors(config: Config) -> Iterator[tuple[str, TensorInfo]]:
         for which in ("long", "short"):
             values = config.numbers(f"{which}_factor", of=rope)
             yield _factors(f"rope_factors_{which}.weight", np.array(values))
-
     elif kind == "proportional":  # the first frequencies of full attention turn, the others stand
         size, _ = gemma4_far(config)
         n = int(config.number("partial_rotary_factor", default=1.0, of=rope) * size // 2)

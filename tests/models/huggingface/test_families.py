@@ -14,10 +14,13 @@ from logitless.engine.batch import UBatch
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
 from logitless.models.quantization.quantize_model import plan_copy
-from tests.helpers.huggingface_folders import FAMILIES, recorded, write_folder
-from tests.helpers.huggingface_weights import IDS, STEP
-from tests.models.architectures.test_llama_cpp import LLAMA_CPP, answers
+from logitless.models.tokenizer import from_metadata
+from tests.helpers.huggingface_folders import FAMILIES, recorded, write_folder, write_tensors
+from tests.helpers.huggingface_weights import IDS, STEP, weight
+from tests.models.architectures.test_encoder import opened
+from tests.models.architectures.test_llama_cpp import LLAMA_CPP, VECTORS, answers
 
 NOT_IN_LLAMA_CPP = {
     "deepseek2": "without q_lora_rank only of 27 layers",
@@ -25,6 +28,7 @@ NOT_IN_LLAMA_CPP = {
     "exaone4": "with a sliding window only of 64 layers",
     "stablelm": "its likeliest tokens are bytes that are no text, for which there is no answer",
 }
+ENCODERS = ("bert", "bert-rank", "roberta", "roberta-rank", "nomic", "modern", "modern-rank")
 OF_REPOSITORIES: dict[str, dict[str, Any]] = {  # settings that `save_pretrained` writes otherwise
     "gemma4moe": {"per_layer_config": None, "global_head_dim": 32, "num_global_key_value_heads": 1},
     "nemotron-h": {"layers_block_type": None, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4},
@@ -80,6 +84,61 @@ def test_converted_file_has_the_tensors_and_keys_of_its_folder(family: str, conv
             assert np.array_equal(file.metadata[key], value), key
 
 
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folder of each encoder; those that are no classifier have the files of sentence-transformers."""
+    folders = {name: tmp_path_factory.mktemp(name) for name in ENCODERS}
+    for name, folder in folders.items():
+        write_folder(folder, f"encoders/{name}")
+        (folder / "1_Pooling").mkdir()
+        (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true, "include_prompt": true}')
+    return folders
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoder_has_the_vectors_and_scores_of_transformers(name: str, encoders: dict[str, Path]) -> None:
+    record = recorded(f"encoders/{name}")
+    session, embedder = opened(encoders[name])
+    expected, kind = (record["score"], "rank") if "score" in record else (record["vector"], "mean")
+    assert embedder.default == kind
+    assert np.abs(embedder.embed([IDS], kind)[0] - expected).max() < 5e-4  # GELU by tanh, as in llama.cpp
+    session.close()
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
+def test_llama_cpp_has_the_same_vectors_of_converted_encoders(encoders: dict[str, Path]) -> None:
+    text, paths = "hello world, another thing", []
+    for name in (name for name in ENCODERS if "vector" in recorded(f"encoders/{name}")):
+        paths.append(encoders[name] / "out.gguf")
+        with GGUFFile.open(encoders[name]) as gguf:
+            plan_copy(gguf).write(paths[-1])
+            ids = from_metadata(gguf.metadata).encode(text)
+    lines = answers(VECTORS, json.dumps([(str(path), [text]) for path in paths]))
+    for path, line in zip(paths, lines, strict=True):
+        session, embedder = opened(path)
+        vector = embedder.embed([ids], embedder.default)[0]
+        assert np.abs(vector / np.linalg.norm(vector) - json.loads(line)[0]).max() < 1e-3, path
+        session.close()
+
+
+def test_names_without_a_prefix_are_those_of_the_model(tmp_path: Path) -> None:
+    """Qwen3-Embedding's, whose vector is that of the last token."""
+    folder = write_folder(tmp_path, "qwen3")
+    with GGUFFile.open(folder) as gguf:
+        expected = {name: gguf.bytes_of(name).tobytes() for name in gguf.tensors}
+    shapes = recorded("qwen3")["tensors"]
+    tensors = {name.removeprefix("model."): weight(name, shape) for name, shape in shapes.items()}
+    write_tensors(folder / "model.safetensors", tensors)
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
+    with GGUFFile.open(folder) as gguf:
+        assert {name: gguf.bytes_of(name).tobytes() for name in gguf.tensors} == expected
+        assert hparams_of(gguf).pooling == "last"
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
+    with pytest.raises(ModelFileError, match="has the pooling 'max'; supported are mean, cls, lasttoken"):
+        GGUFFile.open(folder)
+
+
 @pytest.mark.parametrize("family", OF_REPOSITORIES)
 def test_settings_of_repositories_mean_those_of_transformers(family: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path, family)
@@ -96,7 +155,11 @@ def test_settings_of_repositories_mean_those_of_transformers(family: str, tmp_pa
     [
         ("qwen35", {"linear_num_key_heads": 0}, "has sizes that do not fit tensor 'blk.0.attn_gate.weight'"),
         ("nemotron-h", {"n_groups": 7}, r"sizes that do not fit tensor 'blk.0.ssm_norm.weight' of shape \(7, 9\)"),
-        ("nemotron-h", {"layers_block_type": ["moe", "mlp"]}, "'layers_block_type' has not one kind of FFN"),
+        (
+            "nemotron-h",
+            {"layers_block_type": ["mamba", "mlp", "moe", "mlp"]},
+            "'layers_block_type' has not one kind of FFN",
+        ),
         ("gemma3n", {"activation_sparsity_pattern": ["x"]}, "'activation_sparsity_pattern' is no list of numbers"),
     ],
 )
