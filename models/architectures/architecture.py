@@ -25,7 +25,8 @@ class QKNorm(Enum):
     OPTIONAL = "optional"  # per head, where the file has the weight
     PER_HEAD = "per head"
     ALL_HEADS = "all heads"  # one norm over all heads together; optional in architectures of layer norms
-    CENTRED = "centred"  # optional; each head has its own weights, and its mean is subtracted
+    OWN = "own"  # each head has its own weights
+    CENTRED = "centred"  # the same, optional, and the mean of a head is subtracted
     UNWEIGHTED = "unweighted"  # per head, without weights, in layers with RoPE (Llama 4)
 
 
@@ -61,6 +62,7 @@ class StateKind(StrEnum):
     GATED_DELTA = "delta"  # Qwen 3.5, Qwen 3 Next
     MAMBA2 = "mamba"
     MAMBA = "mamba1"
+    PLAMO2 = "plamo2"  # heads of Mamba 2, whose keys and steps Mamba's projection makes
     KDA = "kda"  # Kimi Delta Attention
     RWKV6 = "rwkv6"
     RWKV7 = "rwkv7"
@@ -159,6 +161,8 @@ class FeedForward:
     activation: Activation = Activation.SILU
     # clamp of gate and up (gpt-oss: graph/ops/elementwise.py, glu_clamped); 0: none
     glu_limit: float = 0.0
+    expert_limit: float = 0.0  # default of swiglu_clamp_exp
+    clamps_input: bool = False  # the clamps are in front of the activation (Maple), not behind it
     activation_in_file: bool = False  # hidden_activation may say another
     parallel: bool = False  # a block without its own pre-norm runs parallel to attention
     # use_parallel_residual may make one with its own pre-norm parallel, too

@@ -113,8 +113,8 @@ def _qk_norm(inputs: AttentionInputs, name: str, x: Tensor, h: Hparams, head_dim
     x = reshape(x, shape=(x.shape[0], -1, head_dim))
     if weight is None or attention.qk_norm is QKNorm.ALL_HEADS:
         return x
-    if attention.qk_norm is QKNorm.CENTRED:
-        flat = reshape(rms_norm(centred(x), const(1.0), eps=h.eps), shape=(x.shape[0], -1))
-        return reshape(mul(flat, weight), shape=x.shape)
+    if attention.qk_norm in (QKNorm.OWN, QKNorm.CENTRED):
+        normed = rms_norm(x if attention.qk_norm is QKNorm.OWN else centred(x), const(1.0), eps=h.eps)
+        return reshape(mul(reshape(normed, shape=(x.shape[0], -1)), weight), shape=x.shape)
     # RoPE preserves norms
     return rms_norm(x, const(1.0) if attention.qk_norm_after_rope else weight, eps=h.eps)

@@ -56,13 +56,15 @@ def dense(b: Weights, h: Hparams, x: Tensor, which: str = "", layer: int = 0) ->
 
 
 def glu(h: Hparams, gate: Tensor, up: Tensor, limit: float) -> Tensor:
-    """Gated activation; `limit`: clamp of both factors, 0 for none (Step 3.5)."""
+    """Gated activation; `limit`: clamp of both factors, 0 for none (Step 3.5), or of gate and up (Maple)."""
     if h.architecture.ffn.glu_limit:
         return glu_clamped(gate, up, alpha=ALPHA, limit=h.architecture.ffn.glu_limit)
-    gate = activated(h, gate)
+    before = h.architecture.ffn.clamps_input
+    gate = gate if before else activated(h, gate)
     if limit:
-        gate, up = clamp(gate, low=-limit - 1.0, high=limit), clamp(up, low=-limit, high=limit)  # SiLU is above -1
-    return mul(gate, up)
+        low = -AWAY if before else -limit - 1.0  # SiLU is above -1
+        gate, up = clamp(gate, low=low, high=limit), clamp(up, low=-limit, high=limit)
+    return mul(activated(h, gate) if before else gate, up)
 
 
 def activated(h: Hparams, x: Tensor) -> Tensor:

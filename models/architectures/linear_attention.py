@@ -23,6 +23,7 @@ OUTPUT = {  # the output projection
     StateKind.GATED_DELTA: "ssm_out",
     StateKind.MAMBA2: "ssm_out",
     StateKind.MAMBA: "ssm_out",
+    StateKind.PLAMO2: "ssm_out",
     StateKind.KDA: "attn_output",
     StateKind.RWKV6: "time_mix_output",
     StateKind.RWKV7: "time_mix_output",
@@ -145,6 +146,23 @@ def mamba2(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, me
     return mul(reshape(rms_norm(groups, const(1.0), eps=h.eps), shape=y.shape), b["ssm_norm"])
 
 
+def plamo2(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, memory: RecurrentMemory) -> Tensor:
+    """Mamba of PLaMo 2, (T, n_heads · width): a decay and steps for each head, as Mamba 2, from norms of a projection,
+    as Mamba; no convolution of keys, no norm behind the gate."""
+    both = reshape(b.linear("ssm_in", x), shape=(-1, r.n_heads, 2, r.width))
+    gate, rows = (_half(both, i) for i in range(2))
+    mixed = silu(memory.causal_conv(layer, rows, b["ssm_conv1d"]))
+    parts, v = b.linear("ssm_x", mixed), reshape(mixed, shape=(-1, r.n_heads, r.width))
+    k, q = (b.norm(f"ssm_{'bc'[i]}_norm", take_columns(parts, i * r.size, r.size), h) for i in range(2))
+    steps = b.norm("ssm_dt_norm", take_columns(parts, 2 * r.size, r.n_steps), h)
+    steps = softplus(b.linear("ssm_dt", steps))
+    decay = exp(mul(steps, b.tensors[f"{b.prefix}ssm_a"]))
+    k, q = (reshape(part, shape=(-1, 1, r.size)) for part in (k, q))
+    y = memory.linear_attention(layer, q, k, v, decay, steps, LinearAttentionParams(grouped=True))
+    y = add(y, mul(v, b.tensors[f"{b.prefix}ssm_d"]))
+    return mul(reshape(y, shape=gate.shape), silu(gate))
+
+
 def rwkv6(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, memory: RecurrentMemory) -> Tensor:
     """Time mix of RWKV 6 (Peng et al., 2024), (T, n_embd), or of QRWKV 6, whose keys are times 1 − decay for
     a bonus."""
@@ -253,6 +271,7 @@ LAYERS = {
     StateKind.GATED_DELTA: delta_net,
     StateKind.MAMBA2: mamba2,
     StateKind.MAMBA: mamba,
+    StateKind.PLAMO2: plamo2,
     StateKind.KDA: kda,
     StateKind.RWKV6: rwkv6,
 }

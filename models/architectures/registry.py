@@ -332,6 +332,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
         moe=_SIGMOID_MOE,
     ),
+    "plamo2": Architecture(
+        norm=_PRE_AND_POST, attention=Attention(qk_norm=QKNorm.OWN), states=States(StateKind.PLAMO2)
+    ),
+    "maple": Architecture(
+        rope=Rope(local_only=True, local_base=0),
+        attention=replace(_GROUPED_WINDOWS, qk_norm=QKNorm.PER_HEAD),
+        ffn=FeedForward(expert_limit=7.0, clamps_input=True),
+        moe=_MOE,
+    ),
     "plamo3": Architecture(
         norm=_PRE_AND_POST,
         rope=Rope(local_base=10000.0),

@@ -356,8 +356,9 @@ def _flags(keys: Keys, key: str, n_layer: int) -> tuple[bool, ...]:
 def _glu_limits(keys: Keys, n_layer: int) -> tuple[tuple[float, float], ...]:
     """SwiGLU clamps of each layer, from one number or one for each."""
     both = []
-    for key in ("swiglu_clamp_exp", "swiglu_clamp_shexp"):
-        value = np.asarray(keys.get(key, 0.0))
+    limits = {"swiglu_clamp_exp": TRAITS[keys.arch].ffn.expert_limit, "swiglu_clamp_shexp": 0.0}
+    for key, default in limits.items():
+        value = np.asarray(keys.get(key, default))
         if value.ndim:
             keys.check_length(key, value)
         if value.ndim > 1 or value.dtype.kind not in "fiu" or not (np.isfinite(value) & (value >= 0)).all():

@@ -66,6 +66,8 @@ def _read(keys: Keys, n_layer: int, n_embd: int, kind: StateKind) -> RecurrentPa
         return _mamba2(keys, n_layer)
     if kind is StateKind.MAMBA:
         return _mamba(keys, n_layer)
+    if kind is StateKind.PLAMO2:
+        return _plamo2(keys, n_layer, n_embd)
     if kind is StateKind.KDA:
         return _kda(keys, n_layer)
     if kind in (StateKind.RWKV6, StateKind.RWKV7):
@@ -93,6 +95,16 @@ def _mamba(keys: Keys, n_layer: int) -> RecurrentParams:
     width, n_steps = math.gcd(n, CHANNELS), keys.count("ssm.time_step_rank")
     normed = keys.flag("ssm.dt_b_c_rms", False)
     return RecurrentParams(layers, attention, n_taps, n, 1, n // width, size, width, n_steps, normed)
+
+
+def _plamo2(keys: Keys, n_layer: int, n_embd: int) -> RecurrentParams:
+    n, n_heads, n_taps = keys.count("ssm.inner_size"), keys.count("ssm.time_step_rank"), keys.count("ssm.conv_kernel")
+    _check_taps(keys, "ssm.conv_kernel", n_taps)
+    if n % n_heads:
+        raise keys.error("ssm.inner_size", f"is {n}, not a multiple of {n_heads} heads")
+    layers, attention = _mamba_layers(keys, n_layer)
+    size, n_steps = keys.count("ssm.state_size"), max(64, n_embd // 16)  # as in llama.cpp; no key has it
+    return RecurrentParams(layers, attention, n_taps, n, 1, n_heads, size, n // n_heads, n_steps)
 
 
 def _rwkv(keys: Keys, n_layer: int, n_embd: int) -> RecurrentParams:

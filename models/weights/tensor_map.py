@@ -226,10 +226,10 @@ def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]
         start += rows if fused else 0
     qk_norm, without = h.architecture.attention.qk_norm, (QKNorm.NONE, QKNorm.UNWEIGHTED)
     for name, rows in ((f"{name}_norm", rows) for name, rows in heads[:2] if qk_norm not in without):
-        of_all, source = qk_norm in (QKNorm.ALL_HEADS, QKNorm.CENTRED), f"{b}{name}.weight"
-        in_file = (rows // size.head_dim, size.head_dim) if qk_norm is QKNorm.CENTRED else ()
-        must = qk_norm in (QKNorm.ALL_HEADS, QKNorm.PER_HEAD) and not h.architecture.norm.layer_norm
-        yield source, TensorSlice(source, (rows if of_all else size.head_dim,), required=must, in_file=in_file)
+        own, source = qk_norm in (QKNorm.OWN, QKNorm.CENTRED), f"{b}{name}.weight"
+        of_all, in_file = own or qk_norm is QKNorm.ALL_HEADS, (rows // size.head_dim, size.head_dim) if own else ()
+        optional = qk_norm in (QKNorm.OPTIONAL, QKNorm.CENTRED) or h.architecture.norm.layer_norm
+        yield source, TensorSlice(source, (rows if of_all else size.head_dim,), required=not optional, in_file=in_file)
         if qk_norm is QKNorm.ALL_HEADS:
             yield from _one(f"{b}{name}.bias", rows, required=False)
     yield from _one(b + "attn_output.weight", h.n_embd, n_values)
@@ -256,6 +256,7 @@ def _recurrent_tensors(
     of_kind = {
         StateKind.MAMBA2: _mamba2_tensors(h, b, r),
         StateKind.MAMBA: _mamba_tensors(h, b, r),
+        StateKind.PLAMO2: _plamo2_tensors(h, b, r, present),
         StateKind.KDA: _kda_tensors(h, b, r, present),
         StateKind.RWKV6: _rwkv6_tensors(h, b, r, present),
         StateKind.RWKV7: _rwkv7_tensors(h, b, r, present),
@@ -404,6 +405,23 @@ def _mamba_tensors(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[str
     whole = TensorSlice(b + "ssm_a", (r.n_heads * r.size, r.width), n_experts=r.n_heads, in_file=(n, r.size))
     yield b + "ssm_a", replace(whole, in_graph=by_head, transposed=True)
     yield from _one(b + "ssm_d", n)
+    yield from _one(b + "ssm_out.weight", h.n_embd, n)
+
+
+def _plamo2_tensors(
+    h: Hparams, b: str, r: RecurrentParams, present: Mapping[str, TensorInfo]
+) -> Iterator[tuple[str, TensorSlice]]:
+    n = r.n_heads * r.width
+    yield from _one(b + "ssm_in.weight", 2 * n, h.n_embd)
+    yield b + "ssm_conv1d.weight", TensorSlice(b + "ssm_conv1d.weight", (n, r.n_taps), as_f32=True)
+    yield from _one(b + "ssm_x.weight", 2 * r.size + r.n_steps, n)
+    for name, width in (("b", r.size), ("c", r.size), ("dt", r.n_steps)):
+        bare = f"{b}ssm_{name}_norm"
+        yield f"{bare}.weight", TensorSlice(bare if bare in present else f"{bare}.weight", (width,))
+    yield from _one(b + "ssm_dt.weight", r.n_heads, r.n_steps)
+    yield from _one(b + "ssm_dt.bias", r.n_heads)
+    yield from _one(b + "ssm_a", r.n_heads)
+    yield b + "ssm_d", TensorSlice(b + "ssm_d", (r.n_heads,), in_graph=(1, r.n_heads, 1))
     yield from _one(b + "ssm_out.weight", h.n_embd, n)
 
 

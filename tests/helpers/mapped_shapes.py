@@ -48,7 +48,8 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         }
         present |= {f"{b}{name}.weight": info(shape) for name, shape in of_traits.items() if shape}
         if "bare norms" in s.traits:
-            present |= {f"{b}post_{of}_norm": info((h.n_embd,)) for of in ("attention", "ffw")}
+            bare = ("post_attention_norm", "post_ffw_norm", "ssm_b_norm", "ssm_c_norm", "ssm_dt_norm")
+            present |= {f"{b}{name}": info((h.n_embd,)) for name in bare}
     if "token_types" in s.traits:
         present["token_types.weight"] = info((2, h.n_embd))
     if n := keys.get("embedding_length_out"):
