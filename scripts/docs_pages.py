@@ -93,6 +93,7 @@ EXAMPLES = {  # architecture → models that have it
     "jamba": "Jamba",
     "jina-bert-v2": "Jina Embeddings 2, its rerankers",
     "jina-bert-v3": "Jina Embeddings 3",
+    "kimi-k3": "Kimi K3",
     "kimi-linear": "Kimi Linear",
     "laguna": "Laguna",
     "lfm2": "LFM 2",

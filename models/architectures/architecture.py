@@ -16,6 +16,7 @@ class Activation(StrEnum):
     RELU = "relu"
     RELU2 = "relu2"  # squared ReLU
     XIELU = "xielu"  # Hparams.xielu has its parameters
+    SITU = "situ"  # tanh of gate and up, Hparams.situ has their widths
 
 
 class QKNorm(Enum):
@@ -37,6 +38,14 @@ class OutputGate(Enum):
     WITH_QUERY = "with query"  # attn_q has a gate behind each head's query
     OWN_WEIGHT = "own weight"  # attn_gate, of each element or of each head
     SOFTPLUS = "softplus"  # the same, with softplus for the sigmoid (Laguna)
+
+
+class Residual(Enum):
+    """The residual around attention and feed-forward blocks (models/architectures/decoder.py)."""
+
+    PLAIN = "plain"
+    HYPER = "hyper-connections"  # several streams, mixed with each other at each block (GLM 5.3)
+    ATTENTION = "attention"  # a block's input is attention over the streams of earlier layers (Kimi K3)
 
 
 class Presence(Enum):
@@ -205,6 +214,7 @@ class States:
     # a layer is either a state layer, attention, or a feed-forward block (Nemotron H)
     one_sublayer: bool = False
     feed_forward: bool = False  # blocks of a model without attention have it
+    negated: bool = False  # KDA's factors of decays are negative, with a lower bound, too
     channel_mix: bool = False  # its input is mixed with that of the token before (RWKV)
 
 
@@ -256,6 +266,7 @@ class Architecture:
     dense_embeddings: bool = False
     output_of_embeddings: bool = False  # output.weight is such a dense layer (EmbeddingGemma 2)
     learned_positions: bool = False  # position embeddings are added to token embeddings; no RoPE, no ALiBi
+    residual: Residual = Residual.PLAIN
     # PLE: each layer may get its own embedding of the tokens (Gemma 3n)
     per_layer_embeddings: bool = False  # of tokens and of their embeddings, or of the latter alone
     # parallel residual streams, LAuReL and sparse gates (models/architectures/gemma3n.py)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import reduce
 
-from logitless.graph.ops.elementwise import add, gelu, mul, scaled
+from logitless.graph.ops.elementwise import add, gelu, mul, scaled, sum_to
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.shape import reshape
-from logitless.graph.ops.slicing import take_columns
+from logitless.graph.ops.slicing import concat, take_columns
+from logitless.graph.ops.training.loss import softmax
 from logitless.graph.tensor import Tensor
 from logitless.models.architectures.attention import AttentionInputs, KeysValues, keys_values, self_attention
 from logitless.models.architectures.feed_forward import feed_forward
@@ -50,9 +52,11 @@ def forward(
     keys_of, attention = attention_of(h)
     kv_of: dict[int, KeysValues] = {}
     first_values: list[Tensor] = []
+    streams = streams_of(h, x)
     for layer in range(h.n_layer):
         layer_inputs.append(x)
         b, local = w.block(layer), h.is_local(layer)
+        x = x if streams is None else streams.input_of(b, "attn", layer)
         y = b.norm("attn_norm", x, h)
         recurrent_output, attends = None, h.attends(layer)
         if r := h.recurrent_of(layer):
@@ -67,6 +71,9 @@ def forward(
             inputs = None if inputs is None else get_rows(inputs, rows.out.ids)
             angles, query_scale = rotary.angles(rope_positions(rows, of_out=True)), rotary.query_scale(rows.out.pos)
             b = w.block(layer)
+            if streams is not None:
+                streams.take_rows(rows.out.ids)
+                x = streams.input_of(b, "attn", layer)
             y = b.norm("attn_norm", x, h)
             recurrent_output = None if recurrent_output is None else get_rows(recurrent_output, rows.out.ids)
         mixed = None
@@ -78,6 +85,12 @@ def forward(
         if recurrent_output is not None:
             recurrent_output = b.linear(OUTPUT[h.architecture.states.kind], recurrent_output)
             mixed = recurrent_output if mixed is None else add(mixed, recurrent_output)
+        if streams is not None:
+            assert mixed is not None
+            streams.join(mixed)
+            x = streams.input_of(b, "ffn", layer)
+            streams.join(w.steered(layer, feed_forward(b, h, layer, b.norm("ffn_norm", x, h), x)))
+            continue
         x = residual_stream(b, h, layer, x, y, mixed)
         if rows.media is not None:
             x = rows.media.deepstack(layer, x, rows.out if layer >= h.n_layer_kv - 1 else None)
@@ -87,7 +100,46 @@ def forward(
             x = mul(x, b["layer_output_scale"])
         x = replace(w.steered(layer, x), name=f"blk.{layer}")
     layer_inputs.append(x)
-    return w.norm("output_norm", x, h)
+    return w.norm("output_norm", x if streams is None else streams.input_of(w, "output", h.n_layer), h)
+
+
+class ResidualAttention:
+    """Residual stream of Kimi K3: a block reads attention, with one learned query, over the stream and those that
+    earlier layers set aside. A layer that sets the stream aside begins another with its attention's output."""
+
+    def __init__(self, h: Hparams, x: Tensor) -> None:
+        self._h, self._aside, self._stream, self._begins = h, list[Tensor](), x, False
+
+    def take_rows(self, ids: Tensor) -> None:
+        """From now on these rows only."""
+        self._aside, self._stream = [get_rows(x, ids) for x in self._aside], get_rows(self._stream, ids)
+
+    def input_of(self, b: Weights, name: str, layer: int) -> Tensor:
+        """Input (T, n_embd) of a block, before its norm."""
+        self._begins = name == "attn" and layer % self._h.residual_period == 0
+        if not self._aside:
+            return self._stream
+        streams, query = [*self._aside, self._stream], b[f"{name}_res_score"]
+        each = (self._stream.shape[0], 1)
+        weights = softmax(concat(*(sum_to(rms_norm(x, query, eps=self._h.eps), shape=each) for x in streams)))
+        return weighted_sum(streams, weights)
+
+    def join(self, y: Tensor) -> None:
+        """Add the output (T, n_embd) of the block whose input was the last."""
+        if self._begins:
+            self._aside.append(self._stream)
+        self._stream = y if self._begins else add(self._stream, y)
+
+
+def streams_of(h: Hparams, x: Tensor) -> ResidualAttention | None:
+    """The residual's streams, which begin as the embeddings x (T, n_embd); None: there is one."""
+    return ResidualAttention(h, x) if h.residual_period else None
+
+
+def weighted_sum(streams: list[Tensor], weights: Tensor, first: int = 0) -> Tensor:
+    """Σ streams[i] (T, n_embd) times column `first` + i of the weights (T, n)."""
+    products = (mul(x, take_columns(weights, first + i, 1)) for i, x in enumerate(streams))
+    return reduce(add, products)
 
 
 def attention_of(h: Hparams) -> tuple[KeysOf, Attention]:

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from logitless.graph.ops.elementwise import add, broadcast_to, gelu, glu_clamped, mul, scale, scaled, silu, sub, sum_to
+from logitless.graph.ops.elementwise import (
+    add,
+    broadcast_to,
+    gelu,
+    glu_clamped,
+    mul,
+    scale,
+    scaled,
+    silu,
+    softcap,
+    sub,
+    sum_to,
+)
 from logitless.graph.ops.moe import (
     expert_gather,
     expert_order,
@@ -57,6 +69,10 @@ def dense(b: Weights, h: Hparams, x: Tensor, which: str = "", layer: int = 0) ->
 
 def glu(h: Hparams, gate: Tensor, up: Tensor, limit: float) -> Tensor:
     """Gated activation; `limit`: clamp of both factors, 0 for none (Step 3.5), or of gate and up (Maple)."""
+    if h.activation is Activation.SITU:
+        of_gate, of_up = h.situ
+        up = softcap(up, cap=of_up) if of_up else up
+        return mul(mul(softcap(gate, cap=of_gate), sigmoid(gate)), up)
     if h.architecture.ffn.glu_limit:
         return glu_clamped(gate, up, alpha=ALPHA, limit=h.architecture.ffn.glu_limit)
     before = h.architecture.ffn.clamps_input
@@ -102,7 +118,7 @@ def moe(b: Weights, h: Hparams, e: Experts, x: Tensor, router_input: Tensor, lay
         )
         inner = glu(h, gate, inner, limit)
     y = expert_sum(b.experts("ffn_down_exps", inner, order, e.n, e.n_latent or h.n_embd), weights, order)
-    y = b.linear("ffn_latent_up", y) if e.n_latent else y
+    y = b.linear("ffn_latent_up", b.norm("ffn_latent_norm", y, h)) if e.n_latent else y
     if e.n_ff_chunk:
         y = add(y, scaled(adjugate(b, h, e, x, ids, weights), e.chunk_scale))
     if not e.n_ff_shared:

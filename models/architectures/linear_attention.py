@@ -90,6 +90,7 @@ def kda(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor, memor
     steps = reshape(add(steps, b.tensors[f"{b.prefix}ssm_dt.bias"]), shape=v.shape)
     factor = b.tensors[f"{b.prefix}ssm_a"]  # (1, n_heads, 1)
     if r.lower_bound:
+        steps = scaled(steps, -1.0 if h.architecture.states.negated else 1.0)
         decay = exp(scaled(sigmoid(mul(steps, factor)), r.lower_bound))
     else:
         decay = exp(mul(softplus(steps), factor))

@@ -21,6 +21,7 @@ from logitless.models.architectures.architecture import (
     Presence,
     QKNorm,
     RankingHead,
+    Residual,
     Rope,
     RouterScore,
     Scales,
@@ -197,6 +198,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=Attention(mla=True, gate=OutputGate.OWN_WEIGHT),
         moe=MoE(Presence.REQUIRED, router=None),
         states=States(StateKind.KDA),
+    ),
+    "kimi-k3": Architecture(
+        rope=_NO_ROPE,
+        attention=Attention(mla=True, gate=OutputGate.OWN_WEIGHT, gate_optional=True),
+        ffn=FeedForward(activation=Activation.SITU),
+        moe=_ANY_ROUTER_MOE,
+        states=States(StateKind.KDA, negated=True),
+        residual=Residual.ATTENTION,
     ),
     "bailingmoe3": Architecture(
         rope=_INTERLEAVED,

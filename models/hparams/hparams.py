@@ -14,6 +14,7 @@ from logitless.models.architectures.architecture import (
     Architecture,
     Presence,
     QKNorm,
+    Residual,
     Temperature,
 )
 from logitless.models.architectures.registry import ARCHITECTURES, DRAFTERS, TRAITS
@@ -54,6 +55,8 @@ class Hparams:
     attention_scale: float
     window: int = 0
     local: tuple[bool, ...] = ()  # flags of the sliding-window layers
+    situ: tuple[float, float] = (0.0, 0.0)  # widths of SITU's tanh of gate and up; 0: none
+    residual_period: int = 0  # attention over residuals: each so many layers the stream is set aside; 0: never
     rope_base_local: float = 0.0  # RoPE base of sliding-window layers, unscaled; 0: as the others
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
@@ -274,6 +277,10 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         and not (architecture.rope.optional and not keys.flag("rope.scaling.finetuned", True)),
         rope_layers=_flags(keys, "attention.rope_pattern", n_layer),
         activation=_activation(keys),
+        situ=_situ(keys),
+        residual_period=keys.count_or_none("attn_res.block_size", None)
+        if architecture.residual is Residual.ATTENTION
+        else 0,
         qkv_limit=keys.at_least_0("attention.clamp_kqv"),
         value_scale=keys.factor("attention.value_scale"),
         glu_limits=_glu_limits(keys, n_layer),
@@ -336,10 +343,20 @@ def _causal(keys: Keys) -> bool:
 def _activation(keys: Keys) -> Activation:
     ffn = TRAITS[keys.arch].ffn
     name = keys.get("hidden_activation", str(ffn.activation)) if ffn.activation_in_file else ffn.activation
-    supported = [kind for kind in Activation if kind is ffn.activation or kind is not Activation.XIELU]
+    special = Activation.XIELU, Activation.SITU
+    supported = [kind for kind in Activation if kind is ffn.activation or kind not in special]
     if name not in supported:
         raise keys.error("hidden_activation", f"is {name!r}; supported are {', '.join(supported)}")
     return Activation(name)
+
+
+def _situ(keys: Keys) -> tuple[float, float]:
+    if TRAITS[keys.arch].ffn.activation is not Activation.SITU:
+        return 0.0, 0.0
+    of_gate = keys.at_least_0("activation.situ_beta")
+    if not of_gate:
+        raise keys.error("activation.situ_beta", "is missing or 0, which is not supported")
+    return of_gate, max(0.0, float(keys.number("activation.situ_linear_beta", 0.0)))
 
 
 def _flags(keys: Keys, key: str, n_layer: int) -> tuple[bool, ...]:

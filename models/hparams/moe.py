@@ -96,7 +96,7 @@ def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
         keys.factor("expert_weights_scale"),
         n_groups,
         n_groups_used,
-        keys.count_or_none("moe_latent_size"),
+        keys.count_or_none("moe_latent_size") or keys.count_or_none("expert_latent_length"),
         (),
         *_chunks(keys, n),
     )

@@ -106,6 +106,8 @@ def tensor_map(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[
     for i in range(n):
         part = TensorSlice("altup_unembd_proj.weight", (h.n_embd, h.n_embd), i * h.n_embd, stacked=True)
         yield f"altup_unembd_proj.{i}.weight", part
+    if h.residual_period:
+        yield from _one("output_res_score.weight", h.n_embd)
     for i in range(h.n_layer):
         yield from layer_tensors(h, i, present)
 
@@ -151,6 +153,9 @@ def layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iter
         yield from _post_norm(b, 1, h, present)
     if h.feeds(i):
         yield from _feed_forward_tensors(h, i, present)
+    if h.residual_period:
+        for name in ("attn", "ffn")[i == 0 :]:  # nothing is set aside before the first
+            yield from _one(f"{b}{name}_res_score.weight", h.n_embd)
     if n := h.n_embd_per_layer:
         yield from _one(b + "inp_gate.weight", n, h.n_embd)
         yield from _one(b + "proj.weight", h.n_embd, n)
@@ -287,13 +292,16 @@ def _kda_tensors(
         conv = f"{b}ssm_conv1d_{name}.weight"
         yield conv, TensorSlice(conv, (n, r.n_taps), as_f32=True, in_file=_with_ones(present, conv, n, 1, r.n_taps))
         yield from _one(f"{b}attn_{name}.weight", n, h.n_embd)
-    for name in ("f", "g"):  # Kimi Linear's are of low rank
+    whole = b + "ssm_g.weight" in present  # Kimi K3
+    if whole:
+        yield b + "ssm_g_a.weight", TensorSlice(b + "ssm_g.weight", (n, h.n_embd))
+    for name in ("f",) if whole else ("f", "g"):  # Kimi Linear's are of low rank
         low = r.size if f"{b}ssm_{name}_b.weight" in present else n
         yield from _one(f"{b}ssm_{name}_a.weight", low, h.n_embd)
         yield from _one(f"{b}ssm_{name}_b.weight", n, r.size, required=False)
     yield from _one(b + "ssm_beta.weight", r.n_heads, h.n_embd)
     yield from _one(b + "ssm_dt.bias", n)
-    in_file = _with_ones(present, b + "ssm_a", r.n_heads, 1)
+    in_file = _with_ones(present, b + "ssm_a", *((r.n_heads,) if h.architecture.states.negated else (r.n_heads, 1)))
     yield b + "ssm_a", TensorSlice(b + "ssm_a", (r.n_heads,), in_file=in_file, in_graph=(1, r.n_heads, 1))
     yield from _one(b + "ssm_norm.weight", r.size)
     yield from _one(b + "attn_output.weight", h.n_embd, n)
@@ -487,8 +495,11 @@ def _expert_tensors(
     fused = b + "ffn_gate_up_exps.weight" in present
     n_row = e.n_latent or h.n_embd
     if e.n_latent:
-        yield from _one(b + "ffn_latent_down.weight", e.n_latent, h.n_embd)
-        yield from _one(b + "ffn_latent_up.weight", h.n_embd, e.n_latent)
+        name = "routed" if b + "ffn_routed_down.weight" in present else "latent"  # Kimi K3's files
+        for part, shape in (("down", (e.n_latent, h.n_embd)), ("up", (h.n_embd, e.n_latent))):
+            yield f"{b}ffn_latent_{part}.weight", TensorSlice(f"{b}ffn_{name}_{part}.weight", shape)
+        norm = f"{b}ffn_{name}_norm.weight"
+        yield b + "ffn_latent_norm.weight", TensorSlice(norm, (e.n_latent,), required=False)
     for name in ("gate", "up", "down")[not h.architecture.ffn.glu :]:
         n_out, n_in = (n_row, e.n_ff) if name == "down" else (e.n_ff, n_row)
         source, start = f"ffn_{name}_exps", 0
@@ -574,5 +585,7 @@ def is_unused(h: Hparams, name: str, *, mtp: bool = False) -> bool:
     if h.architecture.attention.sparse and ".indexer." in name:
         return True
     if h.architecture.states.kind is StateKind.RWKV7 and name.startswith("blk.0.time_mix_v") and name[16:17].isdigit():
+        return True
+    if h.residual_period and name == "blk.0.attn_res_score.weight":
         return True
     return name.startswith((*blocks, *_UNUSED)) or name.endswith(_DERIVED) or name.removesuffix(".weight") in shared

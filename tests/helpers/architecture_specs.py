@@ -565,6 +565,18 @@ MAPPED = {  # llama.cpp is the only reference of these
             keys=OF_KDA | {"expert_gating_func": 2, "expert_weights_scale": 2.4},
             traits=("low rank", "ssm_f_b", "ssm_g_b", "balanced"),
         ),
+        "kimi-k3": Spec(
+            "kimi-k3",
+            n_layer=4,
+            n_expert=6,
+            n_expert_used=2,
+            untied=True,
+            keys=OF_KDA
+            | {"attention.head_count_kv": [0, 1, 0, 0], "expert_gating_func": 2, "expert_weights_scale": 2.4}
+            | {"expert_weights_norm": True, "kda.gate_lower_bound": -5.0, "expert_latent_length": 32}
+            | {"attn_res.block_size": 3, "activation.situ_beta": 1.5, "activation.situ_linear_beta": 2.0},
+            traits=("low rank", "ssm_g", "ssm_f_b", "balanced", "attn_gate", "ffn_routed_down", "ffn_routed_norm"),
+        ),
         "bailingmoe3": Spec(
             "bailingmoe3",
             n_layer=3,

@@ -38,6 +38,7 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     for i in range(h.n_layer):
         size, b = h.sizes(i), f"blk.{i}."
         of_traits = {
+            **{name: (1, 1) for name in ("ssm_g", "ffn_routed_down") if name in s.traits},
             "attn_qkv": (1, h.n_embd) if s.fused else (),
             **dict.fromkeys(("ssm_f_b", "ssm_g_b"), (1, 1) if "low rank" in s.traits else ()),
             "ffn_up": (2 * size.n_ff, h.n_embd) if "fused ffn" in s.traits else (1,) if "beside" in s.traits else (),
@@ -69,6 +70,8 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         out[source] = part.in_file or shape
     if "time_mix_v0" in s.traits:  # which the first layer has without a use
         out |= {f"blk.0.time_mix_v{i}": out[f"blk.0.time_mix_a{i}"] for i in range(3)}
+    if s.arch == "kimi-k3":  # as well
+        out["blk.0.attn_res_score"] = (h.n_embd,)
     for i in range(h.n_layer):
         if "indexer" in s.traits:
             n, size = keys["attention.indexer.head_count"], keys["attention.indexer.key_length"]

@@ -291,7 +291,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
             # its converter drops the suffix
             bare = short == "scale" or (s.arch == "falcon-h1" and short == "ffn_norm")
             bare = bare or ("bare norms" in s.traits and short.startswith(("post_", "ssm_")))
-            mean = -2 if short == "time_mix_decay" else 1
+            mean = -2 if short == "time_mix_decay" else 0 if short.endswith("res_score") else 1
             put(name if bare else f"{name}.weight", mean + 0.2 * rng.standard_normal(shape), s.norm_dtype)
         else:
             size = 3 if name == "output" or (name == "token_embd" and not s.untied) else 1
