@@ -154,6 +154,7 @@ EXAMPLES = {  # architecture → models that have it
     "starcoder": "StarCoder 1",
     "starcoder2": "StarCoder 2",
     "step35": "Step 3.5 Flash",
+    "t5encoder": "encoders of T5 and Flan T5, Sentence T5",
     "xverse": "XVERSE",
 }
 TEXT_OF_VISION = {"gemma3n", "gemma4", "hunyuan_vl", "paddleocr", "qwen2vl", "qwen3vl", "qwen3vlmoe"}

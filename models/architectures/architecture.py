@@ -156,6 +156,7 @@ class Attention:
     sinks: Presence = Presence.ABSENT  # attention sinks (gpt-oss)
     unscaled: bool = False  # scores are not divided by the root of the head size
     temperature: Temperature | None = None
+    relative: bool = False  # scores have a learned bias for each bucket of distances (T5)
     # default of max_alibi_bias: scores fall with distance (ALiBi), unless it is 0; None: without ALiBi
     alibi: float | None = None
     k_as_v: bool = False  # K=V: a layer without attn_v has its keys, before their norm, as values
@@ -168,6 +169,7 @@ class FeedForward:
 
     glu: bool = True  # gated linear unit: SwiGLU, GeGLU; else up, activation, down
     activation: Activation = Activation.SILU
+    ungated: Activation | None = None  # activation of files without ffn_gate; None: they must have it
     # clamp of gate and up (gpt-oss: graph/ops/elementwise.py, glu_clamped); 0: none
     glu_limit: float = 0.0
     expert_limit: float = 0.0  # default of swiglu_clamp_exp
@@ -253,6 +255,7 @@ class RankingHead:
 class Architecture:
     """One architecture; defaults are a Qwen 2-like pre-norm decoder."""
 
+    prefix: str = ""  # of the blocks' names in the file, where attn_output is attn_o
     norm: Norm = Norm()
     rope: Rope = Rope()
     attention: Attention = Attention()

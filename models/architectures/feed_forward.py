@@ -58,13 +58,13 @@ def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor, before: Tensor) 
 def dense(b: Weights, h: Hparams, x: Tensor, which: str = "", layer: int = 0) -> Tensor:
     """Dense FFN (T, n_embd): GLU (SwiGLU, GeGLU: Shazeer, 2020) or a plain MLP. `which`:
     "_shexp" for the shared experts."""
-    if h.architecture.ffn.glu:
+    if f"ffn_gate{which}" in b:
         gate, up = b.linear(f"ffn_gate{which}", x), b.linear(f"ffn_up{which}", x)
         limit = h.glu_limits[layer][1] if h.glu_limits else 0.0
         inner = b.norm(f"ffn_sub_norm{which}", glu(h, gate, up, limit), h)
         return b.linear(f"ffn_down{which}", inner)
     up = b.linear(f"ffn_up{which}", x)
-    return b.linear(f"ffn_down{which}", xielu(up, *h.xielu[layer]) if h.xielu else activated(h, up))
+    return b.linear(f"ffn_down{which}", xielu(up, *h.xielu[layer]) if h.xielu else activated(h, up, gated=False))
 
 
 def glu(h: Hparams, gate: Tensor, up: Tensor, limit: float) -> Tensor:
@@ -83,10 +83,11 @@ def glu(h: Hparams, gate: Tensor, up: Tensor, limit: float) -> Tensor:
     return mul(activated(h, gate) if before else gate, up)
 
 
-def activated(h: Hparams, x: Tensor) -> Tensor:
-    if h.activation in (Activation.RELU, Activation.RELU2):
-        return square(relu(x)) if h.activation is Activation.RELU2 else relu(x)
-    return gelu(x) if h.activation is Activation.GELU else silu(x)
+def activated(h: Hparams, x: Tensor, *, gated: bool = True) -> Tensor:
+    kind = h.activation if gated else h.architecture.ffn.ungated or h.activation
+    if kind in (Activation.RELU, Activation.RELU2):
+        return square(relu(x)) if kind is Activation.RELU2 else relu(x)
+    return gelu(x) if kind is Activation.GELU else silu(x)
 
 
 def xielu(x: Tensor, below: float, above: float, beta: float) -> Tensor:

@@ -388,6 +388,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=_BIDIRECTIONAL,
         ranking=RankingHead(enabled=True),
     ),
+    "t5encoder": Architecture(
+        prefix="enc.",
+        norm=Norm(output_name="enc.output_norm"),
+        rope=_NO_ROPE,
+        attention=Attention(causal=False, unscaled=True, relative=True),
+        ffn=FeedForward(activation=Activation.GELU, ungated=Activation.RELU),
+    ),
     "eurobert": Architecture(attention=_BIDIRECTIONAL),
     "llama-embed": Architecture(rope=_INTERLEAVED, attention=_BIDIRECTIONAL),
     "nomic-bert": _NOMIC,

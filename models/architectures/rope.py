@@ -89,7 +89,7 @@ def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int, pref
         component = session.define(name, (len(h.mrope),), "i32", lambda: components, constant=True)
     if not frequency.size:  # no layer rotates
         frequency = np.zeros(1, np.float32)
-    bias = define_bias(session, h, n_ctx)
+    bias = define_bias(session, gguf, h, n_ctx)
     return Rotary(define("rope.frequency", frequency), magnitude, local, temperature, component, bias)
 
 

@@ -84,6 +84,7 @@ class Hparams:
     rope_layers: tuple[bool, ...] = ()  # flags of the layers with RoPE; (): the traits say so
     activation: Activation = Activation.SILU
     alibi: float = 0.0  # ALiBi: the exponent of 2 of the flattest of the first slopes is −alibi; 0: none
+    n_buckets: int = 0  # of relative positions; 0: no biases by them
     qkv_limit: float = 0.0  # clamp of queries, keys and values; 0: none
     value_scale: float = 1.0  # factor of the attention output
     # by layer: clamps of SwiGLU, of experts and of shared experts; 0: none; (): no layer has any
@@ -272,6 +273,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         recurrent=read_recurrent(keys, n_layer, n_embd, n_mtp),
         mrope=_mrope(keys, most.rope_dim // 2, interleaved=architecture.rope.interleaved_sections),
         alibi=alibi,
+        n_buckets=_n_buckets(keys),
         rotary=architecture.rope.enabled
         and not alibi
         and not (architecture.rope.optional and not keys.flag("rope.scaling.finetuned", True)),
@@ -327,6 +329,15 @@ def _alibi(keys: Keys, n_layer: int) -> float:
     return keys.at_least_0("attention.max_alibi_bias", default)
 
 
+def _n_buckets(keys: Keys) -> int:
+    if not TRAITS[keys.arch].attention.relative:
+        return 0
+    n = keys.count("attention.relative_buckets_count")
+    if n % 4 or n > 256:
+        raise keys.error("attention.relative_buckets_count", f"is {n}; supported are multiples of 4 up to 256")
+    return n
+
+
 def _causal(keys: Keys) -> bool:
     """True if a token attends to earlier ones only. A graph of recurrences, latent keys, sinks or
     soft-caps is causal, one of BERT is not."""
@@ -335,7 +346,8 @@ def _causal(keys: Keys) -> bool:
     causal = keys.flag(key, attention.causal)
     always = architecture.states.kind or attention.mla or attention.sinks is not Presence.ABSENT
     always = always or attention.softcap is not None
-    if (causal and architecture.norm.post_residual) or (not causal and (always or not attention.enabled)):
+    encodes = architecture.norm.post_residual or attention.relative
+    if (causal and encodes) or (not causal and (always or not attention.enabled)):
         raise keys.error(key, f"is {str(causal).lower()}, which is not supported in {keys.arch}")
     return causal
 

@@ -77,6 +77,14 @@ class TensorSlice:
 def tensor_map(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
     """Every tensor that this model may have, by graph name. Fused matrices (phi3) are split by
     rows."""
+    prefix = h.architecture.prefix
+    for name, part in _tensors(h, {name.removeprefix(prefix): info for name, info in present.items()}):
+        if prefix and name.startswith("blk."):
+            part = replace(part, source=prefix + part.source.replace("attn_output", "attn_o"))
+        yield name, part
+
+
+def _tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
     if h.architecture.norm.post_residual:
         yield from _bert_tensors(h, present)
         return
@@ -242,6 +250,8 @@ def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]
     if h.architecture.attention.gate in (OutputGate.OWN_WEIGHT, OutputGate.SOFTPLUS):
         rows = size.n_head if _rows(present, b + "attn_gate") == size.n_head else n_values
         yield from _one(b + "attn_gate.weight", rows, h.n_embd, required=not h.architecture.attention.gate_optional)
+    if h.n_buckets and not layer:
+        yield from _one(b + "attn_rel_b.weight", h.n_buckets, size.n_head)
     if h.architecture.norm.inner:
         yield from _one(b + "attn_sub_norm.weight", n_values)
     if h.has_sinks:
@@ -476,7 +486,8 @@ def _dense_tensors(
     )
     for start, name in enumerate(("ffn_gate", "ffn_up")[not h.architecture.ffn.glu :]):
         source, at = (b + "ffn_up", start * n_ff) if fused else (b + name, 0)
-        yield f"{b}{name}.weight", TensorSlice(f"{source}.weight", (n_ff, h.n_embd), at)
+        required = name == "ffn_up" or h.architecture.ffn.ungated is None
+        yield f"{b}{name}.weight", TensorSlice(f"{source}.weight", (n_ff, h.n_embd), at, required)
         yield f"{b}{name}.bias", TensorSlice(f"{source}.bias", (n_ff,), at, required=False)
     yield from _one(b + "ffn_down.weight", h.n_embd, n_ff)
     yield from _one(b + "ffn_down.bias", h.n_embd, required=False)

@@ -689,6 +689,18 @@ ENCODERS = {
                 "jina-bert-v2 of code": ("attn_q_norm", "attn_k_norm", "attn_norm_2"),
             }.items()
         },
+        **{
+            name: Spec(
+                "t5encoder",
+                n_layer=3,
+                n_head_kv=4,
+                head_dim=32,
+                # llama.cpp attends causally without this key
+                keys={"pooling_type": 1, "attention.causal": False, "attention.relative_buckets_count": 32},
+                traits=traits,
+            )
+            for name, traits in {"t5encoder": (), "t5encoder with gates": ("ffn_gate",)}.items()
+        },
         "gemma-embedding2": Spec(
             "gemma-embedding2",
             n_layer=6,

@@ -13,6 +13,7 @@ import pytest
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.engine.runner.embedder import Embedder
 from logitless.graph.execution.session import Session
+from logitless.models.architectures.position_bias import buckets
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import AdaptedModel, define_model, hparams_of
@@ -223,3 +224,10 @@ def test_a_decoder_s_last_state_gives_its_logits(shared_data: Path) -> None:
     assert [int(row.argmax()) for row in logits[1][len(prompt) - 1 :]] == greedy[:6]
     np.testing.assert_allclose(states[0], states[1][: len(prompt)], atol=1e-4)
     session.close()
+
+
+def test_buckets_of_distances_are_those_of_t5() -> None:
+    """Of 32 buckets, by the formula of its authors: 8 distances have one each, 128 the last."""
+    expected = {0: 0, -1: 1, 1: 17, -7: 7, -8: 8, 8: 24, -11: 8, -12: 9, 16: 26, 32: 28, 64: 30, -90: 14, 91: 31}
+    expected |= {127: 31, -128: 15, 5000: 31}
+    assert dict(zip(expected, buckets(np.array(list(expected)), 32).tolist(), strict=True)) == expected
