@@ -77,7 +77,7 @@ FN bool reached(uint high, uint low, uint i, uint least_high, uint least_low, ui
 
 Read = str | tuple[str, ...]  # an expression; or a condition, one where it holds, and one where not
 HIGH: Read = ("order != 0u", "HIGH(i)", "0u")
-LOW: Read = ("order == 2u", "OKL(i)", "0u")
+LOW = "uint low = LOW(i);"  # typical_p alone has one, so it is not loaded ahead
 
 
 def each(body: str, begin: str = "0u", end: str = "n", **reads: Read) -> str:
@@ -122,21 +122,23 @@ def tree(combine: str) -> str:
 
 # Candidates that are still possible count for their digit. Equal digits of a thread, one after the
 # other, are added up before.
-COUNT = """
-            if ((high & mask_high) == least_high && (low & mask_low) == least_low) {
+COUNT = f"""
+            {LOW}
+            if ((high & mask_high) == least_high && (low & mask_low) == least_low) {{
               uint d = (word == 0u ? ~high : word == 1u ? ~low : i - from) >> shift & 255u;
               uvec2 m = UVEC2(sel == 2u ? units(U2F(e)) : 0u, 0u);
-              if (WG > 1 && d == held) { own_count++; own = add64(own, m); }
-              else {
+              if (WG > 1 && d == held) {{ own_count++; own = add64(own, m); }}
+              else {{
                 if (WG > 1) FLUSH
                 held = d; own_count = 1u; own = m;
-                if (WG == 1) { FLUSH own_count = 0u; }
-              }
-            }"""
-FOUND = """
-          if ((high & mask_high) == least_high && (low & mask_low) == least_low) {
+                if (WG == 1) {{ FLUSH own_count = 0u; }}
+              }}
+            }}"""
+FOUND = f"""
+          {LOW}
+          if ((high & mask_high) == least_high && (low & mask_low) == least_low) {{
             sh[0] = i; sh[1] = high; sh[2] = low;
-          }"""
+          }}"""
 # The prefix of the order that reaches `goal`, which is at most the whole: its last member `last`,
 # its length `taken`, its least keys. Digits count from the greatest key down, and from the
 # beginning of the list up.
@@ -153,7 +155,7 @@ SELECT = f"""
           BARRIER();
           uint held = 0u, own_count = 0u;
           uvec2 own = UVEC2(0u, 0u);
-          {each(COUNT, "from", "to", high=HIGH, low=LOW, e=("sel == 2u", "E(i)", "0u"))}
+          {each(COUNT, "from", "to", high=HIGH, e=("sel == 2u", "E(i)", "0u"))}
           FLUSH
           BARRIER();
           for (uint g = LID; g < 16u; g += WG) {{ /* copies into the first, and 16 digits into one of the 16 behind */
@@ -191,7 +193,7 @@ SELECT = f"""
           before = UVEC2(sh[1], sh[2]); taken = sh[3]; alone = sh[4] == 1u;
           BARRIER();
         }}
-        {each(FOUND, "from", "to", high=HIGH, low=LOW)}
+        {each(FOUND, "from", "to", high=HIGH)}
         BARRIER();
         last = sh[0]; least_high = sh[1]; least_low = sh[2]; taken++;
         BARRIER();
@@ -213,6 +215,7 @@ BOUND = f"""
         least_high = sh[0]; least_low = 0u; last = n; taken = few;
       }}"""
 PICK = f"""
+          {LOW}
           if (place < WG && {KEPT}) {{
             place = ATOMIC_TAKE(sh[5]);
             if (place < WG) ra[place] = i;
@@ -227,7 +230,7 @@ COMPACT = f"""
           if (LID == 0u) sh[5] = 0u;
           BARRIER();
           uint place = 0u;
-          {each(PICK, high=("keep == 3u", "KEY(i)", "HIGH(i)"), low=LOW)}
+          {each(PICK, high="WORD(keep == 3u || order == 3u ? 0u : 2u, i)")}
           BARRIER();
           if (sh[5] <= WG) {{
             n = sh[5];
@@ -301,35 +304,36 @@ ENTRIES = """
           KEY(at) = key_of(x);
         }
         is_sorted = 0u;"""
-TOPMOST = """
-          if (reached(high, 0u, i, least_high, 0u, last)) {
-            uint at = ATOMIC_TAKE(sh[5]);
-            hist[at] = high; h0[at] = i; rf_top[at] = U2F(e) / whole;
-          }"""
 # How many of the likeliest leave mirostat 1 its surprise (Basu et al., 2021): the probabilities of
 # the first 100.
-ZIPF = f"""
-      {{
+ZIPF = """
+      {
         if (LID == 0u) sh[5] = 0u;
         BARRIER();
-        {each(TOPMOST, high=HIGH, e="E(i)")}
+        for (uint i = LID; i < n; i += WG) {
+          uint high = HIGH(i);
+          if (reached(high, 0u, i, least_high, 0u, last)) {
+            uint at = ATOMIC_TAKE(sh[5]);
+            hist[at] = high; h0[at] = i; rf_top[at] = U2F(E(i)) / whole;
+          }
+        }
         BARRIER();
         uint many = sh[5];
-        for (uint a = LID; a < many; a += WG) {{
+        for (uint a = LID; a < many; a += WG) {
           uint rank = 0u;
           for (uint b = 0u; b < many; b++) if (hist[b] > hist[a] || (hist[b] == hist[a] && h0[b] < h0[a])) rank++;
           h1[rank] = F2U(rf_top[a]);
-        }}
+        }
         BARRIER();
         PRECISE float tb = 0.0f;
         PRECISE float tt = 0.0f;
-        ROLLED for (uint i = 0u; i + 1u < many; i++) {{
+        ROLLED for (uint i = 0u; i + 1u < many; i++) {
           PRECISE float t = LOG(FLOAT(i + 2u) / FLOAT(i + 1u));
           tb = tb + t * LOG(U2F(h1[i]) / U2F(h1[i + 1u]));
           tt = tt + t * t;
-        }}
+        }
         float s_hat = tb / tt, eps = s_hat - 1.0f, vocabulary = FLOAT(n_vocab);
         float k = power((eps * power(2.0f, mu)) / (1.0f - power(vocabulary, -eps)), 1.0f / s_hat);
         wanted = k >= 1.0f && k < 2147483648.0f ? UINT(k) : 1u;
         BARRIER();
-      }}"""
+      }"""

@@ -86,7 +86,8 @@ def read(name: str) -> str:
 # DEVIATION), or keys are changed (CHANGE).
 PASS = f"""
           if (pass == FIRST) {{
-            k = (e >> (i % 32u) & 1u) != 0u ? key_of(U2F(k)) : LOWEST;
+            uint mask = attempt > 0u ? MASK_WORD(i / 32u) : ALL;
+            k = (mask >> (i % 32u) & 1u) != 0u ? key_of(U2F(k)) : LOWEST;
             if (!plain) {{ KEY(i) = k; ID(i) = i; }}
           }}
           if (pass <= LIKELIEST) {{ if (k > own_a) {{ own_a = k; own_b = i; }} }}
@@ -127,7 +128,7 @@ PASSED = f"""
     c.each(
         PASS,
         k=(FIRST, "KEY(i)", "F2U(L[r * n_vocab + i])"),
-        e=(FIRST, "WORD(second, i)", "attempt > 0u ? MASK_WORD(i / 32u) : ALL"),
+        e=(FIRST, "WORD(second, i)", "0u"),
     )
 }
           ra[LID] = own_a; rb[LID] = own_b; rf[LID] = own_sum;
@@ -228,6 +229,12 @@ FLAGS = """
 #define DEVIATION 16u
 #define CHANGE 32u
 """
+# Before the kernel: Intel's compiler of OpenCL takes subgroups of 32, for which it has no registers.
+NARROW = """
+#ifdef cl_intel_required_subgroup_size
+__attribute__((intel_reqd_sub_group_size(16)))
+#endif
+"""
 START = """
       mu_before = STATE[seat]; weight_before = STATE[seat + 1u]; spent_dist = 0u; spent_xtc = 0u; finished = false;
       if (!ISNAN(Q[r * N_PARAMS + AT_RESET])) mu_before = Q[r * N_PARAMS + AT_RESET];
@@ -308,7 +315,7 @@ Kernel(
     cpu=[CPU],
     soft=[SOFT],
     local=LOCAL,
-    functions=constants() + c.FUNCTIONS + FLAGS + MASKS,
+    functions=constants() + c.FUNCTIONS + FLAGS + MASKS + NARROW,
 )
 # Each row's mask where `sample` looks for it: whether there is one (or the row waits for one), then
 # its words.
