@@ -14,6 +14,7 @@ SUBGROUP = 3  # VK_SCOPE_SUBGROUP_KHR
 NEEDS = {"cooperativeMatrix", "shaderInt8", "vulkanMemoryModel", "subgroupSizeControl", "computeFullSubgroups"}
 # lavapipe (Mesa 26.2) crashes where its vectors do not have the matrices' 8 columns
 CPU, CPU_SUBGROUP = 4, 8
+INTEL = 0x8086  # its matrix units take the smallest subgroups: compilers cut larger ones into them
 SIZES = (8, 16, 32)  # rows, columns and depth that the kernels' tiles and local memory allow
 
 
@@ -49,6 +50,8 @@ class CoopMatrixEntry:
 def find(instance: Any, device: Any, features: set[str], core: Any, subgroup: int, v13: Any) -> Matrices | None:
     """The matrices that kernels use, from a device's features and properties; None where they cannot run."""
     limits, fixed = core.limits, v13.minSubgroupSize == v13.maxSubgroupSize == subgroup
+    if core.vendorID == INTEL and v13.requiredSubgroupSizeStages & COMPUTE:
+        subgroup = v13.minSubgroupSize
     if (
         not features >= NEEDS
         or limits.maxComputeSharedMemorySize < SHARED_BYTES

@@ -71,6 +71,7 @@ def _stage(dtype: str) -> str:
 
 
 def _body(dtype: str) -> str:
+    each = "ROLLED for" if dtype in unpack.HALVES else "UNROLL for"  # two products at once take too many registers
     return f"""
   uint n_blocks = n_k / 32u, column = LID % TN;
 #if PAIR /* half of the columns are the first weight's, the others the same of the second */
@@ -93,7 +94,7 @@ def _body(dtype: str) -> str:
       BARRIER();
       {_stage(dtype)}
       BARRIER();
-      if (busy) UNROLL for (uint j = 0u; j < TC; j++) UNROLL for (uint h = 0u; h < HALVES; h++) {{
+      if (busy) UNROLL for (uint j = 0u; j < TC; j++) {each} (uint h = 0u; h < HALVES; h++) {{
         uint n = h * TN + (column_0 + j) * CN, k = h * 16u / CK;
         OF(int8_t, gl_MatrixUseB, CK, CN) w[STEPS];
         UNROLL for (uint s = 0u; s < STEPS; s++)

@@ -68,9 +68,13 @@ def test_a_subgroup_size_need_not_be_required_where_it_is_the_only_one(
     limits = SimpleNamespace(maxComputeSharedMemorySize=49152, maxComputeWorkGroupInvocations=1024)
     v13 = SimpleNamespace(requiredSubgroupSizeStages=stages, maxComputeWorkgroupSubgroups=32)
     v13.minSubgroupSize, v13.maxSubgroupSize = sizes
-    core = SimpleNamespace(limits=limits, deviceType=2)
+    core = SimpleNamespace(limits=limits, deviceType=2, vendorID=0x10DE)
     matrices = coop_matrix.find(None, None, set(coop_matrix.NEEDS), core, 32, v13)
     assert (matrices and matrices.fixed) == fixed
+    core.vendorID = coop_matrix.INTEL  # the smallest size that a pipeline can require
+    v13.minSubgroupSize, v13.maxSubgroupSize = 16, 32
+    intel = coop_matrix.find(None, None, set(coop_matrix.NEEDS), core, 32, v13)
+    assert (intel and (intel.subgroup, intel.fixed)) == ((16, False) if stages else None)
 
 
 INFO = DeviceInfo(
