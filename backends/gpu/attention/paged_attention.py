@@ -93,7 +93,9 @@ typedef float4 vec4;
 #define SHARE UINT(WG / ROWS) /* threads that have the same row while weights are made */
 #define OUTS ((MAX_SIZE * NV + WG - 1) / WG) /* vectors of results of a thread */
 #define EACH_VECTOR UNROLL for (uint v = 0u; v < OWN_NV; v++)
-#define AT_ONCE (32u / CELLS) /* elements of keys that are loaded before their uses */
+#define IN_FLIGHT (TILED ? 16 : 32) /* numbers that a thread loads before their uses */
+#define AT_ONCE (UINT(IN_FLIGHT) / CELLS) /* elements of keys */
+#define CELLS_AT_ONCE (IN_FLIGHT / OWN) /* cells of values */
 #define EACH_PART UNROLL for (uint k = 0u; k < 4u; k++)
 """
 # Sums so far, joined with those of one more span: `was` and `comes` are the factors of both.
@@ -134,7 +136,6 @@ def _keys(dtype: str) -> str:
     _, kind, load, numbers = WORD[dtype]
     n = len(numbers)
     words = f"(CELLS / {n})"
-    at_once = "(TILED ? AT_ONCE / 2u : AT_ONCE)" if dtype == NIBBLES else "AT_ONCE"
 
     def add(to: str, ahead: str) -> str:
         """Code for `ahead` elements from d on, whose loads come before their uses."""
@@ -159,7 +160,7 @@ def _keys(dtype: str) -> str:
         }}"""
 
     def add_nibbles() -> str:
-        """Code that adds products of nibbles; d is a multiple of `at_once`. A word has two cells' d and d + 1."""
+        """Code that adds products of nibbles; d is a multiple of AT_ONCE. A word has two cells' d and d + 1."""
         sums = "".join(
             f"{{ float number = of_keys[(w[i / 2u * {words} + p] >> (i % 2u * 4u + {8 * j}u) & 15u)"
             f" | (fifth[p * 2u + {j}u] >> (d + i) % 16u & 1u) << 4];"
@@ -168,9 +169,9 @@ def _keys(dtype: str) -> str:
             for j in range(2)
         )
         return f"""
-        uint w[{at_once} / 2u * {words}];
+        uint w[AT_ONCE / 2u * {words}];
         uint fifth[CELLS];
-        UNROLL for (uint i = 0u; i < {at_once} / 2u; i++) {{
+        UNROLL for (uint i = 0u; i < AT_ONCE / 2u; i++) {{
           UNROLL for (uint p = 0u; p < {words}; p++)
             w[i * {words} + p] = LOAD16(K, (key_at + (d / 2u + i) * 16u) / 2u + p);
         }}
@@ -179,7 +180,7 @@ def _keys(dtype: str) -> str:
           fifth[c] = 0u;
           if ((kinds & 1u) != 0u) fifth[c] = LOAD16(K, fifth_at + d % 32u / 16u);
         }}
-        UNROLL for (uint i = 0u; i < {at_once}; i++) {{
+        UNROLL for (uint i = 0u; i < AT_ONCE; i++) {{
           EACH_VECTOR {{
             vec4 x = q[(d + i) * NV + first_v + v];
             UNROLL for (uint p = 0u; p < {words}; p++) {{ {sums} }}
@@ -211,7 +212,7 @@ def _keys(dtype: str) -> str:
         UNROLL for (uint i = 0u; i < CELLS * OWN_NV; i++) sums[i] = VEC4(0.0f);
         float scales[CELLS];
         UNROLL for (uint c = 0u; c < CELLS; c++) scales[c] = F16(LOAD16(K, scales_at + j * 16u + c));
-        for (uint d = j * 32u; d < j * 32u + 32u; d += {at_once}) {{{add("sums", at_once)}
+        for (uint d = j * 32u; d < j * 32u + 32u; d += AT_ONCE) {{{add("sums", "AT_ONCE")}
         }}
         UNROLL for (uint i = 0u; i < CELLS * OWN_NV; i++) {{
           scores[i] = FMA(sums[i], VEC4(scales[i / OWN_NV]), scores[i]);
@@ -290,7 +291,6 @@ def _body(dtype_k: str, dtype_v: str) -> str:
     }
     BARRIER();
   }"""
-    cells = "((TILED ? 16 : 32) / OWN)" if dtype_v == NIBBLES else "(32 / OWN)"  # whose values a thread loads at once
     return f"""
   uint per = n_heads / n_kv, wide = min(per, UINT(ROWS)), blocks = (per + wide - 1u) / wide;
   uint unit = GX % (n_kv * blocks), kv = unit / blocks, head = kv * per + unit % blocks * wide;
@@ -426,10 +426,8 @@ def _body(dtype_k: str, dtype_v: str) -> str:
         uint cell_page = UINT(TABLE[table + page]) * n_kv + kv, value_at = {before_page(dtype_v, KIND_V)};
 #if TILED
         if (page * 16u < all_first || page * 16u + 15u > all_last) {{
-          ROLLED for (uint four = 0u; four < 16u; four += 4u) {{
-          {_values(dtype_v, "four", "4")}
-          UNROLL for (uint c = 0u; c < 4u; c++) {{
-            uint at = page * 16u + four + c;
+          ROLLED for (uint at = page * 16u; at < page * 16u + 16u; at++) {{ /* one by one: few pages, and the rows' limits need registers */
+            {_values(dtype_v, "at % 16u", "1")}
             EACH_VECTOR {{
               vec4 weight = weights[at % SPAN * NV + first_v + v];
               EACH_PART {{
@@ -438,20 +436,19 @@ def _body(dtype_k: str, dtype_v: str) -> str:
                 if (page >= from / 16u && page <= to / 16u) {{
                   UNROLL for (uint i = 0u; i < OWN; i++) {{
                     PRECISE float sum = PART(sums[i * OWN_NV + v], k);
-                    sum = FMA(PART(weight, k), sees ? x[c * OWN + i] : 0.0f, sum);
+                    sum = FMA(PART(weight, k), sees ? x[i] : 0.0f, sum);
                     PART(sums[i * OWN_NV + v], k) = sum;
                   }}
                 }}
               }}
             }}
           }}
-          }}
           continue;
         }}
 #endif
-        for (uint at = 0u; at < 16u; at += UINT({cells})) {{
-          {_values(dtype_v, "at", cells)}
-          UNROLL for (uint c = 0u; c < UINT({cells}); c++) {{
+        for (uint at = 0u; at < 16u; at += UINT(CELLS_AT_ONCE)) {{
+          {_values(dtype_v, "at", "CELLS_AT_ONCE")}
+          UNROLL for (uint c = 0u; c < UINT(CELLS_AT_ONCE); c++) {{
             uint cell = page * 16u + at + c;
 #if !TILED
             if (!(cell >= first && cell <= last)) {{ /* nobody has written there */
