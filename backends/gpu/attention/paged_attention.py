@@ -426,7 +426,8 @@ def _body(dtype_k: str, dtype_v: str) -> str:
         uint cell_page = UINT(TABLE[table + page]) * n_kv + kv, value_at = {before_page(dtype_v, KIND_V)};
 #if TILED
         if (page * 16u < all_first || page * 16u + 15u > all_last) {{
-          ROLLED for (uint at = page * 16u; at < page * 16u + 16u; at++) {{ /* one by one: few pages, and the rows' limits need registers */
+          /* one by one: these pages are few, and the rows' limits need registers */
+          ROLLED for (uint at = page * 16u; at < page * 16u + 16u; at++) {{
             {_values(dtype_v, "at % 16u", "1")}
             EACH_VECTOR {{
               vec4 weight = weights[at % SPAN * NV + first_v + v];
