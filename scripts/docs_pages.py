@@ -74,6 +74,7 @@ EXAMPLES = {  # architecture → models that have it
     "glm-dsa": "GLM 5 (the same)",
     "glm4": "GLM 4",
     "glm4moe": "GLM 4.5",
+    "glm5-next": "GLM 5.3 (contexts up to `attention.indexer.top_k`)",
     "gpt-oss": "gpt-oss",
     "gpt2": "GPT-2",
     "gptneox": "GPT-NeoX, Pythia",

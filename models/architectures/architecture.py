@@ -173,6 +173,7 @@ class FeedForward:
     # clamp of gate and up (gpt-oss: graph/ops/elementwise.py, glu_clamped); 0: none
     glu_limit: float = 0.0
     expert_limit: float = 0.0  # default of swiglu_clamp_exp
+    one_limit: bool = False  # that of experts is also that of shared experts and dense blocks, by default
     clamps_input: bool = False  # the clamps are in front of the activation (Maple), not behind it
     activation_in_file: bool = False  # hidden_activation may say another
     parallel: bool = False  # a block without its own pre-norm runs parallel to attention

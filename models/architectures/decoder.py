@@ -14,10 +14,11 @@ from functools import reduce
 from logitless.graph.ops.elementwise import add, gelu, mul, scaled, sum_to
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.norm import rms_norm
+from logitless.graph.ops.pointwise import div, sigmoid
 from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import concat, take_columns
 from logitless.graph.ops.training.loss import softmax
-from logitless.graph.tensor import Tensor
+from logitless.graph.tensor import Tensor, const
 from logitless.models.architectures.attention import AttentionInputs, KeysValues, keys_values, self_attention
 from logitless.models.architectures.feed_forward import feed_forward
 from logitless.models.architectures.linear_attention import OUTPUT, channel_mix, recurrent
@@ -89,7 +90,8 @@ def forward(
             assert mixed is not None
             streams.join(mixed)
             x = streams.input_of(b, "ffn", layer)
-            streams.join(w.steered(layer, feed_forward(b, h, layer, b.norm("ffn_norm", x, h), x)))
+            streams.join(feed_forward(b, h, layer, b.norm("ffn_norm", x, h), x))
+            streams.steer(w, layer)
             continue
         x = residual_stream(b, h, layer, x, y, mixed)
         if rows.media is not None:
@@ -103,43 +105,94 @@ def forward(
     return w.norm("output_norm", x if streams is None else streams.input_of(w, "output", h.n_layer), h)
 
 
-class ResidualAttention:
-    """Residual stream of Kimi K3: a block reads attention, with one learned query, over the stream and those that
-    earlier layers set aside. A layer that sets the stream aside begins another with its attention's output."""
+class Streams:
+    """Residual of several streams (T, n_embd)."""
 
-    def __init__(self, h: Hparams, x: Tensor) -> None:
-        self._h, self._aside, self._stream, self._begins = h, list[Tensor](), x, False
+    def __init__(self, h: Hparams, streams: list[Tensor]) -> None:
+        self.h, self.streams = h, streams
 
     def take_rows(self, ids: Tensor) -> None:
         """From now on these rows only."""
-        self._aside, self._stream = [get_rows(x, ids) for x in self._aside], get_rows(self._stream, ids)
+        self.streams = [get_rows(x, ids) for x in self.streams]
+
+    def steer(self, w: Weights, layer: int) -> None:
+        """Add the directions of control vectors."""
+        self.streams = [w.steered(layer, x) for x in self.streams]
 
     def input_of(self, b: Weights, name: str, layer: int) -> Tensor:
         """Input (T, n_embd) of a block, before its norm."""
-        self._begins = name == "attn" and layer % self._h.residual_period == 0
-        if not self._aside:
-            return self._stream
-        streams, query = [*self._aside, self._stream], b[f"{name}_res_score"]
-        each = (self._stream.shape[0], 1)
-        weights = softmax(concat(*(sum_to(rms_norm(x, query, eps=self._h.eps), shape=each) for x in streams)))
-        return weighted_sum(streams, weights)
+        raise NotImplementedError
 
     def join(self, y: Tensor) -> None:
         """Add the output (T, n_embd) of the block whose input was the last."""
+        raise NotImplementedError
+
+    def _sum(self, weights: Tensor, columns: range) -> Tensor:
+        """Σ of the streams, each times its column of the weights (T, n)."""
+        products = (mul(x, take_columns(weights, i, 1)) for x, i in zip(self.streams, columns, strict=True))
+        return reduce(add, products)
+
+
+class ResidualAttention(Streams):
+    """Streams of Kimi K3: a block reads attention, with one learned query, over the last stream and those that
+    earlier layers set aside. A layer that sets the last aside begins another with its attention's output."""
+
+    def steer(self, w: Weights, layer: int) -> None:
+        self.streams[-1] = w.steered(layer, self.streams[-1])
+
+    def input_of(self, b: Weights, name: str, layer: int) -> Tensor:
+        self._begins = name == "attn" and layer % self.h.residual_period == 0
+        if len(self.streams) == 1:
+            return self.streams[0]
+        query, each = b[f"{name}_res_score"], (self.streams[0].shape[0], 1)
+        scores = (sum_to(rms_norm(x, query, eps=self.h.eps), shape=each) for x in self.streams)
+        return self._sum(softmax(concat(*scores)), range(len(self.streams)))
+
+    def join(self, y: Tensor) -> None:
         if self._begins:
-            self._aside.append(self._stream)
-        self._stream = y if self._begins else add(self._stream, y)
+            self.streams.append(y)
+        else:
+            self.streams[-1] = add(self.streams[-1], y)
 
 
-def streams_of(h: Hparams, x: Tensor) -> ResidualAttention | None:
+class HyperConnections(Streams):
+    """Manifold-constrained hyper-connections (Xie et al., 2025): a block reads a weighted sum of n streams, which
+    are then mixed with each other by a doubly stochastic matrix, plus the block's output."""
+
+    def input_of(self, b: Weights, name: str, layer: int) -> Tensor:
+        n = len(self.streams)
+        if name == "output":
+            return scaled(reduce(add, self.streams), 1 / n)
+        mixes = b.linear(f"hc_{name}_fn", rms_norm(concat(*self.streams), const(1.0), eps=self.h.eps))
+
+        def part(i: int, width: int) -> Tensor:
+            own = mul(take_columns(mixes, i * n, width), b[f"hc_{name}_scale.{i}"])
+            return add(own, b[f"hc_{name}_base.{i}"])
+
+        self._of_output = scaled(sigmoid(part(1, n)), 2.0)
+        self._mix = self._sinkhorn(part(2, n * n))
+        return self._sum(add(sigmoid(part(0, n)), const(self.h.hyper_eps)), range(n))
+
+    def _sinkhorn(self, x: Tensor) -> Tensor:
+        """x (T, n · n), from row to column, as a matrix whose rows and columns sum to 1 (Sinkhorn, 1964)."""
+        n, eps = len(self.streams), const(self.h.hyper_eps)
+        y = add(reshape(softmax(reshape(x, shape=(-1, n))), shape=(x.shape[0], n, n)), eps)
+        for i in range(2 * self.h.hyper_iterations - 1):  # columns first and last
+            axes = (x.shape[0], 1, n) if i % 2 == 0 else (x.shape[0], n, 1)
+            y = div(y, add(sum_to(y, shape=axes), eps))
+        return reshape(y, shape=x.shape)
+
+    def join(self, y: Tensor) -> None:
+        n = len(self.streams)
+        mixed = [self._sum(self._mix, range(to, n * n, n)) for to in range(n)]
+        self.streams = [add(mul(y, take_columns(self._of_output, to, 1)), x) for to, x in enumerate(mixed)]
+
+
+def streams_of(h: Hparams, x: Tensor) -> Streams | None:
     """The residual's streams, which begin as the embeddings x (T, n_embd); None: there is one."""
-    return ResidualAttention(h, x) if h.residual_period else None
-
-
-def weighted_sum(streams: list[Tensor], weights: Tensor, first: int = 0) -> Tensor:
-    """Σ streams[i] (T, n_embd) times column `first` + i of the weights (T, n)."""
-    products = (mul(x, take_columns(weights, first + i, 1)) for i, x in enumerate(streams))
-    return reduce(add, products)
+    if h.n_hyper:
+        return HyperConnections(h, [x] * h.n_hyper)
+    return ResidualAttention(h, [x]) if h.residual_period else None
 
 
 def attention_of(h: Hparams) -> tuple[KeysOf, Attention]:

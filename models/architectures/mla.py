@@ -26,7 +26,8 @@ from logitless.models.hparams.mla import MLAParams
 def mla_keys(inputs: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
     """The compressed KV row of each token: one key head, whose rows serve as values, too."""
     row = rms_norm(inputs.b.linear("attn_kv_a", inputs.x), inputs.b["attn_kv_a_norm"], eps=h.eps)
-    k = reshape(concat_columns(inputs.b.linear("attn_k_turned", inputs.x), row), shape=(-1, 1, h.head_dim))
+    row = concat_columns(inputs.b.linear("attn_k_turned", inputs.x), row) if "attn_k_turned" in inputs.b else row
+    k = reshape(row, shape=(-1, 1, h.head_dim))
     return rope(k, inputs.angles, interleaved=h.interleaved) if h.rotary else k, None
 
 
@@ -64,9 +65,10 @@ class Heads:
         else:
             q = b.linear("attn_q", x)
         q = reshape(q, shape=(-1, mla.n_nope + mla.n_rope))  # (T · n_head, …)
-        plain, rotary = take_columns(q, 0, mla.n_nope), take_columns(q, mla.n_nope, mla.n_rope)
-        absorbed = b.experts("attn_k_b", self._by_head(plain), self._order, self._n, mla.rank)
-        return reshape(concat_columns(rotary, self._by_token(absorbed)), shape=(-1, self._n, mla.width))
+        plain = take_columns(q, 0, mla.n_nope)
+        absorbed = self._by_token(b.experts("attn_k_b", self._by_head(plain), self._order, self._n, mla.rank))
+        both = concat_columns(take_columns(q, mla.n_nope, mla.n_rope), absorbed) if mla.n_rope else absorbed
+        return reshape(both, shape=(-1, self._n, mla.width))
 
     def values(self, rows: Tensor) -> Tensor:
         """Head outputs (T, n_head · n_value) of attention-weighted rows (T, n_head, width)."""

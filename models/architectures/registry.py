@@ -207,6 +207,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         states=States(StateKind.KDA, negated=True),
         residual=Residual.ATTENTION,
     ),
+    "glm5-next": Architecture(
+        rope=_NO_ROPE,
+        attention=Attention(mla=True, sparse=True),
+        ffn=FeedForward(one_limit=True, clamps_input=True),
+        moe=_SIGMOID_MOE,
+        states=States(StateKind.KDA, negated=True),
+        mtp=_UNUSED_MTP,
+        residual=Residual.HYPER,
+    ),
     "bailingmoe3": Architecture(
         rope=_INTERLEAVED,
         attention=Attention(mla=True, gate=OutputGate.OWN_WEIGHT),

@@ -57,6 +57,9 @@ class Hparams:
     local: tuple[bool, ...] = ()  # flags of the sliding-window layers
     situ: tuple[float, float] = (0.0, 0.0)  # widths of SITU's tanh of gate and up; 0: none
     residual_period: int = 0  # attention over residuals: each so many layers the stream is set aside; 0: never
+    n_hyper: int = 0  # hyper-connections: streams of the residual, rounds of Sinkhorn's algorithm, its epsilon
+    hyper_iterations: int = 0
+    hyper_eps: float = 0.0
     rope_base_local: float = 0.0  # RoPE base of sliding-window layers, unscaled; 0: as the others
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
@@ -283,6 +286,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         residual_period=keys.count_or_none("attn_res.block_size", None)
         if architecture.residual is Residual.ATTENTION
         else 0,
+        **_hyper(keys),
         qkv_limit=keys.at_least_0("attention.clamp_kqv"),
         value_scale=keys.factor("attention.value_scale"),
         glu_limits=_glu_limits(keys, n_layer),
@@ -362,6 +366,17 @@ def _activation(keys: Keys) -> Activation:
     return Activation(name)
 
 
+def _hyper(keys: Keys) -> dict[str, Any]:
+    if TRAITS[keys.arch].residual is not Residual.HYPER:
+        return {}
+    n, iterations = keys.count("hyper_connection.count"), keys.count("hyper_connection.sinkhorn_iterations")
+    for key, value in (("count", n), ("sinkhorn_iterations", iterations)):
+        if value > MAX_STREAMS:
+            raise keys.error(f"hyper_connection.{key}", f"is {value}; at most {MAX_STREAMS} are supported")
+    eps = keys.at_least_0("hyper_connection.epsilon")
+    return {"n_hyper": n, "hyper_iterations": iterations, "hyper_eps": eps}
+
+
 def _situ(keys: Keys) -> tuple[float, float]:
     if TRAITS[keys.arch].ffn.activation is not Activation.SITU:
         return 0.0, 0.0
@@ -385,7 +400,9 @@ def _flags(keys: Keys, key: str, n_layer: int) -> tuple[bool, ...]:
 def _glu_limits(keys: Keys, n_layer: int) -> tuple[tuple[float, float], ...]:
     """SwiGLU clamps of each layer, from one number or one for each."""
     both = []
-    limits = {"swiglu_clamp_exp": TRAITS[keys.arch].ffn.expert_limit, "swiglu_clamp_shexp": 0.0}
+    ffn = TRAITS[keys.arch].ffn
+    of_experts = keys.get("swiglu_clamp_exp", ffn.expert_limit)
+    limits = {"swiglu_clamp_exp": of_experts, "swiglu_clamp_shexp": of_experts if ffn.one_limit else 0.0}
     for key, default in limits.items():
         value = np.asarray(keys.get(key, default))
         if value.ndim:

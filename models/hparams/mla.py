@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from logitless.models.architectures.registry import TRAITS
 from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.rope_scaling import RopeScaling, RopeScalingType
 
@@ -49,7 +50,9 @@ def read_mla(keys: Keys, per_head: int) -> MLAParams:
     key, value = "attention.key_length", "attention.value_length"
     if f"{key}_mla" in keys:
         key, value = f"{key}_mla", f"{value}_mla"
-    n_rope, size, n_value = keys.count("rope.dimension_count"), keys.count(key, per_head), keys.count(value, per_head)
+    rotates = TRAITS[keys.arch].rope.enabled
+    n_rope = (keys.count if rotates else keys.count_or_none)("rope.dimension_count", None)
+    size, n_value = keys.count(key, per_head), keys.count(value, per_head)
     if size <= n_rope:
         raise keys.error(key, f"is {size}, of which {n_rope} have RoPE")
     rank, q_rank = keys.count("attention.kv_lora_rank"), keys.count_or_none("attention.q_lora_rank")

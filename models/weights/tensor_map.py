@@ -161,6 +161,13 @@ def layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iter
         yield from _post_norm(b, 1, h, present)
     if h.feeds(i):
         yield from _feed_forward_tensors(h, i, present)
+    n = h.n_hyper if i < h.n_layer else 0
+    for name in ("attn", "ffn") if n else ():
+        yield from _one(f"{b}hc_{name}_fn.weight", (2 + n) * n, n * h.n_embd)
+        for part, width in enumerate((n, n, n * n)):
+            for of, shape, start in (("scale", 1, part), ("base", width, part * n)):
+                source = f"{b}hc_{name}_{of}"
+                yield f"{source}.{part}.weight", TensorSlice(f"{source}.weight", (shape,), start)
     if h.residual_period:
         for name in ("attn", "ffn")[i == 0 :]:  # nothing is set aside before the first
             yield from _one(f"{b}{name}_res_score.weight", h.n_embd)
@@ -205,7 +212,8 @@ def _mla_tensors(
     else:
         yield from _one(b + "attn_q.weight", n_query, n_in)
     yield b + "attn_kv_a.weight", TensorSlice(b + "attn_kv_a_mqa.weight", (e.rank, n_in))
-    yield b + "attn_k_turned.weight", TensorSlice(b + "attn_kv_a_mqa.weight", (e.n_rope, n_in), e.rank)
+    if e.n_rope:
+        yield b + "attn_k_turned.weight", TensorSlice(b + "attn_kv_a_mqa.weight", (e.n_rope, n_in), e.rank)
     yield from _one(b + "attn_kv_a_norm.weight", e.rank)
     if b + "attn_kv_b.weight" in present:
         both = TensorSlice(b + "attn_kv_b.weight", (), n_experts=n, in_file=(n * (e.n_nope + e.n_value), e.rank))
@@ -593,7 +601,7 @@ def is_unused(h: Hparams, name: str, *, mtp: bool = False) -> bool:
     old files derived from hyper-parameters."""
     blocks = tuple(f"blk.{h.n_layer + i}." for i in range(mtp, h.n_mtp))
     shared = (f"blk.{i}.attn_{which}" for i in range(h.n_layer_kv, h.n_layer) for which in ("k", "v", "k_norm"))
-    if h.architecture.attention.sparse and ".indexer." in name:
+    if h.architecture.attention.sparse and (".indexer." in name or ".indexer_compressor" in name):
         return True
     if h.architecture.states.kind is StateKind.RWKV7 and name.startswith("blk.0.time_mix_v") and name[16:17].isdigit():
         return True

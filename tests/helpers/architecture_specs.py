@@ -577,6 +577,23 @@ MAPPED = {  # llama.cpp is the only reference of these
             | {"attn_res.block_size": 3, "activation.situ_beta": 1.5, "activation.situ_linear_beta": 2.0},
             traits=("low rank", "ssm_g", "ssm_f_b", "balanced", "attn_gate", "ffn_routed_down", "ffn_routed_norm"),
         ),
+        "glm5-next": Spec(
+            "glm5-next",
+            n_layer=3,
+            n_expert=6,
+            n_expert_used=2,
+            untied=True,
+            biases=("k_norm",),
+            keys=OF_KDA
+            | {"expert_gating_func": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True}
+            | {"kda.gate_lower_bound": -5.0, "attention.q_lora_rank": 24, "swiglu_clamp_exp": [0.0, 0.3, 0.2]}
+            | {"attention.key_length": 32, "rope.dimension_count": 0, "attention.layer_norm_epsilon": 1e-6}
+            | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 64}
+            | {"attention.indexer.top_k": 256, "attention.indexer.kpool": 4}
+            | {"hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": 5}
+            | {"hyper_connection.epsilon": 1e-6},
+            traits=("low rank", "ssm_f_b", "ssm_g_b", "balanced", "indexer"),
+        ),
         "bailingmoe3": Spec(
             "bailingmoe3",
             n_layer=3,

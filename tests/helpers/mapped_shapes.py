@@ -73,7 +73,7 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if s.arch == "kimi-k3":  # as well
         out["blk.0.attn_res_score"] = (h.n_embd,)
     for i in range(h.n_layer):
-        if "indexer" in s.traits:
+        if "indexer" in s.traits and h.attends(i):
             n, size = keys["attention.indexer.head_count"], keys["attention.indexer.key_length"]
             rank = keys["attention.q_lora_rank"]
             of_indexer = {
@@ -83,6 +83,9 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
                 "attn_q_b": (n * size, rank),
             }
             out |= {f"blk.{i}.indexer.{name}": shape for name, shape in of_indexer.items()}
+            if pool := keys.get("attention.indexer.kpool"):
+                out[f"blk.{i}.indexer_compressor_gate"] = (size, h.n_embd)
+                out[f"blk.{i}.indexer_compressor_ape"] = (pool, size)
         if "blocks" in s.traits and h.experts_of(i):
             n, size = keys["attention.indexer.head_count"], keys["attention.indexer.key_length"]
             of_indexer = {
