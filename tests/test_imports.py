@@ -52,7 +52,7 @@ ONLY_IN = {  # third-party module → the only places that may import it
     ),
     "pyopencl": ("backends/opencl/",),
     "vulkan": ("backends/vulkan/",),
-    "tokenizers": ("models/tokenizer/", "models/huggingface/pretokenizer.py"),
+    "tokenizers": ("models/tokenizer/", "models/huggingface/tokens/pretokenizer.py"),
     "llguidance": ("models/grammar/",),
     "re2": ("models/grammar/", "extras/tools/built_in/patterns.py"),
     **dict.fromkeys(("anyio", "httpx2", "mcp", "mcp_types"), ("extras/tools/mcp/link.py",)),

@@ -31,7 +31,7 @@ from logitless.models.huggingface.config import Config, read_json, repository_na
 from logitless.models.huggingface.families import FAMILIES, Family, common_keys, gemma4_far, has_experts
 from logitless.models.huggingface.moves import Move
 from logitless.models.huggingface.quantized import weights_of
-from logitless.models.huggingface.vocabulary import vocabulary_keys
+from logitless.models.huggingface.tokens.vocabulary import vocabulary_keys
 
 log = logging.getLogger(__name__)
 _EXPERT = re.compile(r"(.+\.experts|.*altup_(?:unembed_)?projections)\.(\d+)\.(.+)")

@@ -18,8 +18,8 @@ from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.types import ValueType
 from logitless.models.gguf.write import Key, flag, text, u32
 from logitless.models.huggingface.config import Config, read_json
-from logitless.models.huggingface.pretokenizer import pre_tokenizer_name
-from logitless.models.huggingface.sentencepiece_model import BPE, UNIGRAM, read_model
+from logitless.models.huggingface.tokens.pretokenizer import pre_tokenizer_name
+from logitless.models.huggingface.tokens.sentencepiece_model import BPE, UNIGRAM, read_model
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # GGUF's token types
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")

@@ -13,8 +13,8 @@ import tokenizers
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.huggingface.config import Config
-from logitless.models.huggingface.pretokenizer import pre_tokenizer_name
-from logitless.models.huggingface.vocabulary import vocabulary_keys
+from logitless.models.huggingface.tokens.pretokenizer import pre_tokenizer_name
+from logitless.models.huggingface.tokens.vocabulary import vocabulary_keys
 from logitless.models.tokenizer import Tokenizer, from_metadata
 from logitless.models.tokenizer.pretokenizers import PRE_TOKENIZERS as known_pre_tokenizers
 from tests.helpers.huggingface_folders import tokenizer_json
