@@ -27,7 +27,7 @@ COMMANDS = (
     Command("quantize", "IN.gguf OUT.gguf TYPE [--imatrix FILE]", "Write a model with fewer bits a weight, in "
             "llama-quantize's types.", _QUANTIZATION, "quantization.quantize",
             words=("--model", "--output", "--type", "--threads")),
-    Command("convert", "FOLDER -o FILE.gguf [--type TYPE] | FILE.gguf --base FOLDER -o FOLDER",
+    Command("convert", "FOLDER -o FILE.gguf [--type TYPE | --mmproj] | FILE.gguf --base FOLDER -o FOLDER",
             "Write a Hugging Face folder (config.json, safetensors) as a GGUF file, or a fine-tuned file as a folder.",
             _QUANTIZATION, "quantization.convert", words=("--model",)),
     Command("imatrix", "-m FILE -f TEXT -o FILE [flags]", "Measure how much each input of a model's matrices counts, "

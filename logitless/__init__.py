@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from logitless.params import BeamSearchParams as BeamSearchParams
     from logitless.params import LoRARequest as LoRARequest
     from logitless.params import SamplingParams as SamplingParams
+    from logitless.quantization import convert as convert
     from logitless.quantization import quantize as quantize
     from logitless.serving import Server as Server
     from logitless.serving import asgi_app as asgi_app
@@ -59,7 +60,7 @@ _HOMES = {
         *("Pooled", "Ranking", "Score", "TokenLogprob", "ToolCall"),
     ),
     "params": ("BeamSearchParams", "LoRARequest", "SamplingParams"),
-    "quantization": ("quantize",),
+    "quantization": ("convert", "quantize"),
     "serving": ("Server", "asgi_app", "serve"),
     "trainer": ("Trainer", "TrainingConfig"),
 }

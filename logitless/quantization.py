@@ -1,4 +1,4 @@
-"""Quantization of model files, with and without an importance matrix."""
+"""Quantization of model files, with and without an importance matrix; folders as files."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from logitless.cli.outputs import check_output
-from logitless.errors import public_errors
+from logitless.errors import FileError, OptionError, public_errors
 from logitless.models.gguf.file import GGUFFile
+from logitless.models.gguf.parse import FOLDER_PROJECTOR
 from logitless.models.quantization.imatrix import read_imatrix
 from logitless.models.quantization.presets import TypeOptions, check_type
-from logitless.models.quantization.quantize_model import plan_quantization
+from logitless.models.quantization.quantize_model import plan_copy, plan_quantization
 
 
 def quantize(  # noqa: PLR0913  (llama-quantize's flags)
@@ -50,6 +51,27 @@ def quantize(  # noqa: PLR0913  (llama-quantize's flags)
             plan = plan_quantization(
                 gguf, file_type, imatrix=matrix, options=options, allow_requantize=allow_requantize
             )
+            for line in plan.warnings():
+                warnings.warn(line, stacklevel=2)
+            plan.write(output)
+
+
+def convert(folder: str | Path, output: str | Path, *, file_type: str = "", mmproj: bool = False) -> None:
+    """Write a Hugging Face folder as a GGUF file, in its own types or one of llama-quantize's.
+
+    `mmproj`: the folder's image encoder and projector instead of its text model. Warns of rows
+    that cannot have their type.
+
+    >>> from logitless import convert
+    >>> convert("Qwen3-0.6B", "qwen3.gguf")  # doctest: +SKIP"""
+    with public_errors():
+        if not Path(folder).is_dir():
+            raise FileError(f"{folder}: is no folder")
+        if mmproj and file_type:
+            raise OptionError("file_type: is of models; a projector has the types of the folder")
+        check_output(output, "output")
+        with GGUFFile.open(Path(folder) / FOLDER_PROJECTOR if mmproj else folder) as gguf:
+            plan = plan_quantization(gguf, file_type, allow_requantize=True) if file_type else plan_copy(gguf)
             for line in plan.warnings():
                 warnings.warn(line, stacklevel=2)
             plan.write(output)

@@ -25,7 +25,9 @@ from safetensors.torch import save_file
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tests.helpers.huggingface_weights import IDS, STEP, weight  # noqa: E402
+from tests.helpers.huggingface_weights import IDS, STEP, pixels, weight  # noqa: E402
+
+Settings = dict[str, Any]
 
 OUT = ROOT / "tests" / "data" / "huggingface"
 SMALL = {
@@ -441,6 +443,68 @@ ENCODERS = {  # name → (class, settings beside ENCODER)
 }
 
 
+WITH_TEXT = {
+    "vocab_size": 272,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+OF_IMAGES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+OF_QWEN = {"hidden_size": 32, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
+SECTIONS = {**PLAIN, "mrope_section": [2, 3, 3]}
+VISIONS = {  # name → (model, side of its picture, settings, those of the text, those of the encoder)
+    "gemma3": (
+        "Gemma3",
+        32,
+        {"mm_tokens_per_image": 16, "image_token_index": 260, "boi_token_index": 258, "eoi_token_index": 259},
+        {"head_dim": 16, "sliding_window": 64},
+        {**OF_IMAGES, "image_size": 32, "patch_size": 4},
+    ),
+    "qwen2vl": (
+        "Qwen2VL",
+        32,
+        {},
+        {"rope_parameters": SECTIONS},
+        {**OF_QWEN, "depth": 2, "embed_dim": 32, "hidden_size": 64, "mlp_ratio": 2},
+    ),
+    "qwen2.5vl": (
+        "Qwen2_5_VL",
+        32,
+        {},
+        {"rope_parameters": SECTIONS},
+        {**OF_QWEN, "depth": 2, "out_hidden_size": 64, "intermediate_size": 48, "fullatt_block_indexes": [1]},
+    ),
+    "qwen3vl": (
+        "Qwen3VL",
+        32,
+        {},
+        {
+            "num_hidden_layers": 3,  # one more than llama.cpp adds deep rows to
+            "head_dim": 16,
+            "rope_parameters": {**PLAIN, "mrope_section": [3, 3, 2], "mrope_interleaved": True},
+        },
+        {
+            **OF_QWEN,
+            "depth": 3,
+            "out_hidden_size": 64,
+            "intermediate_size": 48,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0, 1],
+        },
+    ),
+    "smolvlm": (
+        "SmolVLM",
+        16,
+        {"scale_factor": 2, "image_token_id": 260},
+        {"model_type": "llama", "vocab_size": 296},  # with tokens of tiles
+        {**OF_IMAGES, "image_size": 16, "patch_size": 4},
+    ),
+}
+
+
 def main(names: list[str]) -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
@@ -455,6 +519,39 @@ def main(names: list[str]) -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             write_encoder(name, architecture, settings, Path(folder))
+    for name, row in VISIONS.items():
+        if not names or name in names:
+            with tempfile.TemporaryDirectory() as folder:
+                write_vision(name, *row, Path(folder))
+
+
+def write_vision(
+    name: str, kind: str, side: int, whole: Settings, of_text: Settings, of_vision: Settings, folder: Path
+) -> None:
+    """`rows`: those of the text model that a picture becomes, then those of deepstack layers."""
+    settings = {"text_config": {**WITH_TEXT, **of_text}, "vision_config": of_vision, **whole}
+    config = getattr(transformers, f"{kind}Config")(**settings, attn_implementation="eager", dtype="float32")
+    model, shapes = loaded(getattr(transformers, f"{kind}ForConditionalGeneration"), config, folder)
+    picture = torch.from_numpy(pixels(side)).permute(2, 0, 1).float() / 255 * 2 - 1  # mean and deviation 0.5
+    with torch.no_grad():
+        if "Qwen" in kind:
+            n, p = side // 4, 4
+            parts = picture.expand(2, 3, side, side).reshape(2, 3, n // 2, 2, p, n // 2, 2, p)
+            flat = parts.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(n * n, -1)
+            output = model.get_image_features(flat, image_grid_thw=torch.tensor([[1, n, n]]))
+        else:
+            output = model.get_image_features(picture[None] if kind == "Gemma3" else picture[None, None])
+    rows = output.pooler_output
+    parts = [rows[0] if isinstance(rows, list | tuple) else rows, *(getattr(output, "deepstack_features", None) or [])]
+    values = torch.cat([(part[0] if isinstance(part, tuple) else part).reshape(-1, 64) for part in parts])
+    result = {
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "config": json.loads((folder / "config.json").read_text()),
+        "tensors": shapes,
+        "side": side,
+        "rows": [[round(value, 4) for value in row] for row in values[:, ::8].double().tolist()],
+    }
+    save(f"visions/{name}", result)
 
 
 def write_encoder(name: str, architecture: str, settings: dict[str, object], folder: Path) -> None:

@@ -35,6 +35,7 @@ CONVERT = (
         Flag("--base", "write a fine-tuned GGUF file (the first word) as a folder, in the form and types of this one",
              file_name, None, "FOLDER", common=True),
         Flag("--type", "type of the file, as of quantize (default: the folder's)", text, None, "TYPE", common=True),
+        Flag("--mmproj", "write the folder's image encoder and projector instead of its text model", common=True),
         *GENERAL,
     )),
 )  # fmt: skip

@@ -54,6 +54,9 @@ class Source(Protocol):
         """Bytes of a file that tell this tensor from others, without reading all."""
 
 
+FOLDER_PROJECTOR = "preprocessor_config.json"  # stands for the projector of a Hugging Face folder
+
+
 @dataclass(frozen=True)
 class RowGroups:
     """Rows of a tensor of the file, one range of all groups after the other."""

@@ -19,7 +19,7 @@ from logitless.models.hparams.hparams import Hparams
 from logitless.models.huggingface.checkpoint import FLOATS, Checkpoint, open_checkpoint, plain
 from logitless.models.huggingface.config import Config, read_json
 from logitless.models.huggingface.families import FAMILIES
-from logitless.models.huggingface.folder import Converted, Names, f32_info, targets_of
+from logitless.models.huggingface.folder import Converted, Names, targets_of, tensor_info
 from logitless.models.huggingface.moves import TRANSPOSED, Move, then
 
 CONFIG = "adapter_config.json"
@@ -75,7 +75,7 @@ def _tensors(checkpoint: Checkpoint, settings: Mapping[str, Any], h: Hparams) ->
             own = _times(factor) if move is None else then(_times(factor), move)
         shape = stored.shape if own is None else own.shape(stored.shape, config)
         target = f"{targets[0][0]}.lora_{which.lower()}"
-        yield target, f32_info(target, shape, Converted((plain(stored),), config, own))
+        yield target, tensor_info(target, shape, "f32", Converted((plain(stored),), config, own))
 
 
 def _times(factor: float) -> Move:

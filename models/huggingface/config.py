@@ -83,6 +83,14 @@ class Config:
             values.setdefault("num_hidden_layers", len(layers))
         return cls(path, values, *_rope(path, values))
 
+    @classmethod
+    def of_vision(cls, whole: Config) -> Config:
+        """Settings of a model's image encoder."""
+        values = dict(whole.get("vision_config", default={}))
+        for name, proper in (("depth", "num_hidden_layers"), ("num_heads", "num_attention_heads")):
+            values.setdefault(proper, values.get(name))
+        return cls(whole.path, values)
+
     def error(self, name: str, problem: str) -> ModelFileError:
         return ModelFileError(self.path, f"{name!r} {problem}")
 

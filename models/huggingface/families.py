@@ -387,6 +387,10 @@ def _qwen35(c: Config) -> Keys:
     yield "rope.dimension_count", u32(int(c.head_dim * c.number("partial_rotary_factor", default=part, of=c.rope)))
 
 
+def _qwen3vl(c: Config) -> Keys:
+    yield "n_deepstack_layers", u32(len(Config.of_vision(c).items("deepstack_visual_indexes")))
+
+
 def _per_layer_inputs(c: Config) -> Keys:
     """Gemma 3n's and 4's layers: inputs of their own, keys and values of earlier ones."""
     yield from _gemma3(c)
@@ -620,6 +624,12 @@ FAMILIES: dict[str, Family] = {
         Family("llama4", _llama4, splits=_fused_experts(in_turn=False)),
     ),
     "Qwen2ForCausalLM": Family("qwen2"),
+    **dict.fromkeys(("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), Family("qwen2vl")),
+    "Qwen3VLForConditionalGeneration": Family("qwen3vl", _qwen3vl),
+    "Qwen3VLMoeForConditionalGeneration": Family("qwen3vlmoe", _qwen3vl, splits=_fused_experts(in_turn=False)),
+    **dict.fromkeys(
+        ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), Family("llama", moves=_LLAMA)
+    ),
     "Qwen2MoeForCausalLM": Family("qwen2moe"),
     "Qwen3ForCausalLM": Family("qwen3"),
     "Qwen3MoeForCausalLM": Family("qwen3moe"),

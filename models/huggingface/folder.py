@@ -32,16 +32,18 @@ from logitless.models.huggingface.families import FAMILIES, Family, common_keys,
 from logitless.models.huggingface.moves import Move
 from logitless.models.huggingface.quantized import weights_of
 from logitless.models.huggingface.tokens.vocabulary import vocabulary_keys
+from logitless.models.huggingface.visions import vision_of
 
 log = logging.getLogger(__name__)
 _EXPERT = re.compile(r"(.+\.experts|.*altup_(?:unembed_)?projections)\.(\d+)\.(.+)")
 _LAYER = re.compile(r"\.(?:layers?|h|blocks)\.(\d+)\.")
 _ENCODERS = re.compile(r"^(bert|roberta|nomic_bert|model)\.")
 _POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # of sentence-transformers; numbers are GGUF's
-_PREFIXES = ("model.language_model.", "language_model.model.", "language_model.")
+_PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")
 _OTHER_PARTS = re.compile(
-    r"(?:^|\.)(vision_tower|vision_model|visual|multi_modal_projector|embed_vision|audio_tower|embed_audio|mtp)\."
+    r"(?:^|\.)(vision_tower|vision_model|visual|multi_modal_projector|connector|embed_vision|audio_tower|embed_audio|mtp)\."
 )
+_OF_IMAGES = ("vision_tower", "vision_model", "visual", "multi_modal_projector", "connector")  # projector.py reads
 _BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
 _RENAMED = ((".dt_bias", ".dt_proj.bias"), (".e_score_correction_bias", ".e_score_correction.bias"))
 _SMALL = re.compile(r"_norm\.|ffn_gate_inp\.|conv1d\.|shortconv\.conv\.|ssm_[ad]$|token_types\.|position_embd\.|rope_")
@@ -199,14 +201,16 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
     names = Names(config, family.arch)
     weights = weights_of(checkpoint, config)
     tied = config.get("tie_word_embeddings") is True
-    others: set[str] = set()
+    others, images = set[str](), vision_of(config)
     for name, group in _stacks(checkpoint, weights).items():
         if family.unused and re.search(family.unused, name):
             continue
         if _BUFFERS.search(name) or (name.endswith("lm_head.weight") and (tied or not names.has_output)):
             continue
         if (other := _OTHER_PARTS.search(name)) or names.is_mtp(name):  # models/architectures/mtp.py reads GGUF only
-            others.add(other[1] if other else "mtp")
+            part = other[1] if other else "mtp"
+            if images is None or part not in _OF_IMAGES:
+                others.add(part)
             continue
         targets = list(targets_of(family, names, name))
         if not targets:
@@ -224,7 +228,7 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
             if small or (move is not None and (move.floats or move.counts)):
                 own = tuple(weight.floats or weight for weight in group)
             dtype = "f32" if small else own[0].dtype
-            yield target, _info(target, shape, dtype, Converted(own, config, move))
+            yield target, tensor_info(target, shape, dtype, Converted(own, config, move))
     if others:
         log.warning("%s: the text model alone is read, not %s", checkpoint.folder, ", ".join(sorted(others)))
     yield from rope_factors(config)
@@ -260,14 +264,10 @@ def _stacks(checkpoint: Checkpoint, weights: dict[str, Weight]) -> dict[str, lis
     return stacks
 
 
-def _info(name: str, shape: tuple[int, ...], dtype: str, source: Converted | Constant) -> TensorInfo:
+def tensor_info(name: str, shape: tuple[int, ...], dtype: str, source: Converted | Constant) -> TensorInfo:
+    """A tensor that is read by its source."""
     kind = _BLOCKS[dtype]
     return TensorInfo(name, shape, dtype, 0, math.prod(shape) // kind.block * kind.nbytes, source=source)
-
-
-def f32_info(name: str, shape: tuple[int, ...], source: Converted) -> TensorInfo:
-    """A tensor of f32."""
-    return _info(name, shape, "f32", source)
 
 
 class Names:
@@ -337,4 +337,4 @@ def rope_factors(config: Config) -> Iterator[tuple[str, TensorInfo]]:
 
 
 def _factors(name: str, values: npt.NDArray[Any]) -> tuple[str, TensorInfo]:
-    return name, _info(name, values.shape, "f32", Constant(values.astype(np.float32)))
+    return name, tensor_info(name, values.shape, "f32", Constant(values.astype(np.float32)))

@@ -174,8 +174,7 @@ def plan_quantization(
 
 
 def plan_copy(gguf: GGUFFile) -> Quantization:
-    """The types that the model has, of a folder for example."""
-    check_is_model(gguf)
+    """The types that the model or projector has, of a folder for example."""
     return Quantization(gguf, "", {name: info.dtype for name, info in gguf.tensors.items()})
 
 

@@ -34,6 +34,9 @@ def write_folder(folder: Path, family: str, dtype: str = "F32") -> Path:
     tensors = {name: weight(name, shape) for name, shape in record["tensors"].items()}
     write_tensors(folder / "model.safetensors", tensors, dtype)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    if "side" in record:
+        images = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"longest_edge": 48}}
+        (folder / "preprocessor_config.json").write_text(json.dumps(images))
     return folder
 
 

@@ -22,3 +22,8 @@ def weight(name: str, shape: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float
     else:
         values *= 0.3 if "embed" in name else 1.5 / math.sqrt(shape[-1])
     return values.astype(np.float32)
+
+
+def pixels(side: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """A square picture, (side, side, 3)."""
+    return np.random.default_rng(side).integers(0, 256, (side, side, 3), np.uint8)

@@ -1,4 +1,4 @@
-"""`logitless convert`: a Hugging Face folder as a GGUF file, and a fine-tuned file as a folder."""
+"""`logitless convert`: a Hugging Face folder or its projector as a GGUF file, and a fine-tuned file as a folder."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from logitless.cli.outputs import check_output
 
 def run(o: SimpleNamespace) -> int:
     from logitless.models.gguf.file import GGUFFile
+    from logitless.models.gguf.parse import FOLDER_PROJECTOR
+    from logitless.models.huggingface.visions import has_projector
     from logitless.models.quantization.presets import PresetError
     from logitless.models.quantization.quantize_model import plan_copy, plan_quantization
 
@@ -23,9 +25,11 @@ def run(o: SimpleNamespace) -> int:
     if Path(o.model).is_file():
         hint = "--base FOLDER makes a folder of it, and `logitless quantize` another file"
         raise UsageError(f"convert: {o.model} is a file, not a folder; {hint}")
+    if o.mmproj and o.type:
+        raise UsageError("convert: --type is of models; a projector has the types of the folder")
     check_output(o.output, "-o")
     try:
-        with GGUFFile.open(o.model) as gguf:
+        with GGUFFile.open(Path(o.model) / FOLDER_PROJECTOR if o.mmproj else o.model) as gguf:
             plan = plan_quantization(gguf, o.type, allow_requantize=True) if o.type else plan_copy(gguf)
             for warning in plan.warnings():
                 print(f"logitless: warning: {warning}", file=sys.stderr)
@@ -33,6 +37,8 @@ def run(o: SimpleNamespace) -> int:
     except PresetError as error:
         raise UsageError(f"convert: {error}") from None
     print(f"{o.output}: {len(plan.types)} tensors, {plan.nbytes / 1e6:.1f} MB", file=sys.stderr)
+    if not o.mmproj and has_projector(Path(o.model)):
+        print(f"logitless convert {o.model} --mmproj -o mmproj.gguf writes its image encoder", file=sys.stderr)
     return 0
 
 

@@ -1,0 +1,99 @@
+"""A Hugging Face folder's image encoder and projector as the parts of a projector's GGUF file (mmproj)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.metadata import Metadata
+from logitless.models.gguf.parse import Part, TensorInfo
+from logitless.models.gguf.types import ValueType
+from logitless.models.gguf.write import Key, flag, text
+from logitless.models.huggingface.checkpoint import Checkpoint, open_checkpoint
+from logitless.models.huggingface.config import Config, read_json, repository_name
+from logitless.models.huggingface.folder import Converted, Names, tensor_info
+from logitless.models.huggingface.moves import Move
+from logitless.models.huggingface.quantized import weights_of
+from logitless.models.huggingface.visions import (
+    Settings,
+    Vision,
+    activation_keys,
+    common_keys,
+    deep_layers,
+    vision_of,
+)
+
+_OF_IMAGES = re.compile(r"(?:^|\.)(vision_tower|vision_model|visual|multi_modal_projector|connector)\.")
+_DEEP = re.compile(r"deepstack_merger_list\.(\d+)\.(?:linear_)?(fc1|fc2|norm)\.(weight|bias)$")
+_VIT = re.compile(r"^vision_tower\.(?=embeddings|encoder|post_layernorm)")
+_SMALL = re.compile(r"patch_embd|position_embd|norm|ln")
+
+
+def read_projector(file: Path) -> list[Part]:
+    """The parts of the projector for whose folder this preprocessor_config.json stands. ModelFileError: the folder has
+    none, or it is damaged."""
+    config = Config.read(file.parent)
+    vision = vision_of(config)
+    if vision is None:
+        raise ModelFileError(file.parent, "has no image encoder of a supported kind")
+    settings = Settings(config, Config.of_vision(config), Config(file, read_json(file)))
+    checkpoint = open_checkpoint(file.parent)
+    try:
+        tensors = dict(sorted(_tensors(settings, vision, checkpoint)))
+        keys = _keys(settings, vision)
+    except BaseException:
+        checkpoint.close()
+        raise
+    values = {n: float(np.float32(k.value)) if k.type is ValueType.FLOAT32 else k.value for n, k in keys.items()}
+    first = checkpoint.parts[0]
+    metadata = Metadata(file, first.buffer, values, {name: (key.type, key.item) for name, key in keys.items()})
+    return [replace(first, metadata=metadata, tensors=tensors), *checkpoint.parts[1:]]
+
+
+def _keys(s: Settings, vision: Vision) -> dict[str, Key]:
+    keys = {
+        "general.architecture": text("clip"),
+        "general.type": text("mmproj"),
+        "general.name": text(repository_name(s.whole.path.parent)),
+        "clip.has_vision_encoder": flag(True),
+        "clip.projector_type": text(vision.kind),
+    }
+    own = {**dict(common_keys(s)), **dict(vision.keys(s))}
+    return keys | dict(activation_keys(s)) | {f"clip.vision.{name}": key for name, key in own.items()}
+
+
+def _tensors(s: Settings, vision: Vision, checkpoint: Checkpoint) -> Iterator[tuple[str, TensorInfo]]:
+    names, config = Names(s.vision, "clip"), s.vision
+    for name, weight in weights_of(checkpoint, s.whole).items():
+        if not _OF_IMAGES.search(name) or re.search(vision.unused, name):
+            continue
+        targets = list(_targets(s, vision, names, name.removeprefix("model.")))
+        if not targets:
+            raise checkpoint.error(name, f"is unknown in the projector {vision.kind}")
+        for target, move in targets:
+            try:
+                shape = weight.shape if move is None else move.shape(weight.shape, config)
+            except IndexError:
+                raise checkpoint.error(name, f"has {len(weight.shape)} dimensions, which no {target} has") from None
+            small = len(shape) < 2 or _SMALL.search(target) is not None
+            plain = (weight.floats or weight) if small or move is not None else weight
+            yield target, tensor_info(target, shape, "f32" if small else plain.dtype, Converted((plain,), config, move))
+
+
+def _targets(s: Settings, vision: Vision, names: Names, name: str) -> Iterator[tuple[str, Move | None]]:
+    if deep := _DEEP.search(name):
+        layers = deep_layers(s.vision)
+        if int(deep[1]) < len(layers):
+            yield f"v.deepstack.{layers[int(deep[1])]}.{deep[2]}.{deep[3]}", None
+        return
+    for pattern, targets in vision.splits:
+        if match := re.search(pattern, name):
+            yield from ((match.expand(target), move) for target, move in targets)
+            return
+    if (target := names.of(_VIT.sub("vision_tower.vision_model.", name))) is not None:
+        yield target, next((move for end, move in vision.moves if target == end), None)
