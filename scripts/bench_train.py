@@ -43,7 +43,7 @@ class Step:
     def __init__(self, shape_name: str, threads: int) -> None:
         s = SHAPES[shape_name]
         rope = (s.head_dim, s.rope_base, RopeScaling())
-        sizes = (s.n_ctx, s.n_embd, s.n_layer, s.n_ff, s.n_head, s.n_head_kv, s.head_dim, s.n_vocab)
+        sizes = (s.n_ctx, s.n_embd, s.n_layer, s.n_ff, s.n_head, s.n_head_kv, s.head_dim, s.head_dim, s.n_vocab)
         h = Hparams("llama", *sizes, 1e-5, *rope, s.head_dim**-0.5)
         self.session = session = Session([CPUBackend(threads)])
         self.rng = np.random.default_rng(0)
@@ -63,7 +63,8 @@ class Step:
 
     def build(self, segment: int | None = None) -> list[Tensor]:
         """`segment`: layers between checkpoints, 0 as the formula has it, None for no checkpoints."""
-        found, told = gradients(self.model, Sequences.feeds(N_SEQUENCES, LENGTH), self.params, segment=segment)
+        sequences = Sequences.feeds(N_SEQUENCES, LENGTH)
+        found, told = gradients(self.model, (sequences, sequences), self.params, segment=segment)
         adamw, one = feed("adamw", (9,)), const(1.0)
         steps = [adamw_step(p, *self.moments[p.name], found[p], adamw, one) for p in reversed(self.params)]
         return [*told, *steps]
