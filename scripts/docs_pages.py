@@ -131,6 +131,7 @@ EXAMPLES = {  # architecture → models that have it
     "pangu-embedded": "Pangu Embedded",
     "phi2": "Phi 1.5 and 2",
     "phi3": "Phi 3 and 4",
+    "phimoe": "Phi 3.5 MoE",
     "plamo2": "PLaMo 2",
     "plamo3": "PLaMo 3",
     "plm": "PLM",

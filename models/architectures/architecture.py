@@ -61,6 +61,7 @@ class RouterScore(StrEnum):
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
+    MIXER = "mixer"  # SparseMixer (Liu et al., 2024)
 
 
 class StateKind(StrEnum):

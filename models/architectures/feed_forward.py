@@ -25,8 +25,9 @@ from logitless.graph.ops.moe import (
     top_experts,
 )
 from logitless.graph.ops.norm import rms_norm
-from logitless.graph.ops.pointwise import clamp, elu, exp, neg, relu, sigmoid, softplus, square
+from logitless.graph.ops.pointwise import clamp, div, elu, exp, neg, relu, sigmoid, softplus, square, step
 from logitless.graph.ops.shape import reshape
+from logitless.graph.ops.slicing import concat, take_columns
 from logitless.graph.ops.training.loss import softmax
 from logitless.graph.tensor import Tensor, const
 from logitless.models.architectures.architecture import Activation, RouterScore
@@ -37,6 +38,7 @@ from logitless.models.weights.weights import Weights
 ALPHA = 1.702  # of gpt-oss's sigmoid
 
 
+JITTER = 0.01  # of SparseMixer's router
 AWAY = 1e9  # the mask; probabilities and biases are small
 
 
@@ -157,10 +159,27 @@ def route(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
     score_bias, probs = b.bias("exp_probs_b"), exp(logits) if e.router is RouterScore.SIGMOID else softmax(logits)
     scores = add(probs, score_bias) if score_bias is not None else logits if e.n_groups == 1 else probs
     ids = top_experts(scores if e.n_groups == 1 else mask_other_groups(e, scores), n=e.n_used)
-    weights = expert_weights(logits, ids) if e.weights_norm else expert_gather(probs, ids)
+    if e.router is RouterScore.MIXER:
+        weights = mixer_weights(logits, ids)
+    else:
+        weights = expert_weights(logits, ids) if e.weights_norm else expert_gather(probs, ids)
     if (times := b.scale("ffn_down_exps")) is not None:  # per-expert output scale (Gemma 4)
         weights = mul(weights, expert_gather(broadcast_to(times, shape=logits.shape), ids))
     return ids, scaled(weights, e.scale)
+
+
+def mixer_weights(logits: Tensor, ids: Tensor) -> Tensor:
+    """SparseMixer: the softmax (T, n_used) of each chosen expert among those whose logits (T, n) are within 2 % of
+    its own and not above it."""
+    best, weights = expert_gather(logits, ids), []
+    for i in range(ids.shape[1]):
+        own = broadcast_to(take_columns(best, i, 1), shape=logits.shape)
+        behind, size = sub(own, logits), add(relu(logits), relu(neg(logits)))
+        far = step(sub(behind, scale(add(own, relu(sub(size, own))), factor=2 * JITTER)))
+        near = sub(const(1.0), add(far, step(neg(behind))))
+        odds = mul(exp(neg(relu(behind))), near)
+        weights.append(div(const(1.0), sum_to(odds, shape=(logits.shape[0], 1))))
+    return concat(*weights)
 
 
 def mask_other_groups(e: Experts, scores: Tensor) -> Tensor:

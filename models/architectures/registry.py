@@ -43,6 +43,7 @@ _RELU2_MLP = FeedForward(glu=False, activation=Activation.RELU2)
 _MOE = MoE(Presence.REQUIRED)
 _SIGMOID_MOE = MoE(Presence.REQUIRED, router=RouterScore.SIGMOID, normalize=None)
 _ANY_ROUTER_MOE = MoE(Presence.REQUIRED, router=None, normalize=None)
+_MIXER_MOE = MoE(Presence.REQUIRED, own_width=False, router=RouterScore.MIXER)
 _SOFTMAX_MOE = MoE(Presence.REQUIRED, normalize=None)
 _SHARED_KEY_MOE = MoE(Presence.REQUIRED, own_width=False)
 _OPTIONAL_MOE = MoE(Presence.OPTIONAL, own_width=False)
@@ -254,6 +255,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=replace(_PER_HEAD, sparse=True), ffn=FeedForward(glu_limit=7.0), moe=_SIGMOID_MOE
     ),
     "phi3": Architecture(),
+    "phimoe": Architecture(norm=_PRE_LAYER_NORM, moe=_MIXER_MOE),
     "exaone": Architecture(),
     "exaone4": replace(_EXAONE4, norm=_POST_ONLY, attention=replace(_EXAONE4.attention, window=0)),
     "exaone-moe": replace(

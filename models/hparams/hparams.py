@@ -211,7 +211,9 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     mla = read_mla(keys, n_embd // n_head) if architecture.attention.mla else None
     local_blocks = [*local, *[False] * n_mtp]
     most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, local_blocks, mla)
-    eps_key = "attention.layer_norm_epsilon" if architecture.norm.layer_norm else "attention.layer_norm_rms_epsilon"
+    eps_key, other = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
+    if not architecture.norm.layer_norm or (eps_key not in keys and other in keys):  # Phi MoE's has the other
+        eps_key = other
     eps = float(keys.number(eps_key))
     if eps < 0:
         raise keys.error(eps_key, f"is {eps:g}, which is negative")

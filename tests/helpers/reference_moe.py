@@ -35,6 +35,8 @@ def mixture(s: Any, t: dict[str, Array], b: str, h: Array) -> Array:
             liked[np.concatenate(groups[s.keys["expert_group_used_count"] :])] = -np.inf
         best = np.argsort(liked)[: -s.n_expert_used - 1 : -1]
         whole = odds[best].sum() if norm else 1
+        if s.arch == "phimoe":
+            odds[best], whole = _sparse_mixer(t[b + "ffn_gate_inp.weight"] @ row), 1
         for expert in best:
             gate, up, down = (t[f"{b}ffn_{name}_exps.weight"][expert] for name in ("gate", "up", "down"))
             of_gate, of_up, of_down = (t.get(f"{b}ffn_{n}_exps.bias", none)[expert] for n in ("gate", "up", "down"))
@@ -50,6 +52,17 @@ def mixture(s: Any, t: dict[str, Array], b: str, h: Array) -> Array:
                 inner = gated / (1 + np.exp(-gated)) * (up @ row)
                 y += odds[expert] / whole * s.keys["expert_group_scale"] * (down @ inner)
     return out
+
+
+def _sparse_mixer(scores: Array) -> list[float]:
+    """Weights of the two best, by the function `sparsemixer` of transformers' modular_phimoe.py."""
+    weights, left = [], scores.copy()
+    for _ in range(2):
+        own = left.max()
+        masked = np.where((own - scores) / np.maximum(np.abs(scores), own) > 0.02, -np.inf, left)
+        weights.append(1 / np.exp(masked - own).sum())
+        left[left.argmax()] = -np.inf
+    return weights
 
 
 def _weighted_inputs(s: Any, t: dict[str, Array], b: str, h: Array) -> Array:

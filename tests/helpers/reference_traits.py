@@ -14,7 +14,7 @@ OF_VECTORS = ("gemma-embedding", "modern-bert")
 LAYER_NORM = (
     *LEARNED_POSITIONS,
     *("modern-bert", "command-r", "cohere2", "stablelm", "orion", "starcoder2", "nemotron", "phi2", "gptneox"),
-    *("jais2", "codeshell", "falcon", "cohere2moe", "bloom", "mpt", "jais", "jina-bert-v2", "rwkv6", "rwkv7"),
+    *("jais2", "codeshell", "falcon", "cohere2moe", "bloom", "mpt", "jais", "jina-bert-v2", "phimoe", "rwkv6", "rwkv7"),
 )
 # norms after a sublayer
 NORM_AFTER = ("gemma2", "gemma3", "gemma-embedding", "glm4", "olmo2", "exaone4", "afmoe")

@@ -236,6 +236,7 @@ REFUSED = (
     "plm",
     "granitehybrid without a bias",
     "command-r plus",  # which has its norms from 64 layers on
+    "phimoe",  # whose norms and weights of experts are others there, unlike its authors'
     "grovemoe",  # whose adjugate experts read the output of the others there, unlike its authors'
 )  # by llama.cpp, which has no tensors, no logits or (plm) an assertion that fails
 UNBLOCKED = ("gemma3n", "deepseek2 of odd heads")  # rows that are not whole blocks
