@@ -173,6 +173,7 @@ class FeedForward:
     ungated: Activation | None = None  # activation of files without ffn_gate; None: they must have it
     # clamp of gate and up (gpt-oss: graph/ops/elementwise.py, glu_clamped); 0: none
     glu_limit: float = 0.0
+    half_width: bool = False  # feed_forward_length is that of gate and up together (Qwen 1)
     expert_limit: float = 0.0  # default of swiglu_clamp_exp
     one_limit: bool = False  # that of experts is also that of shared experts and dense blocks, by default
     clamps_input: bool = False  # the clamps are in front of the activation (Maple), not behind it

@@ -345,6 +345,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         moe=replace(_SIGMOID_MOE, in_any_layer=True),
         mtp=_UNUSED_MTP,
     ),
+    "spark2_5": Architecture(
+        rope=Rope(local_base=0), attention=replace(_GROUPED_WINDOWS, gate=OutputGate.OWN_WEIGHT), ffn=_GELU_GLU
+    ),
+    "qwen": Architecture(ffn=FeedForward(half_width=True)),
     "laguna": Architecture(
         rope=Rope(local_base=0),
         attention=Attention(

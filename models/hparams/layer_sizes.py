@@ -54,6 +54,8 @@ def read_layer_sizes(
         n_ff,
         or_none=architecture.states.one_sublayer or architecture.attention.optional,
     )
+    if architecture.ffn.half_width:
+        widths = tuple(width // 2 for width in widths)
     if mla is not None:
         layers = tuple(LayerSizes(width, n_head, 1, mla.width, mla.n_rope, mla.width) for width in widths)
         return max(layers, key=lambda layer: layer.n_ff), layers if len(set(layers)) > 1 else ()

@@ -447,6 +447,21 @@ MAPPED = {  # llama.cpp is the only reference of these
             },
             traits=("head gates", "attn_gate", "balanced", "attn_q_norm", "attn_k_norm"),
         ),
+        "spark2_5": Spec(
+            "spark2_5",
+            n_layer=4,
+            keys=IRREGULAR
+            | {
+                "attention.head_count": [2, 4, 4, 2],
+                "attention.head_count_kv": [1, 2, 2, 1],
+                "attention.key_length": 16,
+                "attention.value_length": 16,
+                "rope.freq_base": 5e5,
+                "rope.freq_base_swa": 1e4,
+            },
+            traits=("head gates", "attn_gate"),
+        ),
+        "qwen": Spec("qwen", n_head_kv=4, fused=True, untied=True, biases=("attn_qkv",), n_ff=128),
         "laguna": Spec(
             "laguna",
             n_layer=5,
