@@ -42,6 +42,8 @@ CHIPS = {
     "m1": ("asahi", "asahi", "", ""),
     "adreno740": ("freedreno", "freedreno", "FD_GPU_ID", "740"),
     "ad102": ("nouveau", "nouveau", "NOUVEAU_CHIPSET", "0x192"),
+    "a770": ("intel", "i915", "NOOP_I915_ID", "56a0"),  # DG2
+    "xe_g7": ("intel", "i915", "NOOP_I915_ID", "9a49"),  # Tiger Lake
 }
 INTEL = {"battlemage": "bmg", "dg2": "dg2", "tigerlake": "tgllp"}
 NVIDIA = ("sm_75", "sm_86", "sm_89", "sm_120")
@@ -49,6 +51,7 @@ CACHE = Path("build", "chip-table")
 CLANG = ["clang", "-x", "cl", "-cl-std=CL2.0", "-target", "nvptx64-nvidia-nvcl", "-Xclang", "-cl-ext=+cl_khr_fp16"]
 CLANG += ["-Xclang", "-target-feature", "-Xclang", "+ptx78", "-Xclang", "-target-cpu", "-Xclang", "sm_75"]
 CLANG += ["-Xclang", "-disable-llvm-verifier", "-O3", "-S", "-w"]
+SHIM = ["clang", "-O1", "-shared", "-fPIC", "-I/usr/include/libdrm"]
 REGISTERS = 65536  # of a multiprocessor of NVIDIA
 EXTENSION = "VK_KHR_pipeline_executable_properties"
 FEATURES, PIPELINE, PROPERTIES, EXECUTABLE, STATISTIC, TEXT = range(1000269000, 1000269006)
@@ -78,13 +81,15 @@ MEMBERS = ("b32", "i64", "u64", "f64")  # of a statistic's value, by its format
 COLUMNS = {
     "instructions": ("instructions", "instruction count", "instrs"),
     "spills": ("spilled vgprs", "spilled sgprs", "spills", "fills", "spills to memory", "stp count", "ldp count"),
-    "waves": ("subgroups per simd", "max warps/sm", "max waves per core", "threads"),
+    "waves": ("subgroups per simd", "max warps/sm", "max waves per core", "threads", "max dispatch width"),
 }
 # Loads from memory in machine code: mnemonics, whose width is in the name (bits, or words of four bytes).
 LOADS = re.compile(
     r"\b(?:global|flat|buffer|s)_(?:buffer_)?load_(\w+)"
     r"|\bld\.global[.\w]*\.([bus]\d+)\b"
-    r"|\bldg\.(?:a\.)?(\w+) .*, (\d+)$",
+    r"|\bldg\.(?:a\.)?(\w+) .*, (\d+)$"
+    r"|\bload\.ugm\.(d\d+)(?:u32)?(?:x(\d+))?\."
+    r"|\ba64_untyped_read:(\w+)",
     re.M,
 )
 WIDTHS = {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16, "dwordx8": 32, "dwordx16": 64}
@@ -92,11 +97,13 @@ WIDTHS = {"dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16, "dwordx8": 32,
 
 def load_bytes(match: re.Match[str]) -> int:
     """Bytes of a load; less than a word counts as one."""
-    name = next(part for part in match.groups()[:3] if part)
+    if match[7]:  # a letter a word
+        return 4 * len(match[7])
+    name = match[1] or match[2] or match[3] or match[5]
     if name in WIDTHS:
         return WIDTHS[name]
     bits = re.search(r"\d+", name)
-    return max(int(bits[0]) // 8 if bits else 4, 4) * int(match[4] or 1)
+    return max(int(bits[0]) // 8 if bits else 4, 4) * int(match[4] or match[6] or 1)
 
 
 class Recorder:
@@ -215,7 +222,8 @@ def compile_on_chip(path: Path, patterns: list[str]) -> None:
         if not is_launched(kernel, dict(defines), info, shape):
             continue
         code = (SHADERS / shader_name(kernel, defines)).read_bytes()
-        row = {"kernel": name, "key": key_of(name, info.driver, code)}
+        special = [str(info.matrices.constants)] if kernel.special and info.matrices else []
+        row = {"kernel": name, "key": key_of(name, info.driver, code, *special)}
         print(json.dumps(row), flush=True)
         if row["key"] not in rows.known:
             try:
@@ -231,9 +239,14 @@ def rows_by_mesa(chip: str, patterns: list[str], rows: Rows) -> list[dict[str, A
     driver, shim, variable, value = CHIPS[chip]
     names: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as cache:
+        library = f"/usr/lib/x86_64-linux-gnu/lib{shim}_noop_drm_shim.so"
+        if shim == "i915":  # Debian has none
+            library = f"{cache}/i915.so"
+            source = Path(__file__).with_name("chip_table_i915.c")
+            subprocess.run([*SHIM, str(source), "-o", library], check=True)
         env = os.environ | {
             "VK_DRIVER_FILES": f"/usr/share/vulkan/icd.d/{driver}_icd.json",
-            "LD_PRELOAD": f"/usr/lib/x86_64-linux-gnu/lib{shim}_noop_drm_shim.so",
+            "LD_PRELOAD": library,
             "NVK_I_WANT_A_BROKEN_VULKAN_DRIVER": "1",
             "MESA_SHADER_CACHE_DISABLE": "true",
             "XDG_CACHE_HOME": cache,
@@ -262,8 +275,14 @@ def compile_for_intel(target: str, text: str) -> dict[str, Any]:
         Path(folder, "kernel.cl").write_text(text)
         command = ["ocloc", "compile", "-file", "kernel.cl", "-device", target, "-q"]
         process = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    spills = re.findall(r"spilled .*?(\d+)", process.stdout + process.stderr)
-    row: dict[str, Any] = {"statistics": {"spills": sum(map(int, spills))}}
+        code = b"".join(path.read_bytes() for path in Path(folder).glob("*.bin"))
+    # the kernel's description in the binary: ocloc prints its warnings of spills without -q only
+    numbers = {
+        name: int((re.search(rf"\b{name}: *(\d+)".encode(), code) or [0, 0])[1]) for name in ("spill_size", "simd_size")
+    }
+    width = numbers["simd_size"]
+    words = numbers["spill_size"] // (4 * width) if width else 0
+    row: dict[str, Any] = {"statistics": {"spills": words, "max dispatch width": width}}
     return row | ({"failed": process.stdout} if process.returncode else {})
 
 
