@@ -345,7 +345,7 @@ class Cached:
         q = rotate(q, caches[0])
         kv = *caches, pool.tables, *batch.visible(params, n_ctx, of_out=of_out)
         if v is None:
-            y = latent_attention(q, *kv, scale=params.scale)
+            y = latent_attention(q, *kv, *params.sinks, scale=params.scale)
         elif params.bias:
             y = alibi_attention(q, *kv, params.bias[0], scale=params.scale)
         else:

@@ -88,6 +88,7 @@ EXAMPLES = {  # architecture → models that have it
     "hunyuan-moe": "Hunyuan A13B",
     "hunyuan_vl": "Hunyuan VL",
     "hy_v3": "Hunyuan 3",
+    "hy_v4": "Hunyuan 4 (contexts up to `attention.indexer.top_k`, where files have it)",
     "internlm2": "InternLM 2",
     "jais": "Jais 1",
     "jais2": "Jais 2",

@@ -45,6 +45,7 @@ class Residual(Enum):
 
     PLAIN = "plain"
     HYPER = "hyper-connections"  # several streams, mixed with each other at each block (GLM 5.3)
+    INDEPENDENT = "independent hyper-connections"  # the same, each apart but for the block (Hunyuan 4)
     ATTENTION = "attention"  # a block's input is attention over the streams of earlier layers (Kimi K3)
 
 

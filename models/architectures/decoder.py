@@ -157,21 +157,27 @@ class ResidualAttention(Streams):
 
 class HyperConnections(Streams):
     """Manifold-constrained hyper-connections (Xie et al., 2025): a block reads a weighted sum of n streams, which
-    are then mixed with each other by a doubly stochastic matrix, plus the block's output."""
+    are then mixed with each other by a doubly stochastic matrix (Hunyuan 4's are not), plus the block's output."""
 
     def input_of(self, b: Weights, name: str, layer: int) -> Tensor:
         n = len(self.streams)
-        if name == "output":
+        name = "output_hc" if name == "output" else f"hc_{name}"
+        if f"{name}_fn" not in b:
             return scaled(reduce(add, self.streams), 1 / n)
-        mixes = b.linear(f"hc_{name}_fn", rms_norm(concat(*self.streams), const(1.0), eps=self.h.eps))
+        mixes = b.linear(f"{name}_fn", rms_norm(concat(*self.streams), const(1.0), eps=self.h.eps))
 
         def part(i: int, width: int) -> Tensor:
-            own = mul(take_columns(mixes, i * n, width), b[f"hc_{name}_scale.{i}"])
-            return add(own, b[f"hc_{name}_base.{i}"])
+            own = mul(take_columns(mixes, i * n, width), b[f"{name}_scale.{i}"])
+            return add(own, b[f"{name}_base.{i}"])
 
-        self._of_output = scaled(sigmoid(part(1, n)), 2.0)
-        self._mix = self._sinkhorn(part(2, n * n))
-        return self._sum(add(sigmoid(part(0, n)), const(self.h.hyper_eps)), range(n))
+        eps = const(self.h.hyper_eps)
+        if name != "output_hc":
+            self._of_output = scaled(sigmoid(part(1, n)), self.h.hyper_magnitude)
+            if self.h.hyper_iterations:
+                self._mix = self._sinkhorn(part(2, n * n))
+            else:
+                self._of_output = add(self._of_output, eps)
+        return self._sum(add(sigmoid(part(0, n)), eps), range(n))
 
     def _sinkhorn(self, x: Tensor) -> Tensor:
         """x (T, n · n), from row to column, as a matrix whose rows and columns sum to 1 (Sinkhorn, 1964)."""
@@ -184,7 +190,9 @@ class HyperConnections(Streams):
 
     def join(self, y: Tensor) -> None:
         n = len(self.streams)
-        mixed = [self._sum(self._mix, range(to, n * n, n)) for to in range(n)]
+        mixed = self.streams
+        if self.h.hyper_iterations:
+            mixed = [self._sum(self._mix, range(to, n * n, n)) for to in range(n)]
         self.streams = [add(mul(y, take_columns(self._of_output, to, 1)), x) for to, x in enumerate(mixed)]
 
 

@@ -38,7 +38,8 @@ def mla_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory: 
     q = heads.queries(h.eps)
     q = rope(q, queries.angles, interleaved=h.interleaved) if h.rotary else q
     # (T, n_head, width)
-    rows = memory.attend(layer, queries.scaled_query(q), *kv, AttentionParams(h.attention_scale))
+    sinks = (queries.b["attn_sinks"],) if "attn_sinks" in queries.b else ()
+    rows = memory.attend(layer, queries.scaled_query(q), *kv, AttentionParams(h.attention_scale, sinks=sinks))
     y = heads.values(rows)
     if "attn_gate" in queries.b:
         by_head = reshape(y, shape=(y.shape[0], h.n_head, -1))

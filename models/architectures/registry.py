@@ -208,6 +208,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         states=States(StateKind.KDA, negated=True),
         residual=Residual.ATTENTION,
     ),
+    "hy_v4": Architecture(
+        rope=_INTERLEAVED,
+        attention=Attention(mla=True, sparse=True, sinks=Presence.REQUIRED, gate=OutputGate.OWN_WEIGHT),
+        ffn=FeedForward(clamps_input=True),
+        moe=_SIGMOID_MOE,
+        residual=Residual.INDEPENDENT,
+    ),
     "glm5-next": Architecture(
         rope=_NO_ROPE,
         attention=Attention(mla=True, sparse=True),

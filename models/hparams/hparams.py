@@ -60,6 +60,7 @@ class Hparams:
     n_hyper: int = 0  # hyper-connections: streams of the residual, rounds of Sinkhorn's algorithm, its epsilon
     hyper_iterations: int = 0
     hyper_eps: float = 0.0
+    hyper_magnitude: float = 2.0  # the most of a block's output that a stream takes
     rope_base_local: float = 0.0  # RoPE base of sliding-window layers, unscaled; 0: as the others
     attn_softcap: float = 0.0
     final_softcap: float = 0.0
@@ -324,6 +325,8 @@ def _with_scales(h: Hparams, keys: Keys) -> Hparams:
 
 def _indexed(keys: Keys) -> int:
     """Number of positions that a token attends to at most."""
+    if keys.arch == "hy_v4" and not keys.count_or_none("attention.indexer.top_k"):  # a file without an indexer
+        return keys.count("context_length")
     return keys.count("attention.indexer.top_k") * keys.count("attention.indexer.block_size", 1)
 
 
@@ -369,14 +372,17 @@ def _activation(keys: Keys) -> Activation:
 
 
 def _hyper(keys: Keys) -> dict[str, Any]:
-    if TRAITS[keys.arch].residual is not Residual.HYPER:
+    kind = TRAITS[keys.arch].residual
+    if kind not in (Residual.HYPER, Residual.INDEPENDENT):
         return {}
-    n, iterations = keys.count("hyper_connection.count"), keys.count("hyper_connection.sinkhorn_iterations")
+    n, apart = keys.count("hyper_connection.count"), kind is Residual.INDEPENDENT
+    iterations = 0 if apart else keys.count("hyper_connection.sinkhorn_iterations")
     for key, value in (("count", n), ("sinkhorn_iterations", iterations)):
         if value > MAX_STREAMS:
             raise keys.error(f"hyper_connection.{key}", f"is {value}; at most {MAX_STREAMS} are supported")
     eps = keys.at_least_0("hyper_connection.epsilon")
-    return {"n_hyper": n, "hyper_iterations": iterations, "hyper_eps": eps}
+    magnitude = keys.positive("hyper_connection.magnitude", 0.0) if apart else 2.0
+    return {"n_hyper": n, "hyper_iterations": iterations, "hyper_eps": eps, "hyper_magnitude": magnitude}
 
 
 def _situ(keys: Keys) -> tuple[float, float]:

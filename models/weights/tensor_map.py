@@ -114,6 +114,8 @@ def _tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[st
     for i in range(n):
         part = TensorSlice("altup_unembd_proj.weight", (h.n_embd, h.n_embd), i * h.n_embd, stacked=True)
         yield f"altup_unembd_proj.{i}.weight", part
+    if h.n_hyper and not h.hyper_iterations:
+        yield from _hyper_tensors(h, "output_hc", (h.n_hyper,))
     if h.residual_period:
         yield from _one("output_res_score.weight", h.n_embd)
     for i in range(h.n_layer):
@@ -163,11 +165,7 @@ def layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iter
         yield from _feed_forward_tensors(h, i, present)
     n = h.n_hyper if i < h.n_layer else 0
     for name in ("attn", "ffn") if n else ():
-        yield from _one(f"{b}hc_{name}_fn.weight", (2 + n) * n, n * h.n_embd)
-        for part, width in enumerate((n, n, n * n)):
-            for of, shape, start in (("scale", 1, part), ("base", width, part * n)):
-                source = f"{b}hc_{name}_{of}"
-                yield f"{source}.{part}.weight", TensorSlice(f"{source}.weight", (shape,), start)
+        yield from _hyper_tensors(h, f"{b}hc_{name}", (n, n, n * n) if h.hyper_iterations else (n, n))
     if h.residual_period:
         for name in ("attn", "ffn")[i == 0 :]:  # nothing is set aside before the first
             yield from _one(f"{b}{name}_res_score.weight", h.n_embd)
@@ -179,6 +177,14 @@ def layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iter
         yield from _altup_tensors(h, b, present)
     elif h.architecture.per_layer_embeddings:
         yield from _one(b + "layer_output_scale.weight", 1, required=False)
+
+
+def _hyper_tensors(h: Hparams, name: str, widths: tuple[int, ...]) -> Iterator[tuple[str, TensorSlice]]:
+    """Tensors of hyper-connections, whose outputs are parts of these widths with a scale each."""
+    yield from _one(f"{name}_fn.weight", sum(widths), h.n_hyper * h.n_embd)
+    for i, width in enumerate(widths):
+        for of, shape, start in (("scale", 1, i), ("base", width, i * h.n_hyper)):
+            yield f"{name}_{of}.{i}.weight", TensorSlice(f"{name}_{of}.weight", (shape,), start)
 
 
 def _one(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, TensorSlice]]:
@@ -223,6 +229,8 @@ def _mla_tensors(
         yield b + "attn_k_b.weight", TensorSlice(b + "attn_k_b.weight", (n * e.rank, e.n_nope), n_experts=n)
         yield b + "attn_v_b.weight", TensorSlice(b + "attn_v_b.weight", (n * e.n_value, e.rank), n_experts=n)
     yield from _one(b + "attn_output.weight", h.n_embd, h.n_head * e.n_value)
+    if h.has_sinks:
+        yield from _one(b + "attn_sinks.weight", h.n_head)
     if h.architecture.attention.gate is OutputGate.OWN_WEIGHT:
         rows = h.n_head if _rows(present, b + "attn_gate") == h.n_head else h.n_head * e.n_value
         yield from _one(b + "attn_gate.weight", rows, h.n_embd, required=False)

@@ -601,6 +601,19 @@ MAPPED = {  # llama.cpp is the only reference of these
             | {"attn_res.block_size": 3, "activation.situ_beta": 1.5, "activation.situ_linear_beta": 2.0},
             traits=("low rank", "ssm_g", "ssm_f_b", "balanced", "attn_gate", "ffn_routed_down", "ffn_routed_norm"),
         ),
+        "hy_v4": Spec(
+            "hy_v4",
+            n_layer=3,
+            n_expert=6,
+            n_expert_used=2,
+            untied=True,
+            keys=DENSE_FIRST
+            | LATENT_ROW
+            | {"expert_gating_func": 2, "expert_weights_norm": True, "attention.q_lora_rank": 24}
+            | {"swiglu_clamp_exp": [0.0, 0.3, 0.2], "expert_feed_forward_length": 96}
+            | {"hyper_connection.count": 4, "hyper_connection.epsilon": 1e-3, "hyper_connection.magnitude": 1.5},
+            traits=("balanced", "attn_gate"),
+        ),
         "glm5-next": Spec(
             "glm5-next",
             n_layer=3,

@@ -108,7 +108,7 @@ def _(t: Tensor, at: At) -> list[Task]:
 
 def _attention(t: Tensor, at: At) -> list[Task] | None:
     latent = t.op == "latent_attention"
-    q, k, v, tables, slot, pos = (*t.src[:2], t.src[1], *t.src[2:]) if latent else t.src[:6]
+    q, k, v, tables, slot, pos = (*t.src[:2], t.src[1], *t.src[2:5]) if latent else t.src[:6]
     n, heads, size = q.shape
     kv_heads = k.shape[1]
     if not _fits(k, size) or not _fits(v, size) or size % 2:
@@ -129,8 +129,8 @@ def _attention(t: Tensor, at: At) -> list[Task] | None:
     args = (*args, tokens, parts, cores(), n if len(pos.shape) == 2 else 0)
     if quantised := t.op == "attention_act":
         args = (*args, *act_panels(n, isa(), 32))
-    if sinks := len(t.src) == 7:
-        args = (*args, at(t.src[6]))
+    if sinks := len(t.src) == 7 - latent:
+        args = (*args, at(t.src[-1]))
     variant = ":act" * quantised + (":slopes" if t.op == "alibi_attention" else ":sinks") * sinks
     kernel = f"attention:{k.dtype}:{'keys' if latent else v.dtype}:{size}:{group}{variant}"
     if parts == 1:

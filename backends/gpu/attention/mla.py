@@ -16,7 +16,7 @@ from logitless.graph.tensor import Tensor
 
 SIZES = (128, 384, 640)  # elements of a row: the most that a variant takes
 HEADS = {"simt": 4, "cpu": 1, "soft": 2}
-WORDS = ["uint n_heads", "uint size", "uint table_pages", "float factor"]
+WORDS = ["uint n_heads", "uint size", "uint table_pages", "float factor", "uint with_sinks"]
 FUNCTIONS = """
 #define PER UINT((MAX_SIZE + WG - 1) / WG) /* elements of a thread */
 #define EACH_HEAD UNROLL for (uint h = 0u; h < HEADS; h++)
@@ -45,7 +45,7 @@ def _latent(dtype: str) -> None:
         f"latent_attention_{dtype}",
         [
             *(Arg("Q", "f32"), Arg("K", ELEMENT[dtype]), *scales, Arg("TABLE", "i32"), Arg("SLOT", "i32")),
-            *(Arg("POS", "i32"), Arg("Y", "f32", "w")),
+            *(Arg("POS", "i32"), Arg("S", "f32"), Arg("Y", "f32", "w")),
         ],
         WORDS + ["uint kind"] * (dtype == NIBBLES),
         f"""
@@ -53,7 +53,10 @@ def _latent(dtype: str) -> None:
   uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
   for (uint x = LID; x < HEADS * size; x += WG)
     q[x] = Q[(t * n_heads + head + min(x / size, n_own - 1u)) * size + x % size];
-  for (uint x = LID; x < HEADS; x += WG) {{ most_of[x] = -INF; total_of[x] = 0.0f; }}
+  for (uint x = LID; x < HEADS; x += WG) {{
+    most_of[x] = with_sinks != 0u ? S[head + min(x, n_own - 1u)] : -INF;
+    total_of[x] = with_sinks != 0u ? 1.0f : 0.0f;
+  }}
   PRECISE float out_[PER * HEADS];
   EACH_ELEMENT {{ EACH_HEAD {{ out_[i * HEADS + h] = 0.0f; }} }}
   BARRIER();
@@ -125,12 +128,12 @@ for _dtype in CACHE_TYPES:
 
 @lower("latent_attention")
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    q, k, tables, slot, pos = t.src
+    q, k, tables, slot, pos, *sinks = t.src
     tokens, n_heads, size = q.shape
     if size > SIZES[-1] or not fits(size, k):
         return None
-    bufs: Buffers = (q, k, *scales_of(k), tables, slot, pos, t)
-    words = (n_heads, size, tables.shape[1], bits(t.attrs["scale"]), *kind_of(k))
+    bufs: Buffers = (q, k, *scales_of(k), tables, slot, pos, *(sinks or [q]), t)  # without sinks, q fills their place
+    words = (n_heads, size, tables.shape[1], bits(t.attrs["scale"]), len(sinks), *kind_of(k))
     heads, room = HEADS[shape.name], next(n for n in SIZES if n >= size)
     name = f"latent_attention_{family(k.dtype)}"
     return [dispatch(name, shape, bufs, words, (-(-n_heads // heads), tokens), MAX_SIZE=room)]
