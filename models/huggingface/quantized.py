@@ -2,17 +2,21 @@
 
 4-bit codes with a scale for each group of columns become Q4_0 (codes around 8: the numbers stay the same, but for
 scales that f16 rounds) or Q4_1 (with zero points, whose product with the scale is rounded to f16); 8-bit codes become
-Q8_0, MXFP4 stays what it is. 8-bit floats, and GPTQ's weights in another order of columns, become BF16 and F16."""
+Q8_0, MXFP4 stays what it is. 8-bit floats, bitsandbytes' and NVFP4's 4 bits become BF16, and GPTQ's weights in
+another order of columns F16."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta, Struct
 
 from logitless.models.gguf.parse import Part
 from logitless.models.huggingface.checkpoint import (
@@ -30,7 +34,12 @@ from logitless.models.huggingface.safetensors import Stored
 log = logging.getLogger("logitless.huggingface")
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # columns of the eight codes in a number of 32 bits
 _UNUSED = (".input_scale", ".weight_shape", ".k_scale", ".v_scale", ".q_scale", ".input_global_scale", ".bias_scale")
-_METHODS = ("fp8", "fbgemm_fp8", "awq", "gptq", "compressed-tensors", "mxfp4")
+_METHODS = ("fp8", "fbgemm_fp8", "awq", "gptq", "compressed-tensors", "mxfp4", "bitsandbytes", "modelopt")
+_PARTS = (
+    *("qzeros", "scales", "g_idx", "weight_zero_point", "weight_g_idx", "weight_scale_2", "weight_global_scale"),
+    *("weight_scale", "weight_scale_inv", "SCB", "weight_format"),
+)
+_FLOATS = ("F32", "F16", "BF16")
 U8 = npt.NDArray[np.uint8]
 
 
@@ -43,6 +52,15 @@ def weights_of(checkpoint: Checkpoint, config: Config) -> dict[str, Weight]:
         raise config.error("quantization_config", f"has the method {method!r}, which is not supported; {supported}")
     reader = _Reader(checkpoint, config, method, settings if isinstance(settings, dict) else {})
     return {name: weight for stored in checkpoint.tensors for name, weight in reader.weights(stored)}
+
+
+class _State(Struct):
+    """Form of a weight of bitsandbytes."""
+
+    shape: tuple[int, ...]
+    blocksize: int
+    nested_blocksize: Annotated[int, Meta(ge=1)] = 256
+    nested_offset: float = 0.0
 
 
 class _Reader:
@@ -59,9 +77,9 @@ class _Reader:
         module, _, end = name.rpartition(".")
         if self._method is None:
             return [(name, self._plain(name))]
-        if name.endswith(_UNUSED) or end in ("qzeros", "scales", "g_idx", "weight_zero_point", "weight_g_idx"):
+        if name.endswith(_UNUSED) or end in _PARTS or (name.endswith("_scales") and self._method == "mxfp4"):
             return []
-        if end in ("weight_scale", "weight_scale_inv") or (name.endswith("_scales") and self._method == "mxfp4"):
+        if self._method == "bitsandbytes" and ".weight." in name:
             return []
         if name.endswith("_blocks") and self._method == "mxfp4":
             return [(name.removesuffix("_blocks") + "_mxfp4", self._mxfp4(name))]
@@ -69,7 +87,10 @@ class _Reader:
             make = self._awq if self._method == "awq" else self._gptq
             return [(f"{module}.weight", make(module))]
         if end == "weight_packed":
-            return [(f"{module}.weight", self._packed(module))]
+            packed = self._packed(module) if stored.dtype == "I32" else self._nvfp4(name, "weight_global_scale")
+            return [(f"{module}.weight", packed)]
+        if end == "weight" and stored.dtype == "U8":
+            return [(name, self._nf4(name) if self._method == "bitsandbytes" else self._nvfp4(name, "weight_scale_2"))]
         if end == "weight" and stored.dtype in ("F8_E4M3", "I8"):
             return [(name, self._scaled(module))]
         return [(name, self._plain(name))]
@@ -115,9 +136,9 @@ class _Reader:
         """8-bit floats or integers with a scale of all, of each row, or of squares."""
         weight = self._part(f"{module}.weight")
         inverse = f"{module}.weight_scale_inv"
-        scale = self._part(
-            inverse if inverse in self._tensors else f"{module}.weight_scale", dtypes=("F32", "F16", "BF16")
-        )
+        is_bnb = self._method == "bitsandbytes"
+        usual = f"{module}.{'SCB' if is_bnb else 'weight_scale'}"
+        scale = self._part(inverse if inverse in self._tensors else usual, dtypes=_FLOATS)
         n, k = weight.shape if len(weight.shape) == 2 else (1, weight.shape[-1])
         size = self._settings.get("weight_block_size")
         size = size if isinstance(size, list) and len(size) == 2 else [128, 128]
@@ -127,7 +148,7 @@ class _Reader:
             raise self._checkpoint.error(f"{module}.weight", f"has scales of shape {scale.shape}, expected {squares}")
 
         def scales(parts: Sequence[Part]) -> npt.NDArray[np.float32]:
-            values = _floats(scale, parts)
+            values = _floats(scale, parts) / np.float32(127 if is_bnb else 1)  # its scales are the rows' largest
             if per_row or values.size == 1:
                 return values.reshape(-1, 1)
             rows = np.repeat(values, int(size[0]), 0)[:n]
@@ -147,6 +168,72 @@ class _Reader:
         if weight.dtype == "F8_E4M3" or k % 32 or not (per_row or scale.shape in ((), (1,), (1, 1))):
             return bf16
         return Weight("q8_0", weight.shape, blocks, (weight, scale), floats=bf16)
+
+    def _nvfp4(self, name: str, whole: str) -> Weight:
+        """4-bit floats with an 8-bit one for each 16 columns, and one for all: compressed-tensors divides by it."""
+        module, codes = name.rpartition(".")[0], self._part(name, dtypes=("U8",))
+        n, k = (codes.shape[0], codes.shape[1] * 2) if len(codes.shape) == 2 else (0, 1)
+        if k % 16:
+            raise self._checkpoint.error(name, f"has shape {codes.shape}, expected rows of whole groups of 16")
+        scale = self._part(f"{module}.weight_scale", n, k // 16, dtypes=("F8_E4M3",))
+        total = self._part(f"{module}.{whole}", dtypes=("F32",))
+        if total.nbytes != 4:
+            raise self._checkpoint.error(f"{module}.{whole}", f"has shape {total.shape}, expected one number")
+
+        def floats(parts: Sequence[Part]) -> Array:
+            factor = float(_floats(total, parts).item())
+            factor = 1 / factor if whole == "weight_global_scale" and factor else factor
+            pairs = codes.raw(parts).reshape(n, k // 2)
+            values = _E2M1[np.stack([pairs & 15, pairs >> 4], -1)].reshape(n, k // 16, 16)
+            return of_f32(
+                (values * (_E4M3[scale.raw(parts)] * np.float32(factor)).reshape(n, -1, 1)).reshape(n, k), "bf16"
+            )
+
+        self._warn_of_bf16("NVFP4")
+        return Weight("bf16", (n, k), floats, (codes, scale, total))
+
+    def _nf4(self, name: str) -> Weight:
+        """bitsandbytes: codes of a table of 16, the first in the high bits; the largest number of each block, which
+        may itself be a code."""
+        codes, table = self._part(name), self._part(f"{name}.quant_map", 16, dtypes=("F32",))
+        states = [f"{name}.quant_state.bitsandbytes__{kind}" for kind in ("fp4", "nf4")]
+        state = next((n for n in states if n in self._tensors), states[-1])
+        try:
+            settings = msgspec.json.decode(self._part(state).raw(self._checkpoint.parts).tobytes(), type=_State)
+        except msgspec.MsgspecError as error:
+            raise self._checkpoint.error(state, f"is damaged: {error}") from None
+        n, size = math.prod(settings.shape), settings.blocksize
+        if not 0 < n == 2 * codes.nbytes or min(settings.shape) < 1 or size < 1 or n % size:
+            problem = f"has {2 * codes.nbytes} codes, for shape {settings.shape} and blocks of {size}"
+            raise self._checkpoint.error(name, problem)
+        most = self._part(f"{name}.absmax", n // size)
+        nested = (
+            ()
+            if most.dtype != "U8"
+            else tuple(
+                self._part(f"{name}.nested_{part}", *shape, dtypes=("F32",))
+                for part, shape in (("absmax", (-(-n // size // settings.nested_blocksize),)), ("quant_map", (256,)))
+            )
+        )
+
+        def floats(parts: Sequence[Part]) -> Array:
+            if nested:
+                outer, inner = (_floats(part, parts) for part in nested)
+                scales = inner[most.raw(parts)] * np.repeat(outer, settings.nested_blocksize)[: n // size]
+                scales = scales + np.float32(settings.nested_offset)
+            else:
+                scales = _floats(most, parts)
+            bits = codes.raw(parts)
+            values = _floats(table, parts)[np.stack([bits >> 4, bits & 15], -1)]
+            return of_f32((values.reshape(-1, size) * scales[:, None]).reshape(settings.shape), "bf16")
+
+        self._warn_of_bf16("bitsandbytes")
+        return Weight("bf16", settings.shape, floats, (codes, most))
+
+    def _warn_of_bf16(self, kind: str) -> None:
+        if not self._warned:
+            log.warning("%s: weights of %s become BF16, in four times the memory", self._checkpoint.folder, kind)
+        self._warned = True
 
     def _awq(self, module: str) -> Weight:
         self._check_bits(self._settings.get("bits", self._settings.get("w_bit")), 4)
@@ -274,3 +361,4 @@ def _e4m3() -> npt.NDArray[np.float32]:
 
 
 _E4M3 = _e4m3()
+_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)

@@ -91,6 +91,51 @@ def fp8(shape: tuple[int, int], *, size: int = 32) -> tuple[Parts, Array]:
     return {"weight": ("F8_E4M3", bits.astype(np.uint8)), name: ("F32", scales)}, values * spread
 
 
+def nvfp4(shape: tuple[int, int], *, divided: bool) -> tuple[Parts, Array]:
+    n, k = shape
+    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    codes = np.random.default_rng(7).integers(0, 16, shape, np.uint8)
+    bits = np.random.default_rng(8).integers(8, 120, (n, k // 16), np.uint8)  # normal numbers
+    scales = (1 + (bits & 7) / 8) * 2.0 ** ((bits >> 3).astype(int) - 7)
+    factor = np.float32(0.001)
+    values = numbers[codes] * np.repeat(scales, 16, 1) * float(factor)
+    pairs = codes[:, ::2] | codes[:, 1::2] << 4
+    names = ("weight_packed", "weight_global_scale") if divided else ("weight", "weight_scale_2")
+    total = np.array([1 / factor if divided else factor], np.float32)
+    parts: Parts = {names[0]: ("U8", pairs), "weight_scale": ("F8_E4M3", bits), names[1]: ("F32", total)}
+    return parts | {"input_scale": ("F32", np.ones(1, np.float32))}, values
+
+
+def nf4(shape: tuple[int, int], *, nested: bool = True) -> tuple[Parts, Array]:
+    """As bitsandbytes 0.50 writes it (tried with its own files)."""
+    random, n = np.random.default_rng(7), int(np.prod(shape))
+    codes, table = random.integers(0, 16, n, np.uint8), np.sort(random.uniform(-1, 1, 16)).astype(np.float32)
+    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(shape)}
+    if nested:
+        most, outer = random.integers(0, 256, n // 64, np.uint8), random.uniform(0.1, 0.2, -(-n // 64 // 256))
+        inner = random.uniform(0, 1, 256).astype(np.float32)
+        scales = inner[most] * np.repeat(outer.astype(np.float32), 256)[: n // 64] + 0.25
+        more: Parts = {
+            "weight.absmax": ("U8", most),
+            "weight.nested_absmax": ("F32", outer.astype(np.float32)),
+            "weight.nested_quant_map": ("F32", inner),
+        }
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.25}
+    else:
+        scales = random.uniform(0.1, 0.2, n // 64).astype(np.float32)
+        more = {"weight.absmax": ("F32", scales)}
+    text = np.frombuffer(json.dumps(state).encode(), np.uint8)
+    more |= {"weight.quant_map": ("F32", table), "weight.quant_state.bitsandbytes__nf4": ("U8", text)}
+    pairs = (codes[::2] << 4 | codes[1::2])[:, None]
+    return more | {"weight": ("U8", pairs)}, (table[codes] * np.repeat(scales, 64)).reshape(shape).astype(np.float64)
+
+
+def llm_int8(shape: tuple[int, int]) -> tuple[Parts, Array]:
+    codes = np.random.default_rng(7).integers(-127, 128, shape).astype(np.int8)
+    most = np.random.default_rng(8).uniform(0.1, 0.2, shape[0]).astype(np.float32)
+    return {"weight": ("I8", codes), "SCB": ("F32", most)}, codes * (most.astype(np.float64) / 127)[:, None]
+
+
 Make = Callable[[tuple[int, int]], tuple[Parts, Array]]
 FORMATS: dict[str, tuple[dict[str, Any], Make, str, float]] = {  # settings, numbers, GGUF's type, largest error
     "gptq": ({"quant_method": "gptq", "bits": 4, "sym": True}, gptq, "q4_0", 0),
@@ -112,6 +157,16 @@ FORMATS: dict[str, tuple[dict[str, Any], Make, str, float]] = {  # settings, num
     "compressed-tensors int8": ({"quant_method": "compressed-tensors"}, int8, "q8_0", 0),
     "compressed-tensors fp8": ({"quant_method": "compressed-tensors"}, lambda shape: fp8(shape, size=0), "bf16", 4e-3),
     "fp8": ({"quant_method": "fp8", "weight_block_size": [32, 32]}, fp8, "bf16", 4e-3),
+    "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, lambda s: nvfp4(s, divided=False), "bf16", 4e-3),
+    "nvfp4 of compressed-tensors": (
+        {"quant_method": "compressed-tensors"},
+        lambda shape: nvfp4(shape, divided=True),
+        "bf16",
+        4e-3,
+    ),
+    "nf4": ({"quant_method": "bitsandbytes"}, nf4, "bf16", 4e-3),
+    "nf4 of one level": ({"quant_method": "bitsandbytes"}, lambda shape: nf4(shape, nested=False), "bf16", 4e-3),
+    "bitsandbytes int8": ({"quant_method": "bitsandbytes"}, llm_int8, "q8_0", 1e-3),
 }
 
 
@@ -176,7 +231,7 @@ def test_mxfp4_blocks_keep_their_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"quant_method": "bitsandbytes"}, "has the method 'bitsandbytes', which is not supported; supported are fp8"),
+        ({"quant_method": "hqq"}, "has the method 'hqq', which is not supported; supported are fp8"),
         ({"quant_method": "gptq", "bits": 3}, "has weights of 3 bits; supported are 4"),
         ({"quant_method": "awq", "bits": 4}, r"q_proj.scales' is missing|qzeros' is I32|groups of scales|expected"),
     ],
@@ -196,3 +251,34 @@ def test_missing_scales_are_named(tmp_path: Path) -> None:
     quantized_folder(tmp_path, {"quant_method": "fp8"}, without)
     with pytest.raises(ModelFileError, match=r"q_proj.weight_scale' is missing|_proj.weight_scale' is missing"):
         GGUFFile.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("make", "method", "changes", "problem"),
+    [
+        (nf4, "bitsandbytes", {"weight.quant_map": None}, "weight.quant_map' is missing"),
+        (nf4, "bitsandbytes", {"weight.quant_state.bitsandbytes__nf4": b"{}"}, "bitsandbytes__nf4' is damaged"),
+        (
+            nf4,
+            "bitsandbytes",
+            {"weight.quant_state.bitsandbytes__nf4": b'{"shape": [3], "blocksize": 0}'},
+            "codes, for",
+        ),
+        (nf4, "bitsandbytes", {"weight.absmax": b"12"}, r"absmax' is U8 of shape \(2,\), expected"),
+        (lambda s: nvfp4(s, divided=False), "modelopt", {"weight_scale_2": None}, "weight_scale_2' is missing"),
+        (lambda s: nvfp4(s, divided=False), "modelopt", {"weight_scale": b"12"}, "weight_scale' is U8 of shape"),
+        (lambda s: nvfp4(s, divided=False), "modelopt", {"weight": b"12"}, "expected rows of whole groups of 16"),
+    ],
+)
+def test_damaged_4_bit_weights_are_refused_in_one_line(
+    make: Make, method: str, changes: dict[str, bytes | None], problem: str, tmp_path: Path
+) -> None:
+    def damaged(shape: tuple[int, int]) -> tuple[Parts, Array]:
+        parts, values = make(shape)
+        other: Parts = {end: ("U8", np.frombuffer(raw, np.uint8)) for end, raw in changes.items() if raw is not None}
+        return {end: part for end, part in parts.items() if end not in changes} | other, values
+
+    quantized_folder(tmp_path, {"quant_method": method}, damaged)
+    with pytest.raises(ModelFileError, match=problem) as error:
+        GGUFFile.open(tmp_path)
+    assert "\n" not in str(error.value)
