@@ -96,6 +96,7 @@ EXAMPLES = {  # architecture → models that have it
     "jina-bert-v2": "Jina Embeddings 2, its rerankers",
     "jina-bert-v3": "Jina Embeddings 3",
     "kimi-k3": "Kimi K3",
+    "k2-horizon": "K2 Horizon (without experts of values)",
     "kimi-linear": "Kimi Linear",
     "laguna": "Laguna",
     "lfm2": "LFM 2",

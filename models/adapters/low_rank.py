@@ -70,13 +70,20 @@ class LowRank:
         """y, x normalised with a weight, plus the adapters of that weight."""
         if name not in self.pairs:
             return y
+        x = rms_norm(centred(x) if layer_norm else x, const(1.0), eps=eps)
+        return self.scaled_by(name, x, y)
+
+    def scaled_by(self, name: str, x: Tensor, y: Tensor) -> Tensor:
+        """y, normalised rows x times a weight, plus the adapters of that weight."""
+        if name not in self.pairs:
+            return y
         a, b = self.pairs[name]
         if self.row_scales is None:
             factor = self.factors.get(name, 1.0)
             weight = matmul(scaled(b, factor), a)  # (1, n)
         else:
             weight = matmul(mul(self.row_scales, b), a)  # (T, n)
-        return add(y, mul(rms_norm(centred(x) if layer_norm else x, const(1.0), eps=eps), weight))
+        return add(y, mul(x, weight))
 
     def of_rows(self, ids: Tensor) -> LowRank:
         return self if self.row_scales is None else replace(self, row_scales=get_rows(self.row_scales, ids))

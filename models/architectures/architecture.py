@@ -26,7 +26,7 @@ class QKNorm(Enum):
     OPTIONAL = "optional"  # per head, where the file has the weight
     PER_HEAD = "per head"
     ALL_HEADS = "all heads"  # one norm over all heads together; optional in architectures of layer norms
-    OWN = "own"  # each head has its own weights
+    OWN = "own"  # each head has its own weights; optional but in PLaMo 2
     CENTRED = "centred"  # the same, optional, and the mean of a head is subtracted
     UNWEIGHTED = "unweighted"  # per head, without weights, in layers with RoPE (Llama 4)
 
@@ -38,6 +38,7 @@ class OutputGate(Enum):
     WITH_QUERY = "with query"  # attn_q has a gate behind each head's query
     OWN_WEIGHT = "own weight"  # attn_gate, of each element or of each head
     SOFTPLUS = "softplus"  # the same, with softplus for the sigmoid (Laguna)
+    SOFTPLUS2 = "softplus of 2"  # the same, to the base of 2: log2(1 + 2^x) (K2 Horizon)
 
 
 class Residual(Enum):
@@ -94,6 +95,7 @@ class Norm:
     post_names: tuple[str, str] = ("post_attention_norm", "post_ffw_norm")  # of attention, of the FFN
     inner: bool = False  # norms before the output matrices, attn_sub_norm and ffn_sub_norm (BitNet)
     output_name: str = "output_norm"  # final norm
+    grouped: bool = False  # the file may divide rows into groups, which are normed apart (K2 Horizon)
     parallel_attention: bool = False  # attn_norm_2 may exist: attention's own pre-norm (Falcon 40B)
 
 

@@ -4,9 +4,10 @@ A layer with KV sharing reads the keys and values of an earlier layer, which the
 
 from __future__ import annotations
 
+from math import log
 from typing import NamedTuple
 
-from logitless.graph.ops.elementwise import add, broadcast_to, mul, scaled
+from logitless.graph.ops.elementwise import add, broadcast_to, mul, scale, scaled
 from logitless.graph.ops.norm import centred, rms_norm
 from logitless.graph.ops.pointwise import clamp, sigmoid, softplus
 from logitless.graph.ops.rope import rope
@@ -18,6 +19,8 @@ from logitless.models.batch import AttentionParams, Memory
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.layer_sizes import LayerSizes
 from logitless.models.weights.weights import Weights
+
+LN_2 = log(2)
 
 
 class AttentionInputs(NamedTuple):
@@ -80,7 +83,11 @@ def self_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory:
 
 def gated(y: Tensor, gate: Tensor, h: Hparams) -> Tensor:
     """Attention output y (T, H, D) times the gate of each element, or of each head."""
-    gate = softplus(gate) if h.architecture.attention.gate is OutputGate.SOFTPLUS else sigmoid(gate)
+    kind = h.architecture.attention.gate
+    if kind is OutputGate.SOFTPLUS2:
+        gate = scale(softplus(scale(gate, factor=LN_2)), factor=1 / LN_2)
+    else:
+        gate = softplus(gate) if kind is OutputGate.SOFTPLUS else sigmoid(gate)
     return mul(y, reshape(gate, shape=(*y.shape[:2], -1)))
 
 

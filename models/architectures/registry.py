@@ -355,6 +355,11 @@ ARCHITECTURES: dict[str, Architecture] = {
     "spark2_5": Architecture(
         rope=Rope(local_base=0), attention=replace(_GROUPED_WINDOWS, gate=OutputGate.OWN_WEIGHT), ffn=_GELU_GLU
     ),
+    "k2-horizon": Architecture(
+        norm=Norm(grouped=True),
+        attention=Attention(qk_norm=QKNorm.OWN, gate=OutputGate.SOFTPLUS2, gate_optional=True),
+        moe=MoE(Presence.OPTIONAL, router=RouterScore.SIGMOID, normalize=None),
+    ),
     "qwen": Architecture(ffn=FeedForward(half_width=True)),
     "laguna": Architecture(
         rope=Rope(local_base=0),

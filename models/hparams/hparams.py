@@ -88,6 +88,7 @@ class Hparams:
     rope_layers: tuple[bool, ...] = ()  # flags of the layers with RoPE; (): the traits say so
     activation: Activation = Activation.SILU
     alibi: float = 0.0  # ALiBi: the exponent of 2 of the flattest of the first slopes is −alibi; 0: none
+    norm_groups: int = 1  # groups of a row, which are normed apart
     n_buckets: int = 0  # of relative positions; 0: no biases by them
     qkv_limit: float = 0.0  # clamp of queries, keys and values; 0: none
     value_scale: float = 1.0  # factor of the attention output
@@ -280,6 +281,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         mrope=_mrope(keys, most.rope_dim // 2, interleaved=architecture.rope.interleaved_sections),
         alibi=alibi,
         n_buckets=_n_buckets(keys),
+        norm_groups=_norm_groups(keys, n_embd),
         rotary=architecture.rope.enabled
         and not alibi
         and not (architecture.rope.optional and not keys.flag("rope.scaling.finetuned", True)),
@@ -336,6 +338,17 @@ def _alibi(keys: Keys, n_layer: int) -> float:
     if default is None or (keys.arch == "baichuan" and n_layer != 40):
         return 0.0
     return keys.at_least_0("attention.max_alibi_bias", default)
+
+
+def _norm_groups(keys: Keys, n_embd: int) -> int:
+    if not TRAITS[keys.arch].norm.grouped:
+        return 1
+    n, experts = keys.count("attention.group_norm_groups", 1), "attention.value_expert_count"
+    if n_embd % n:
+        raise keys.error("attention.group_norm_groups", f"is {n}, of which embedding_length {n_embd} is no multiple")
+    if keys.count_or_none(experts):
+        raise keys.error(experts, "is not 0: experts of values are not supported")
+    return n
 
 
 def _n_buckets(keys: Keys) -> int:

@@ -256,14 +256,17 @@ def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]
     qk_norm, without = h.architecture.attention.qk_norm, (QKNorm.NONE, QKNorm.UNWEIGHTED)
     for name, rows in ((f"{name}_norm", rows) for name, rows in heads[:2] if qk_norm not in without):
         own, source = qk_norm in (QKNorm.OWN, QKNorm.CENTRED), f"{b}{name}.weight"
-        of_all, in_file = own or qk_norm is QKNorm.ALL_HEADS, (rows // size.head_dim, size.head_dim) if own else ()
+        of_all = own or qk_norm is QKNorm.ALL_HEADS
+        flat = source in present and present[source].shape == (rows,)  # as K2 Horizon's files have it
+        in_file = (rows // size.head_dim, size.head_dim) if own and not flat else ()
         optional = qk_norm in (QKNorm.OPTIONAL, QKNorm.CENTRED) or h.architecture.norm.layer_norm
+        optional = optional or (own and not h.recurrent)
         yield source, TensorSlice(source, (rows if of_all else size.head_dim,), required=not optional, in_file=in_file)
         if qk_norm is QKNorm.ALL_HEADS:
             yield from _one(f"{b}{name}.bias", rows, required=False)
     yield from _one(b + "attn_output.weight", h.n_embd, n_values)
     yield from _one(b + "attn_output.bias", h.n_embd, required=False)
-    if h.architecture.attention.gate in (OutputGate.OWN_WEIGHT, OutputGate.SOFTPLUS):
+    if h.architecture.attention.gate not in (OutputGate.NONE, OutputGate.WITH_QUERY):
         rows = size.n_head if _rows(present, b + "attn_gate") == size.n_head else n_values
         yield from _one(b + "attn_gate.weight", rows, h.n_embd, required=not h.architecture.attention.gate_optional)
     if h.n_buckets and not layer:

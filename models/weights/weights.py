@@ -109,6 +109,11 @@ class Weights:
         if name not in self:
             unweighted = not h.architecture.norm.weighted and name in ("attn_norm", "ffn_norm", "output_norm")
             return rms_norm(centred(x), const(1.0), eps=h.eps) if unweighted else x
+        if h.norm_groups > 1:
+            groups = reshape(x, shape=(x.shape[0] * h.norm_groups, x.shape[1] // h.norm_groups))
+            x = reshape(rms_norm(groups, const(1.0), eps=h.eps), shape=x.shape)
+            y = mul(x, self[name])
+            return y if self.low_rank is None else self.low_rank.scaled_by(f"{self.prefix}{name}.weight", x, y)
         if h.architecture.norm.layer_norm:
             y = layer_norm(x, self[name], self.tensors[f"{self.prefix}{name}.bias"], eps=h.eps)
         else:

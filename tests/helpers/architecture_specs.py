@@ -461,6 +461,21 @@ MAPPED = {  # llama.cpp is the only reference of these
             },
             traits=("head gates", "attn_gate"),
         ),
+        "k2-horizon": Spec(
+            "k2-horizon",
+            head_dim=32,
+            keys={"attention.group_norm_groups": 4},
+            traits=("attn_gate", "attn_q_norm", "attn_k_norm"),
+        ),
+        "k2-horizon of experts": Spec(
+            "k2-horizon",
+            n_layer=3,
+            n_expert=6,
+            n_expert_used=2,
+            untied=True,
+            keys=DENSE_FIRST | {"expert_feed_forward_length": 32, "expert_weights_norm": True},
+            traits=("balanced",),
+        ),
         "qwen": Spec("qwen", n_head_kv=4, fused=True, untied=True, biases=("attn_qkv",), n_ff=128),
         "laguna": Spec(
             "laguna",
