@@ -59,8 +59,11 @@ LONG = (  # files with the longest tests, which must not begin last
 BY_HAND = ("--fuzz", "--image-table", "--long", "--lowest", "--peft", "--ray", "--real-models", "--trl")  # unbounded
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start long files first, so that no worker is left alone with one."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start long files first, so that no worker is left alone with one. Skip slow proofs without --long."""
+    for item in items:
+        if item.get_closest_marker("long") and not config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="a slow proof, by hand: --long"))
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
@@ -128,6 +131,7 @@ def compile_here() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: a slow proof whose claim a quicker test holds in small; --long runs it")
     compile_here()
     if config.getoption("numprocesses") and not hasattr(config, "workerinput") and not sys.dont_write_bytecode:
         rewrite_assertions(config)
@@ -153,8 +157,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--long",
         action="store_true",
-        help="compare 10,000 log-probabilities (tests/training/test_reinforcement.py), every type in every product "
-        "(tests/conformance), all recorded answers (tests/integration/test_goldens.py); prove what docs show, soak",
+        help="also run slow proofs (marked `long`), and compare 10,000 log-probabilities "
+        "(tests/training/test_reinforcement.py), every weight type in every kernel (tests/helpers/op_cases.py)",
     )
     parser.addoption(
         "--lowest",

@@ -23,6 +23,7 @@ from logitless.models.batch import Batch, PagedMemory
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from tests.helpers.architecture_specs import MAPPED, PLAIN
+from tests.helpers.op_cases import ONE_GPU
 from tests.helpers.paths import MODELS
 from tests.helpers.reference_model import Spec, write
 from tests.models.architectures.test_gemma3n import EXPERTS, GEMMA3N, SMALL
@@ -82,12 +83,12 @@ class TinyModel:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+@pytest.mark.parametrize("device", ONE_GPU)
 def test_device_logits_match_float64(path: Path, device: str, open_device: Callable[[str], Backend]) -> None:
     check(path, open_device(device))
 
 
-@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+@pytest.mark.parametrize("device", ONE_GPU)
 @pytest.mark.parametrize("name", MADE_UP)
 def test_device_logits_of_synthetic_models_match_float64(
     name: str, device: str, tmp_path: Path, open_device: Callable[[str], Backend]
@@ -104,7 +105,7 @@ WIDE = replace(WIDE, keys=WIDE.keys | {f"attention.{name}": n for name, n in SIZ
 @pytest.mark.parametrize(
     "spec", [SMALL, EXPERTS, GEMMA3N["gemma3n"], WIDE], ids=["small", "experts", "gemma3n", "wide"]
 )
-@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+@pytest.mark.parametrize("device", ONE_GPU)
 def test_device_logits_of_gemma_layers_match_float64(
     spec: Spec, device: str, tmp_path: Path, open_device: Callable[[str], Backend]
 ) -> None:

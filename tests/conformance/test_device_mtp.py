@@ -21,6 +21,7 @@ from logitless.engine.speculation.speculator import Speculator
 from logitless.graph.backend import Backend
 from logitless.models.tokenizer import from_metadata
 from tests.helpers.mtp_specs import NEXTN
+from tests.helpers.op_cases import ONE_GPU
 from tests.helpers.reference_model import Spec, write
 
 PROMPT = (1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315)
@@ -38,7 +39,7 @@ def generate(scheduler: Scheduler, n: int, *kinds: str) -> tuple[list[int], Fini
 
 
 @pytest.mark.parametrize("name", ["qwen35, no norm behind", "deepseek2", "nemotron_h_moe"])
-@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+@pytest.mark.parametrize("device", ONE_GPU)
 def test_device_runs_the_mtp_head(
     name: str, device: str, tmp_path: Path, open_device: Callable[[str], Backend]
 ) -> None:
@@ -67,7 +68,7 @@ def test_device_runs_the_mtp_head(
     engine.close()
 
 
-@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+@pytest.mark.parametrize("device", ONE_GPU)
 def test_device_runs_and_trains_the_draft_head(
     device: str, tmp_path: Path, open_device: Callable[[str], Backend]
 ) -> None:

@@ -33,7 +33,7 @@ def first_layer(engine: ModelRunner) -> tuple[Any, Any]:
     [
         *((name, "f32", 2e-5, "cpu") for name in ROPES),
         ("gemma3", "f16", 2e-3, "cpu"),
-        ("gemma3", "f16", 2e-3, "opencl:0"),
+        pytest.param("gemma3", "f16", 2e-3, "opencl:0", marks=pytest.mark.long),
         ("gemma3", "f16", 2e-3, "vulkan:0"),
     ],
 )
@@ -73,7 +73,7 @@ def test_turned_keys_are_those_of_their_new_places(
     engine.close()
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q5_0", "iq4_nl"])
+@pytest.mark.parametrize("kind", ["q8_0", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("q5_0", "iq4_nl"))])
 def test_cells_of_blocks_move_without_a_change_where_nothing_turns(kind: str) -> None:
     path = MODELS / "arch-gemma3-F32.gguf"
     if not path.exists():

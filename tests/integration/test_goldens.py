@@ -13,24 +13,19 @@ from logitless.backends.host import has_bf16_dots
 from tests.helpers.paths import DATA
 
 
-def recorded(pattern: str) -> list[Any]:
-    """One parameter per recorded file; one that skips, saying so, where the files are not there."""
+def recorded(pattern: str, *parts: str) -> list[Any]:
+    """One parameter per recorded file; one that skips, saying so, where the files are not there. Files whose names have
+    none of the `parts` need --long: test_llama_cpp.py compares their kinds with llama.cpp itself."""
     files = sorted((DATA / "expected").glob(pattern))
     if not files:
         return [pytest.param(None, marks=pytest.mark.skip(reason=f"no {pattern} beside the checkout"))]
-    return [pytest.param(f, id=f.name) for f in files]
+    slow = {f for f in files if parts and not any(part in f.name for part in parts)}
+    return [pytest.param(f, id=f.name, marks=pytest.mark.long if f in slow else ()) for f in files]
 
 
-def skip_unless(request: pytest.FixtureRequest, file: Path, *parts: str) -> None:
-    """Skip a file, without --long, whose kind test_llama_cpp.py compares with llama.cpp itself."""
-    if not any(part in file.name for part in parts) and not request.config.getoption("--long"):
-        pytest.skip("needs --long")
-
-
-@pytest.mark.parametrize("file", recorded("*.gguf.json"))
-def test_answers_are_those_of_llama_cpp(request: pytest.FixtureRequest, serve_here: Any, file: Path) -> None:
+@pytest.mark.parametrize("file", recorded("*.gguf.json", "stories", "F32"))
+def test_answers_are_those_of_llama_cpp(serve_here: Any, file: Path) -> None:
     """On the CPU; test_devices.py has the others."""
-    skip_unless(request, file, "stories", "F32")
     expected = json.loads(file.read_text())
     name = expected["file"]
     server = serve_here(DATA / "models" / name, "-c", "512", "-ctk", "f32", "-ctv", "f32")
@@ -41,11 +36,8 @@ def test_answers_are_those_of_llama_cpp(request: pytest.FixtureRequest, serve_he
 
 
 @pytest.mark.skipif(not has_bf16_dots(), reason="this processor has no products of bf16")
-@pytest.mark.parametrize("file", recorded("*-BF16.gguf.json"))
-def test_rows_rounded_to_bf16_cost_little(
-    request: pytest.FixtureRequest, serve: Any, monkeypatch: pytest.MonkeyPatch, file: Path
-) -> None:
-    skip_unless(request, file, "stories")
+@pytest.mark.parametrize("file", recorded("*-BF16.gguf.json", "stories"))
+def test_rows_rounded_to_bf16_cost_little(serve: Any, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:
     monkeypatch.setenv("LOGITLESS_CPU_BF16", "1")
     expected = json.loads(file.read_text())
     server = serve(DATA / "models" / expected["file"], "-c", "512", "-ctk", "f32", "-ctv", "f32")
@@ -127,10 +119,9 @@ def without_parts(entries: list[Any]) -> Iterator[Any]:
             yield entry
 
 
-@pytest.mark.parametrize("file", recorded("arch-*.json"))
-def test_every_architecture_agrees_with_llama_cpp(request: pytest.FixtureRequest, serve_here: Any, file: Path) -> None:
+@pytest.mark.parametrize("file", recorded("arch-*.json", "gemma"))
+def test_every_architecture_agrees_with_llama_cpp(serve_here: Any, file: Path) -> None:
     """Gemma's have texts that outgrow their window."""
-    skip_unless(request, file, "gemma")
     expected = json.loads(file.read_text())
     server = serve_here(DATA / "models" / expected["model"], "-c", "1024", "-ctk", "f32", "-ctv", "f32")
     errors = []

@@ -62,6 +62,7 @@ def grader() -> Iterator[GraderServer]:
     server.server_close()
 
 
+@pytest.mark.long
 def test_a_job_killed_anywhere_ends_with_the_same_bytes(
     serve: ServerFactory, connect: ClientFactory, shared_data: Path, tmp_path: Path, grader: GraderServer
 ) -> None:

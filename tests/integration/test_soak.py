@@ -7,9 +7,8 @@ import pytest
 from tests.helpers import soak
 
 
-def test_soak(request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--long"):
-        pytest.skip("no --long")
+@pytest.mark.long
+def test_soak() -> None:
     if not soak.MODEL.exists():
         pytest.skip("no stories260K.gguf beside the checkout")
     run, figures = soak.soak(seconds=12, n_clients=16, n_kills=1, seed=1, pause=0.5)

@@ -15,10 +15,8 @@ from tests.test_docs import blocks, commands
 PAGE = ROOT / "docs" / "teach.md"
 
 
-def test_the_page_teaches(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if not request.config.getoption("--long"):
-        pytest.skip("no --long")
-
+@pytest.mark.long
+def test_the_page_teaches(tmp_path: Path) -> None:
     def run(*words: str) -> str:
         done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr

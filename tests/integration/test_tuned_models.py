@@ -55,6 +55,7 @@ WHOLE = {"full": True, "learning_rate_multiplier": 100}
 NAME = "stories260K.gguf"
 
 
+@pytest.mark.long
 def test_jobs_lower_held_out_loss_and_the_base_stays(
     serve_here: ServerFactory, connect: ClientFactory, shared_data: Path, tmp_path: Path
 ) -> None:

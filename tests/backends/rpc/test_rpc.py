@@ -53,12 +53,13 @@ from logitless.graph.ops.moe import (
 from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.ops.training.loss import cross_entropy
 from logitless.graph.tensor import Tensor, feed, variable
-from logitless.graph.testing.conformance import OK, problems, run
+from logitless.graph.testing.conformance import OK, run
 from logitless.server.auth import ApiKeys
 from tests.conformance.test_placements import continued
 from tests.engine.runner.test_several_devices import Wrong, nodes
 from tests.helpers.fuzz import examples
 from tests.helpers.numpy_backend import NumpyBackend
+from tests.helpers.op_cases import cases
 
 MIB = 1 << 20
 
@@ -201,10 +202,12 @@ WITH_INDICES = [
 
 
 @pytest.mark.parametrize("op", ["linear_parts", "attention", "store_k", "slice_rows", "adamw_step", *WITH_INDICES])
-def test_ops_on_the_server_match_the_reference(op: str, lend: Callable[..., Lender]) -> None:
+def test_ops_on_the_server_match_the_reference(
+    op: str, lend: Callable[..., Lender], request: pytest.FixtureRequest
+) -> None:
     """The cases of conformance, with guarded memory on the server."""
     backend = RemoteBackend(lend().name)
-    outcomes = [run(problem, [backend]) for problem in problems(op)]
+    outcomes = [run(problem, [backend]) for problem in cases(request, op)]
     assert outcomes
     assert [o.detail for o in outcomes if o.status != OK] == []
     backend.close()

@@ -24,6 +24,7 @@ from logitless.engine.sequence import Sequence
 from logitless.graph.backend import Backend
 from logitless.models import tokenizer
 from logitless.models.synthetic.model import synthesize
+from tests.helpers.op_cases import ONE_GPU
 
 STREAMS = (7, 20)  # tokens of their prompts
 GREEDY = SamplingParams(temperature=0.0, n_probs=3)
@@ -137,7 +138,7 @@ def test_prompts_between_streams_have_the_same_bits(
     engine.close()
 
 
-@pytest.mark.parametrize("device", ["vulkan:0", "opencl:0"])
+@pytest.mark.parametrize("device", ONE_GPU)
 def test_prompts_between_streams_of_a_gpu_have_the_same_bits(
     device: str, tmp_path: Path, open_device: Callable[[str], Backend], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
 from logitless.backends.cpu.backend import CPUBackend
-from logitless.engine.batch import UBatch
+from logitless.engine.batch import BLOCK_SIZE, UBatch
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.graph.execution.session import Session
 from logitless.models.adapters.lora import Adapter, Pair, fused, read_adapter, write_adapter
@@ -113,15 +113,15 @@ def answers(code: str, given: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def ours(case: Case) -> list[np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
-    """Log-probabilities of all tokens after each prefix, for each mixture."""
+def ours(case: Case, text: list[int] = TEXT) -> list[np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
+    """Log-probabilities of all tokens after each prefix of TEXT, for each mixture. `text` begins with it."""
     engine = ModelRunner(case.model, RunnerOptions(n_ctx=256, n_slots=1, n_ubatch=64))
     handles = [engine.adapters.put(read_adapter(a, engine.gguf, hparams_of(engine.gguf))) for a in case.adapters]
-    n, n_vocab, got = len(TEXT), hparams_of(engine.gguf).n_vocab, []
+    n, n_vocab, got = len(text), hparams_of(engine.gguf).n_vocab, []
     for mix in case.mixes:
         rows = list(range(n))
-        batch = UBatch(TEXT, rows, [0] * n, rows, rows, [None] * n, [0] * n, n_top=1 + n_vocab)
-        batch.tables[0] = [0]
+        batch = UBatch(text, rows, [0] * n, rows, rows, [None] * n, [0] * n, n_top=1 + n_vocab)
+        batch.tables[0] = [*range(n // BLOCK_SIZE + 1)]
         batch.begin, batch.end = [0] + [-1] * (n - 1), [-1] * n
         batch.mixes[0] = tuple((handle, scale) for handle, scale in zip(handles, mix, strict=True) if scale)
         result = engine.step(batch)
@@ -130,7 +130,7 @@ def ours(case: Case) -> list[np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
         values = np.full((n, n_vocab), -np.inf)
         for row, ids, of_ids in zip(values, result.top_ids, result.logprobs[:, 1:], strict=True):
             row[ids[ids >= 0]] = of_ids[ids >= 0]
-        got.append(values[FIRST:])
+        got.append(values[FIRST : len(TEXT)])
     engine.close()
     return got
 
@@ -167,11 +167,19 @@ def converted(path: Path, adapter: Adapter, base: GGUFFile) -> None:
     writer.close()
 
 
-def test_adapters_mean_the_same_to_llama_cpp(shared_data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("stories260K", "arch-phi3-F32", "stories260K-conv-Q8_0"),
+        pytest.param(("gemma4", "falcon-h1"), marks=pytest.mark.long),
+    ],
+    ids=["llama", "others"],
+)
+def test_adapters_mean_the_same_to_llama_cpp(shared_data: Path, tmp_path: Path, names: tuple[str, ...]) -> None:
     """Several ranks and alphas, the embedding and the output, both writers, merged; fused matrices,
     quantised ones."""
     cases: list[Case] = []
-    for name in ("stories260K", "arch-phi3-F32", "stories260K-conv-Q8_0", "gemma4", "falcon-h1"):
+    for name in names:
         path = shared_data / "models" / f"{name}.gguf"
         if name in (made := {"gemma4": SMALL, "falcon-h1": PLAIN["falcon-h1"]}):
             write(path := tmp_path / f"{name}.gguf", replace(made[name], n_vocab=2048, vocabulary=True))
@@ -308,10 +316,9 @@ def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path) -> None:
             assert np.median(away) < 0.05, case.model.name
 
 
-def test_chunks_of_8192_positions_are_llama_cpps(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+@pytest.mark.long
+def test_chunks_of_8192_positions_are_llama_cpps(tmp_path: Path) -> None:
     """Log-probabilities before and behind the end of the first chunk; those of full attention differ."""
-    if not request.config.getoption("--long"):
-        pytest.skip("needs --long")
     n_ctx, lengths = 8448, (8190, 8192, 8193, 8194, 8196, 8206)
     spec = replace(SPECS["llama4"], n_embd=32, n_layer=4, n_head=2, n_head_kv=1, n_expert=2, n_expert_used=2)
     ids = [1, *np.random.default_rng(1).integers(261, 512, max(lengths) - 1).tolist()]
@@ -424,7 +431,7 @@ def test_types_mean_the_same_to_llama_cpp(tmp_path: Path, monkeypatch: pytest.Mo
         writer.close()
         cases.append(Case(path, [], [[]]))
     for case, (likeliest,) in zip(cases, theirs(cases), strict=True):
-        (values,) = ours(case)
+        (values,) = ours(case, TEXT * 3)  # the kernels of many rows, which test_ops has compiled for every type
         pairs = [(row[id], value) for row, found in zip(values, likeliest, strict=True) for id, value in found]
         assert len(pairs) >= 4 * len(values) / 2
         # activations are rounded: either is some 0.1 from the exact value, but where random bytes

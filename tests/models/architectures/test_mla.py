@@ -103,7 +103,7 @@ def numbers(path: Path, name: str) -> np.ndarray:
         return dequantized(gguf.tensors[name], gguf.bytes_of(name)).copy()
 
 
-@pytest.mark.parametrize("dtype", ["q4_k", "q6_k", "q5_0", "q8_0", "f16", "bf16", "iq4_xs"])
+@pytest.mark.parametrize("dtype", ["q4_k", "q8_0", "f16", "bf16"])
 def test_keys_of_any_type_are_turned_round(dtype: str, tmp_path: Path) -> None:
     """As close to the file's numbers as 8 bits are, or as what the file has."""
     keys = {"attention.kv_lora_rank": 256, "rope.dimension_count": 8}

@@ -39,6 +39,7 @@ from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear, linear_q8, pack_act, quantize_act
 from logitless.graph.tensor import Tensor, feed, variable
 from logitless.graph.testing.conformance import put_scale
+from tests.helpers.op_cases import KINDS
 from tests.helpers.paths import ROOT
 
 # Types of 256 k round dots to ones: the worst error, and the mean one as a share of what rounded activations make.
@@ -168,12 +169,13 @@ def worst(y: np.ndarray, reference: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("dtype", QUANTISED)
-def test_quantised_weights(pool: WorkerPool, dtype: str) -> None:
-    rng = np.random.default_rng(1)
+def test_quantised_weights(pool: WorkerPool, dtype: str, request: pytest.FixtureRequest) -> None:
+    """Each kind of type in every kernel; the others in those of one row and of many, with --long in every kernel."""
+    rng, every = np.random.default_rng(1), dtype in KINDS or request.config.getoption("--long")
     for n, k in ((37, 512), (5, 256), (64, 768)):
         raw = gguf_bytes(rng, dtype, n, k)
         w, packed = values_of(raw, dtype, n, k), pack(pool, raw, dtype, n, k)
-        for m in (1, 2, 3, 5, 8, 9, 17, 33):
+        for m in (1, 2, 3, 5, 8, 9, 17, 33) if every else (1, 33):
             x = rng.normal(size=(m, k)).astype(np.float32)
             y = multiply(pool, x, packed, dtype, n)
             inexact = rounded(pool, x, DTYPES[dtype].act_group) @ w.T
@@ -274,11 +276,15 @@ def test_nontemporal_prefetch_has_the_same_bits(pool: WorkerPool, op: str) -> No
     np.testing.assert_array_equal(results[0], results[1])
 
 
-def fingerprint() -> str:
-    """Digest of results that every instruction set must agree on, with a type for each way to unpack a block."""
+FINGERPRINT = ("q8_0", "q4_k", "q6_k", "mxfp4", "f16", "iq3_xxs")  # each way to multiply
+MORE = ("q4_1", "q5_0", "q2_k", "q3_k", "q1_0", "iq1_m")  # and each way to unpack a block
+
+
+def fingerprint(*types: str) -> str:
+    """Digest of results that every instruction set must agree on."""
     rng = np.random.default_rng(6)
     pool, digest = WorkerPool(1), hashlib.sha256()
-    for dtype in ("q8_0", "q4_1", "q5_0", "q4_k", "q6_k", "mxfp4", "f16", "q2_k", "q3_k", "q1_0", "iq3_xxs", "iq1_m"):
+    for dtype in types:
         packed = pack(pool, gguf_bytes(rng, dtype, 20, 512), dtype, 20, 512)
         x = rng.normal(size=(39, 512)).astype(np.float32)
         x[0], x[1, :32] = 1e3, 0  # the largest quants everywhere: 16-bit sums would saturate
@@ -288,15 +294,16 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.parametrize("types", [FINGERPRINT, pytest.param(MORE, marks=pytest.mark.long)], ids=["kinds", "more"])
 @pytest.mark.parametrize("other", ISAS[1:])
-def test_all_isas_have_the_same_bits(other: str) -> None:
+def test_all_isas_have_the_same_bits(other: str, types: tuple[str, ...]) -> None:
     if other not in available_isas()[1:]:
         pytest.skip(f"this machine has no {other} beside its best")
-    code = "from tests.backends.cpu.kernels.test_packed_matmul import fingerprint; print(fingerprint())"
+    code = f"from tests.backends.cpu.kernels.test_packed_matmul import fingerprint; print(fingerprint(*{types}))"
     environment = {**os.environ, "LOGITLESS_ISA": other, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == fingerprint()
+    assert done.stdout.strip() == fingerprint(*types)
 
 
 def test_extreme_quants(pool: WorkerPool) -> None:
