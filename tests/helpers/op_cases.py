@@ -33,7 +33,7 @@ def worth_compiling(name: str, problem: Problem, on_cpu: bool) -> bool:
     types = types_of_constants(problem)
     if name in LIKE_LINEAR or (name == "get_rows" and not on_cpu):
         return not types & LIKE_KINDS
-    if name == "cast" and on_cpu:
+    if name == "cast":
         return not {s.dtype for s in problem.roots[0].src} & {*BLOCK_TYPES} - KINDS
     if name == "linear" and types & ({*BLOCK_TYPES} - KINDS if on_cpu else FEW_BITS):
         return problem.roots[0].shape[0] in (ON_CPU if on_cpu else ON_GPU)

@@ -35,6 +35,7 @@ def test_answers_are_those_of_llama_cpp(serve_here: Any, file: Path) -> None:
         samples_as_recorded(server, json.loads(sampled.read_text()))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not has_bf16_dots(), reason="this processor has no products of bf16")
 @pytest.mark.parametrize("file", recorded("*-BF16.gguf.json", "stories"))
 def test_rows_rounded_to_bf16_cost_little(serve: Any, monkeypatch: pytest.MonkeyPatch, file: Path) -> None:

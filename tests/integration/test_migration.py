@@ -132,7 +132,7 @@ def test_each_different_flag_is_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_flag_without_effect_is_named_by_the_line_at_the_start(line: str) -> None:
     options = parse(FLAGS, line.split(), {})
     assert options.notices == [line.split()[0]]
-    assert vars(options) | {"notices": [], "given": []} == vars(parse(FLAGS, [], {}))
+    assert vars(options) | {"notices": [], "given": [], "settled": set()} == vars(parse(FLAGS, [], {}))
 
 
 def test_the_first_table_has_all_flags_without_effect() -> None:

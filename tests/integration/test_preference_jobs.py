@@ -32,6 +32,7 @@ def upload(api: openai.OpenAI, rows: list[dict[str, Any]]) -> str:
     return api.files.create(file=("rows.jsonl", "\n".join(map(json.dumps, rows)).encode()), purpose="fine-tune").id
 
 
+@pytest.mark.long
 def test_preferences_are_learned_from_jobs(
     serve: ServerFactory, connect: ClientFactory, shared_data: Path, tmp_path: Path
 ) -> None:

@@ -250,9 +250,7 @@ def test_a_plan_counts_the_model_that_drafts() -> None:
     assert drafts["weights"] < cpu["weights"]  # of 8 bits, not 32
     assert 1.4 * cpu["kv"] < drafts["kv"] < 1.6 * cpu["kv"]  # keys of 32 bits, and values as they were
     assert report["total"] == report["process"] + cpu["total"] + drafts["total"]
-    said = plan("-md", str(DRAFT)).stdout.decode()
-    assert f"{DRAFT}, which drafts:" in said
-    assert json.loads(plan("--json").stdout)["draft"] is None
+    assert f"{DRAFT}, which drafts:" in plan("-md", str(DRAFT)).stdout.decode()
 
 
 @pytest.mark.skipif(not MODEL.exists(), reason="no model beside the checkout")

@@ -64,7 +64,13 @@ class LoadedModel:
         return list(found.values())
 
 
-@pytest.fixture(scope="module", params=[*STATES, *WINDOWS])
+SLOW = ("lfm2moe", "nemotron_h", "falcon-h1", "llama4", "gemma4")  # whose layers other ones of these have, too
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=pytest.mark.long if n in SLOW else ()) for n in (*STATES, *WINDOWS)],
+)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("states") / "m.gguf"
     spec = (WINDOWS | PLAIN | MAPPED)[request.param]

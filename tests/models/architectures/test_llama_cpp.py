@@ -51,6 +51,7 @@ import xllamacpp
 def opened(path, n_ctx, **more):
     params = xllamacpp.CommonParams()
     params.model.path, params.n_ctx, params.n_parallel = path, n_ctx, 1
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.warmup, params.fit_params, params.verbosity, params.cpuparams.n_threads = False, False, -1, 1
     for name, value in more.items():
         setattr(params, name, value)
@@ -115,7 +116,8 @@ def answers(code: str, given: str) -> list[str]:
 
 def ours(case: Case, text: list[int] = TEXT) -> list[np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
     """Log-probabilities of all tokens after each prefix of TEXT, for each mixture. `text` begins with it."""
-    engine = ModelRunner(case.model, RunnerOptions(n_ctx=256, n_slots=1, n_ubatch=64))
+    options = RunnerOptions(n_ctx=256, n_slots=1, n_ubatch=64, type_k="f32", type_v="f32")
+    engine = ModelRunner(case.model, options)
     handles = [engine.adapters.put(read_adapter(a, engine.gguf, hparams_of(engine.gguf))) for a in case.adapters]
     n, n_vocab, got = len(text), hparams_of(engine.gguf).n_vocab, []
     for mix in case.mixes:
