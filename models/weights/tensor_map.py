@@ -346,11 +346,11 @@ def _rwkv6_tensors(
         part = TensorSlice(mix + "w2.weight", (n, of_mix), i * n, in_file=(5, n, of_mix))
         yield f"{mix}w2.{i}.weight", part
     yield from _lerps(h, b, present, "wkvrg")
-    yield from _shared_lerp(h, mix + "lerp_x", present)
+    yield from _vector(h, mix + "lerp_x", present, 1, 1)
     if h.architecture.states.channel_mix:
         first = mix + "first.weight"
         yield first, TensorSlice(first, (n,), in_file=(r.n_heads, r.size), in_graph=(1, r.n_heads, r.size))
-    yield from _one(mix + "decay.weight", n)
+    yield from _vector(h, mix + "decay", present)
     yield from _one(mix + "decay_w1.weight", of_decay, n)
     yield from _one(mix + "decay_w2.weight", n, of_decay)
     for name, rows in (("key", n_kv), ("value", n_kv), ("receptance", n), ("gate", n), ("output", n)):
@@ -360,7 +360,7 @@ def _rwkv6_tensors(
     if h.architecture.states.channel_mix:
         yield from _norm_of_heads(h, b)
         yield from _channel_mix_tensors(h, b, r, present)
-        yield from _shared_lerp(h, b + "channel_mix_lerp_r", present)
+        yield from _vector(h, b + "channel_mix_lerp_r", present, 1, 1)
         yield from _one(b + "channel_mix_receptance.weight", n, n)
 
 
@@ -375,10 +375,10 @@ def _rwkv7_tensors(
             yield from _one(f"{mix}{name}1.weight", rank, n)
             yield from _one(f"{mix}{name}2.weight", n, rank)
         if name != "g":
-            yield from _one(f"{mix}{name}0.weight", n)
+            yield from _vector(h, f"{mix}{name}0", present)
     yield from _lerps(h, b, present, "rwkvag"[: 5 + gated])
     for name in ("k_k", "k_a"):
-        yield from _one(f"{mix}{name}.weight", n)
+        yield from _vector(h, mix + name, present)
     of_output = mix + "r_k.weight"
     in_file = _with_ones(present, of_output, n)
     yield of_output, TensorSlice(of_output, (n,), in_file=in_file, in_graph=(1, r.n_heads, r.size))
@@ -407,8 +407,9 @@ def _lerps(h: Hparams, b: str, present: Mapping[str, TensorInfo], names: str) ->
         yield f"{b}time_mix_lerp.{i}.weight", own if apart else TensorSlice(fused, (n,), i * n, in_file=in_file)
 
 
-def _shared_lerp(h: Hparams, name: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
-    in_file = _with_ones(present, f"{name}.weight", 1, 1, h.n_embd)
+def _vector(h: Hparams, name: str, present: Mapping[str, TensorInfo], *ones: int) -> Iterator[tuple[str, TensorSlice]]:
+    """A vector (n_embd,), which may have other axes of length 1 in the file."""
+    in_file = _with_ones(present, f"{name}.weight", *ones, h.n_embd)
     yield f"{name}.weight", TensorSlice(f"{name}.weight", (h.n_embd,), in_file=in_file)
 
 
@@ -416,7 +417,7 @@ def _channel_mix_tensors(
     h: Hparams, b: str, r: RecurrentParams, present: Mapping[str, TensorInfo]
 ) -> Iterator[tuple[str, TensorSlice]]:
     yield from _norm(b + "ffn_norm", h, b + "attn_norm_2")
-    yield from _shared_lerp(h, b + "channel_mix_lerp_k", present)
+    yield from _vector(h, b + "channel_mix_lerp_k", present, 1, 1)
     yield from _one(b + "channel_mix_key.weight", r.n_channels, h.n_embd)
     yield from _one(b + "channel_mix_value.weight", h.n_embd, r.n_channels)
 
