@@ -90,7 +90,7 @@ class Adapter:
 def read_adapter(path: str | Path, base: GGUFFile, h: Hparams) -> Adapter:
     """Read an adapter of this model, a GGUF file or a folder of peft. ModelFileError names the tensor that does not
     fit."""
-    with _open(Path(path), h) as gguf:
+    with _open(Path(path), h, base) as gguf:
         kind = gguf.metadata.get("general.type"), gguf.metadata.get("adapter.type")
         if kind != ("adapter", "lora"):
             raise ModelFileError(path, f"is not a LoRA adapter (general.type {kind[0]!r}, adapter.type {kind[1]!r})")
@@ -109,13 +109,13 @@ def read_adapter(path: str | Path, base: GGUFFile, h: Hparams) -> Adapter:
     return Adapter(pairs, float(alpha), texts, trained)
 
 
-def _open(path: Path, h: Hparams) -> GGUFFile:
+def _open(path: Path, h: Hparams, base: GGUFFile) -> GGUFFile:
     """A GGUF file, or a folder of peft read as one."""
     if not os.path.isfile(path / "adapter_config.json"):
         return GGUFFile.open(path)
     from logitless.models.huggingface.adapter import read_peft  # here: files do not need it
 
-    return GGUFFile(read_peft(path, h), path)
+    return GGUFFile(read_peft(path, h, base), path)
 
 
 def _trained(gguf: GGUFFile) -> Scaling | None:

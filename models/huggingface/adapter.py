@@ -11,24 +11,28 @@ from typing import Any
 
 import numpy as np
 
+from logitless.models.adapters.low_rank import EMBEDDING
 from logitless.models.errors import ModelFileError, shown
+from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.metadata import Metadata
 from logitless.models.gguf.parse import Part, TensorInfo
 from logitless.models.gguf.types import ValueType
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.huggingface.checkpoint import FLOATS, Checkpoint, open_checkpoint, plain
 from logitless.models.huggingface.config import Config, read_json
-from logitless.models.huggingface.families import FAMILIES
-from logitless.models.huggingface.folder import Converted, Names, targets_of, tensor_info
+from logitless.models.huggingface.families import FAMILIES, Family
+from logitless.models.huggingface.folder import Constant, Converted, Names, targets_of, tensor_info
 from logitless.models.huggingface.moves import TRANSPOSED, Move, then
+from logitless.models.quantization.quantize import dequantized
 
 CONFIG = "adapter_config.json"
+_MAGNITUDE = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_magnitude_vector(?:\.\w+)*")
 _HALF = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(embedding_)?([AB])(?:\.\w+)?(?:\.weight)?")
 
 
-def read_peft(folder: Path, h: Hparams) -> list[Part]:
-    """The folder's files as those of an adapter of this model; B has the factor of its pair. ModelFileError names what
-    is missing or not supported."""
+def read_peft(folder: Path, h: Hparams, base: GGUFFile) -> list[Part]:
+    """The folder's files as those of an adapter of this model; B has the factor of its pair, and DoRA's of each row.
+    ModelFileError names what is missing or not supported."""
     settings = read_json(folder / CONFIG)
     for name, value, known in (
         ("peft_type", settings.get("peft_type"), "LORA"),
@@ -36,11 +40,12 @@ def read_peft(folder: Path, h: Hparams) -> list[Part]:
     ):
         if value not in (known, None):
             raise ModelFileError(folder / CONFIG, f"{name!r} is {shown(str(value))}; supported is {known}")
-    if settings.get("use_dora"):
-        raise ModelFileError(folder / CONFIG, "is of DoRA, which is read from GGUF adapters only")
     checkpoint = open_checkpoint(folder)
     try:
         tensors = dict(_tensors(checkpoint, settings, h))
+        for target in [name.removesuffix(".lora_a") for name in tensors if name.endswith(".lora_a")]:
+            if settings.get("use_dora") and target != EMBEDDING:
+                tensors |= _dora(checkpoint, tensors, target, base)
     except BaseException:
         checkpoint.close()
         raise
@@ -58,24 +63,64 @@ def _tensors(checkpoint: Checkpoint, settings: Mapping[str, Any], h: Hparams) ->
     config = Config(checkpoint.folder / CONFIG, heads)
     names = Names(config, h.arch)
     for name, stored in checkpoint.tensors.items():
+        if settings.get("use_dora") and (magnitude := _MAGNITUDE.fullmatch(name)):
+            target, move = _target(checkpoint, family, names, name, magnitude[1])
+            if stored.dtype not in FLOATS or len(stored.shape) != 1:
+                raise checkpoint.error(name, f"is {stored.dtype} of shape {stored.shape}, expected a vector of floats")
+            weight = Converted((plain(stored),), config, move)
+            yield f"{target}.lora_delta", tensor_info(f"{target}.lora_delta", stored.shape, "f32", weight)
+            continue
         half = _HALF.fullmatch(name)
         if half is None:
             raise checkpoint.error(name, "is no pair of LoRA: weights that are trained as a whole are not supported")
         if stored.dtype not in FLOATS or len(stored.shape) != 2:
             raise checkpoint.error(name, f"is {stored.dtype} of shape {stored.shape}, expected a matrix of floats")
         module, of_embedding, which = half[1], bool(half[2]), half[3]
-        targets = list(targets_of(family, names, f"{module}.weight"))
-        move = targets[0][1] if len(targets) == 1 else None
-        if len(targets) != 1 or (move is not None and (move.counts or move.floats)):
-            raise checkpoint.error(name, f"is of a matrix that {h.arch} has in another form, which is not supported")
+        of, move = _target(checkpoint, family, names, name, module)
         if which == "A":
             own = TRANSPOSED if of_embedding else None
         else:
             factor = _factor(config, settings, module, rank=stored.shape[1])
             own = _times(factor) if move is None else then(_times(factor), move)
         shape = stored.shape if own is None else own.shape(stored.shape, config)
-        target = f"{targets[0][0]}.lora_{which.lower()}"
+        target = f"{of}.lora_{which.lower()}"
         yield target, tensor_info(target, shape, "f32", Converted((plain(stored),), config, own))
+
+
+def _target(checkpoint: Checkpoint, family: Family, names: Names, name: str, module: str) -> tuple[str, Move | None]:
+    """The matrix of a module in GGUF, and the move of its rows."""
+    targets = list(targets_of(family, names, f"{module}.weight"))
+    if len(targets) != 1 or ((move := targets[0][1]) is not None and (move.counts or move.floats)):
+        problem = f"is of a matrix that {family.arch} has in another form, which is not supported"
+        raise checkpoint.error(name, problem)
+    return targets[0]
+
+
+def _dora(
+    checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo], target: str, base: GGUFFile
+) -> dict[str, TensorInfo]:
+    """B and the delta of a pair whose `lora_delta` is peft's magnitude m still: d = m / ‖W + B A‖ of each row,
+    where W has the model's own numbers (Liu et al., 2024)."""
+    infos = {part: tensors.get(f"{target}.lora_{part}") for part in ("a", "b", "delta")}
+    weight = base.tensors.get(target)
+    fits = weight is not None and len(weight.shape) == 2 and all(infos.values())
+    arrays = {
+        part: info.source.read(info, checkpoint.parts).view(np.float32).reshape(info.shape)
+        for part, info in infos.items()
+        if info is not None and info.source is not None
+    }
+    if weight is None or not fits or (arrays["b"].shape[0], arrays["a"].shape[1]) != weight.shape:
+        problem = f"DoRA of {shown(target)} has not a pair and a vector that fit a matrix of the model"
+        raise ModelFileError(checkpoint.folder, problem)
+    a, b, m = arrays["a"], arrays["b"], arrays["delta"]
+    whole = dequantized(weight, base.bytes_of(target)) + b @ a
+    norm = np.sqrt(np.square(whole, dtype=np.float64).sum(1))
+    if m.shape != norm.shape or not norm.all():
+        raise ModelFileError(checkpoint.folder, f"DoRA of {shown(target)} has {m.size} norms for {norm.size} rows")
+    d = m / norm
+    new = {"b": d[:, None] * b, "delta": d - 1}
+    constants = {f"{target}.lora_{part}": Constant(values.astype(np.float32)) for part, values in new.items()}
+    return {name: tensor_info(name, source.values.shape, "f32", source) for name, source in constants.items()}
 
 
 def _times(factor: float) -> Move:
