@@ -76,7 +76,7 @@ class Config:
         values = {**whole, **inner} if isinstance(inner, dict) else whole
         values["architectures"] = whole.get("architectures")
         for name, proper in _OTHER_NAMES.items():
-            if proper not in values and values.get(name) is not None:
+            if values.get(proper) is None and values.get(name) is not None:
                 values[proper] = values[name]
         layers = values.get("layers_block_type")  # of Nemotron H, which has no count beside them
         if isinstance(layers, list):

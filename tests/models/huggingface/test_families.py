@@ -14,6 +14,7 @@ from logitless.engine.batch import UBatch
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
+from logitless.models.huggingface.safetensors import write_safetensors
 from logitless.models.model import hparams_of
 from logitless.models.quantization.quantize_model import plan_copy
 from logitless.models.tokenizer import from_metadata
@@ -32,6 +33,24 @@ ENCODERS = ("bert", "bert-rank", "roberta", "roberta-rank", "nomic", "modern", "
 OF_REPOSITORIES: dict[str, dict[str, Any]] = {  # settings that `save_pretrained` writes otherwise
     "gemma4moe": {"per_layer_config": None, "global_head_dim": 32, "num_global_key_value_heads": 1},
     "nemotron-h": {"layers_block_type": None, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4},
+    "encoders/nomic": {
+        **dict.fromkeys(("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim")),
+        "n_embd": 64,
+        "n_inner": 96,
+        "n_layer": 2,
+        "n_head": 4,
+        "layer_norm_epsilon": 1e-12,
+        "layer_norm_eps": None,
+        "rope_parameters": None,
+        "rotary_emb_base": 1000,
+        "n_positions": 64,
+    },
+    "encoders/modern": {
+        "rope_parameters": None,
+        "global_rope_theta": 160000.0,
+        "local_rope_theta": 10000.0,
+        "layer_types": None,
+    },
     "granitehybrid": {"layer_types": ["mamba", "attention", "mamba"], "num_experts_per_tok": 0},
 }
 Array = np.ndarray[tuple[int, int], np.dtype[np.float64]]
@@ -92,6 +111,10 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         write_folder(folder, f"encoders/{name}")
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true, "include_prompt": true}')
+    shapes = recorded("encoders/bert")["tensors"]
+    tensors = {name: ("F32", tuple(shape), [weight(name, shape)]) for name, shape in shapes.items()}
+    places = {"embeddings.position_ids": ("I64", (1, 64), [np.arange(64)])}  # as older files have them
+    write_safetensors(folders["bert"] / "model.safetensors", tensors | places)
     return folders
 
 
