@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 
 from logitless.graph.backend import Backend
+from tests.helpers.op_cases import ONE_GPU
 from tests.integration.test_company import ask, requests
 from tests.integration.test_goldens import DATA, agrees_on_text_and_likelihood, samples_as_recorded
 
@@ -18,7 +19,7 @@ MODEL = DATA / "models" / "stories260K.gguf"
 N_STREAMS = 8
 
 
-@pytest.fixture(scope="module", params=["opencl:0", "vulkan:0"])
+@pytest.fixture(scope="module", params=ONE_GPU)
 def server(request: pytest.FixtureRequest, open_device: Callable[[str], Backend], serve_here_module: Any) -> Any:
     if not MODEL.exists():
         pytest.skip(f"no {MODEL.name} beside the checkout")

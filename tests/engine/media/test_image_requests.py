@@ -16,6 +16,7 @@ from logitless.engine.media import media_encoder
 from logitless.engine.runner import model_runner
 from logitless.engine.runner.placement import PlacementOptions
 from logitless.graph.backend import Backend
+from tests.helpers.op_cases import ONE_GPU
 from tests.helpers.vision_files import SPECS, picture, png, write_projector, write_text_model
 from tests.helpers.vision_requests import Runs
 
@@ -87,7 +88,7 @@ def test_rows_that_do_not_fit_are_encoded_again(
         assert got == expected
 
 
-@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0"])
+@pytest.mark.parametrize("device", ONE_GPU)
 def test_images_on_devices(
     device: str, tmp_path: Path, shared_data: Path, open_device: Callable[[str], Backend]
 ) -> None:
