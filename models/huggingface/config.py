@@ -86,7 +86,10 @@ class Config:
     @classmethod
     def of_vision(cls, whole: Config) -> Config:
         """Settings of a model's image encoder."""
-        values = dict(whole.get("vision_config", default={}))
+        inner = whole.get("vision_config", default={})
+        if not isinstance(inner, dict):
+            raise whole.error("vision_config", "is no object")
+        values = dict(inner)
         for name, proper in (("depth", "num_hidden_layers"), ("num_heads", "num_attention_heads")):
             values.setdefault(proper, values.get(name))
         return cls(whole.path, values)

@@ -65,9 +65,11 @@ def _qwen(s: Settings) -> Keys:
 
 def _qwen2vl(s: Settings) -> Keys:
     yield from _qwen(s)
-    n = s.vision.count("embed_dim")
+    n, ratio = s.vision.count("embed_dim"), s.vision.number("mlp_ratio", default=4.0)
+    if not 0 < ratio < 1 << 10:
+        raise s.vision.error("mlp_ratio", f"is {ratio:g}, not a positive number")
     yield "embedding_length", u32(n)
-    yield "feed_forward_length", u32(int(n * s.vision.number("mlp_ratio", default=4.0)))
+    yield "feed_forward_length", u32(int(n * ratio))
 
 
 def _qwen25vl(s: Settings) -> Keys:

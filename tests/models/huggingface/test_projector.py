@@ -95,10 +95,11 @@ def test_folder_says_that_it_reads_images_and_convert_names_the_flag(
         ({"vision_config": {"num_heads": 3}}, "key 'clip.vision.attention.head_count' is 3"),
         ({"vision_config": {"patch_size": 8}}, r"tensor 'v.patch_embd.weight' has shape \(32, 3, 4, 4\)"),
         ({"vision_config": 3}, "has no image encoder of a supported kind"),
+        ({"vision_config": {"mlp_ratio": -1}}, "'mlp_ratio' is -1, not a positive number"),
     ],
 )
 def test_wrong_image_encoder_is_refused_in_one_line(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
-    folder = write_folder(tmp_path, "visions/qwen2.5vl")
+    folder = write_folder(tmp_path, "visions/qwen2vl" if "mlp_ratio" in str(changes) else "visions/qwen2.5vl")
     config = json.loads((folder / "config.json").read_text())
     own = changes.get("vision_config", {})
     config["vision_config"] = {**config["vision_config"], **own} if isinstance(own, dict) else own
@@ -110,3 +111,11 @@ def test_wrong_image_encoder_is_refused_in_one_line(changes: dict[str, Any], pro
     with GGUFFile.open(folder) as text, pytest.raises(ModelFileError, match=problem) as error:
         check_projector(folder / FILE, text, hparams_of(text))
     assert "\n" not in str(error.value)
+
+
+def test_text_model_with_an_encoder_of_no_object_is_refused_in_one_line(tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, "visions/qwen3vl")
+    config = json.loads((folder / "config.json").read_text()) | {"vision_config": 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match=r"config.json: 'vision_config' is no object"):
+        GGUFFile.open(folder)
