@@ -10,6 +10,7 @@ import ctypes
 import functools
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
@@ -18,6 +19,8 @@ ROOT = Path("/")  # of the system's files
 CPU = "sys/devices/system/cpu/cpu"
 LEAST_SPEED = 1 / 3  # of the fastest core's
 ATOM_SPEED = 0.6  # of an efficiency core of Intel's, at the same frequency
+_CPU_LIST = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
+_GROUP = re.compile(r"\d+:([^:]*):(/.*)")  # of /proc/self/cgroup: controllers, path
 
 
 def cores() -> int:
@@ -71,8 +74,8 @@ def quota() -> float | None:
 def _quotas() -> Iterator[float]:
     """The limits of each control group that this process is in, of version 2 and 1. A container sees its own group
     where the root would be, so the path may lead nowhere."""
-    for line in _read("proc/self/cgroup").splitlines() or ["0::/"]:
-        _, controllers, path = line.split(":", 2)
+    for line in _read("proc/self/cgroup").split("\n"):
+        controllers, path = match.groups() if (match := _GROUP.fullmatch(line)) else ("", "/")
         if controllers and "cpu" not in controllers.split(","):
             continue
         group = PurePosixPath(path)
@@ -82,13 +85,13 @@ def _quotas() -> Iterator[float]:
                 spent, _, period = _read(f"{at}/cpu.max").partition(" ")
                 if controllers:
                     spent, period = (_read(f"{at}/cpu.cfs_{name}_us") for name in ("quota", "period"))
-                if spent.isdecimal() and period.isdecimal() and int(period):
+                if _is_number(spent) and _is_number(period) and int(period):
                     yield int(spent) / int(period)
 
 
 def cpu_list(text: str) -> frozenset[int]:
-    """The numbers of a list of the kernel's, such as 0-3,8."""
-    ranges = [part.split("-") for part in text.split(",") if part.strip()]
+    """The numbers of a list of the kernel's, such as 0-3,8; none where the text is no such list."""
+    ranges = [part.split("-") for part in text.split(",")] if _CPU_LIST.fullmatch(text := text.strip()) else []
     return frozenset(i for ends in ranges for i in range(int(ends[0]), int(ends[-1]) + 1))
 
 
@@ -104,12 +107,16 @@ def _performance_cores() -> int:
 
 def _number(path: str) -> int:
     text = _read(path)
-    return int(text) if text.isdecimal() else 0
+    return int(text) if _is_number(text) else 0
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) < 20
 
 
 def _read(path: str) -> str:
-    """Content of one of the system's files; "" where the system has none."""
+    """Content of one of the system's files; "" where the system has none. Names of groups may be any bytes."""
     try:
-        return (ROOT / path).read_text().strip()
-    except OSError:
+        return (ROOT / path).read_text(errors="surrogateescape").strip()
+    except (OSError, ValueError):  # a path with a zero byte
         return ""

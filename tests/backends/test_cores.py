@@ -82,6 +82,26 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             8,
             id="version-1-without-limit",
         ),
+        pytest.param(
+            {"proc/self/cgroup": "0::/a\udcff\n", V2 + "a\udcff/cpu.max": "200000 100000"},
+            range(8),
+            2,
+            id="group-of-bytes",
+        ),
+        pytest.param({"proc/self/cgroup": "odd", V2 + "cpu.max": "200000 100000"}, range(8), 2, id="odd-group"),
+        pytest.param({"proc/self/cgroup": "0::a\0b\n1:cpu:/\0"}, range(8), 8, id="group-of-no-path"),
+        pytest.param({V2 + "cpu.max": "9" * 5000 + " 100000"}, range(8), 8, id="odd-quota"),
+        pytest.param(
+            {
+                f"{CPU}0/topology/thread_siblings_list": "odd",
+                f"{CPU}1/topology/thread_siblings_list": "0-",
+                f"{CPU}2/topology/thread_siblings_list": "0-99999999999",
+                "sys/devices/cpu_atom/cpus": "\udcff",
+            },
+            range(4),
+            4,
+            id="odd-lists",
+        ),
     ],
 )
 def test_default_threads_fit_the_machine(
@@ -89,7 +109,7 @@ def test_default_threads_fit_the_machine(
 ) -> None:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text + "\n")
+        (tmp_path / name).write_text(text + "\n", errors="surrogateescape")
     assert cores._cores(frozenset(usable)) == threads
 
 
