@@ -73,8 +73,9 @@ def parse(
     flags: Sequence[Flag], argv: Sequence[str], environ: Mapping[str, str], words: Sequence[str] = ()
 ) -> SimpleNamespace:
     """Values of all flags by `dest`, and three more attributes: `notices` are the ignored flags,
-    `given` is the command line flag by flag, as (dest, words), and `settled` are the flags of the command line and of
-    variables. `words`: the flags whose values words without a flag are, in their order."""
+    `given` is the command line flag by flag, as (dest, words), and `settled` are the flags of the command line, of
+    variables and of switches that stand for others. `words`: the flags whose values words without a flag are, in
+    their order."""
     values: dict[str, Any] = {f.dest: ([] if f.many else f.default) for f in flags}
     notices: list[str] = []
     walked = list(_walk(flags, argv, words))
@@ -88,16 +89,18 @@ def parse(
     for f, name, value in walked:
         _apply(f, value, name, values, notices, replace=all(f.dest != dest for dest, _ in given))
         given.append((f.dest, [name, value] if isinstance(value, str) else [name]))
+    all_implied = set[str]()
     for f in flags:
         implied = set[str]()
         for other, _, value in _walk(flags, f.means.split(), ()) if f.means and values[f.dest] else ():
             if other.dest not in settled:
                 _apply(other, value, f.long, values, notices, replace=other.dest not in implied)
                 implied.add(other.dest)
+        all_implied |= implied
     for f in flags:
         if f.many and not values[f.dest]:
             values[f.dest] = list(f.default or [])
-    return SimpleNamespace(**values, notices=notices, given=given, settled=settled)
+    return SimpleNamespace(**values, notices=notices, given=given, settled=settled | all_implied)
 
 
 def _walk(flags: Sequence[Flag], argv: Sequence[str], words: Sequence[str]) -> Iterable[tuple[Flag, str, str | bool]]:

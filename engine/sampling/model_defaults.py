@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from logitless.engine.sampling.params import SamplerParams, chain_from_names, params_of
 from logitless.models.errors import shown
 from logitless.models.hparams.keys import Keys
@@ -20,12 +22,14 @@ def model_defaults(metadata: Mapping[str, Any], path: Path) -> Mapping[str, Any]
     keys, fields = Keys(metadata, _PREFIX, str(path)), dict[str, Any]()
     for name, (kind, param) in params_of(SamplerParams).items():
         if param.key and param.key in keys:
+            if isinstance(keys.get(param.key), np.ndarray):
+                raise keys.error(param.key, "must be one number")
             value = kind(number := keys.number(param.key))
             if (kind is int and value != number) or (param.hard and not param.low <= value <= param.high):
                 whole = "a whole number" if kind is int else "a number"
                 raise keys.error(param.key, f"is {number:g}, not {whole} from {param.low:g} to {param.high:g}")
             fields[name] = kind(min(max(value, param.low), param.high))
-    if "sequence" in keys:
+    if keys.get("sequence", "") != "":  # llama.cpp keeps its chain where the text is empty
         fields["samplers"] = _chain(keys)
     return fields
 

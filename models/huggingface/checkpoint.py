@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +86,7 @@ def _files(folder: Path) -> tuple[list[Path], dict[str, Path]]:
         for file in (names := sorted(set(weight_map.values()))):
             if Path(file).name != file or not file.endswith(".safetensors"):
                 raise ModelFileError(folder / INDEX, f"{shown(file)} is no safetensors file of the folder")
-            if not (folder / file).exists():
+            if not os.path.exists(folder / file):  # False, too, of names that are too long
                 raise ModelFileError(folder / file, f"is missing, and {INDEX} names it: download it, too")
         return [folder / file for file in names], {name: folder / file for name, file in weight_map.items()}
     whole = folder / "model.safetensors"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 
 from logitless.models.errors import ModelFileError, shown
+from logitless.models.param import FLOAT_MAX
 
 INDEX = "model.safetensors.index.json"
 _OTHER_NAMES = {
@@ -28,7 +30,10 @@ _MOST_BYTES = 1 << 28  # of one JSON file
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; {} where there is no file. ModelFileError: it is none."""
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        status = path.stat()
+        if stat.S_ISFIFO(status.st_mode):  # opening it would wait for a writer
+            raise ModelFileError(path, "is not a regular file")
+        if status.st_size > _MOST_BYTES:
             raise ModelFileError(path, f"is larger than {_MOST_BYTES} bytes")
         value = msgspec.json.decode(path.read_bytes())
     except FileNotFoundError:
@@ -55,7 +60,7 @@ def is_folder(path: Path) -> bool:
     except ModelFileError:
         return False
     if isinstance(files, dict):
-        return all(isinstance(file, str) and (path / file).exists() for file in files.values())
+        return all(isinstance(file, str) and os.path.exists(path / file) for file in files.values())
     return (path / "config.json").is_file() and next(path.glob("*.safetensors"), None) is not None
 
 
@@ -115,9 +120,9 @@ class Config:
 
     def number(self, *names: str, default: float | None = None, of: Mapping[str, Any] | None = None) -> float:
         value = self.get(*names, default=default) if of is None else of.get(names[0], default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            problem = "is missing" if value is None else f"is {shown(str(value))}, not a number"
-            raise self.error(names[0], problem)
+        if not _is_float(value):
+            why = "beyond 32-bit floats" if type(value) in (int, float) else "not a number"
+            raise self.error(names[0], "is missing" if value is None else f"is {shown(str(value))}, {why}")
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -136,7 +141,7 @@ class Config:
     def numbers(self, name: str, of: Mapping[str, Any] | None = None) -> list[float]:
         """A list of numbers; [] where there is none."""
         values = self.items(name) if of is None else of.get(name)
-        if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
+        if not isinstance(values, list) or not all(map(_is_float, values)):
             raise self.error(name, "is no list of numbers")
         return values
 
@@ -144,6 +149,11 @@ class Config:
     def head_dim(self) -> int:
         n_head = self.count("num_attention_heads")
         return self.count("head_dim", default=self.count("hidden_size") // max(1, n_head)) if n_head else 0
+
+
+def _is_float(value: object) -> bool:
+    """True for a number that f32 has, too."""
+    return type(value) in (int, float) and -FLOAT_MAX <= value <= FLOAT_MAX  # type: ignore[operator]
 
 
 def _rope(path: Path, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -121,9 +121,9 @@ def _rope_keys(c: Config) -> Keys:
     yield "rope.scaling.type", text("longrope" if kind == "su" else kind)
     if "factor" in rope:
         yield "rope.scaling.factor", f32(c.number("factor", of=rope))
-    before = rope.get("original_max_position_embeddings", c.get("original_max_position_embeddings"))
-    if isinstance(before, int):
-        yield "rope.scaling.original_context_length", u32(before)
+    before = next((of for of in (Config(c.path, rope), c) if "original_max_position_embeddings" in of), None)
+    if before is not None:
+        yield "rope.scaling.original_context_length", u32(before.count("original_max_position_embeddings"))
     for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
         if name in rope and kind == "yarn":
             yield f"rope.scaling.{key}", f32(c.number(name, of=rope))
@@ -440,7 +440,9 @@ def gemma4_far(c: Config) -> tuple[int, int]:
     layers = c.get("per_layer_config")
     for own in layers.values() if isinstance(layers, dict) else ():
         if isinstance(own, dict):
-            size, n = own.get("head_dim", size), own.get("num_key_value_heads", n)
+            of_layer = Config(c.path, own)
+            size = of_layer.count("head_dim", default=size)
+            n = of_layer.count("num_key_value_heads", default=n)
     return size, n
 
 

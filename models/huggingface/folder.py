@@ -200,12 +200,14 @@ class Constant:
 def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator[tuple[str, TensorInfo]]:
     names = Names(config, family.arch)
     weights = weights_of(checkpoint, config)
-    tied = config.get("tie_word_embeddings") is True
+    tied = config.get("tie_word_embeddings")
+    if tied is False and names.has_output and not any(name.endswith("lm_head.weight") for name in checkpoint.tensors):
+        log.warning("%s: there is no lm_head.weight: the embedding's matrix takes its place", checkpoint.folder)
     others, images = set[str](), vision_of(config)
     for name, group in _stacks(checkpoint, weights).items():
         if family.unused and re.search(family.unused, name):
             continue
-        if _BUFFERS.search(name) or (name.endswith("lm_head.weight") and (tied or not names.has_output)):
+        if _BUFFERS.search(name) or (name.endswith("lm_head.weight") and (tied is True or not names.has_output)):
             continue
         if (other := _OTHER_PARTS.search(name)) or names.is_mtp(name):  # models/architectures/mtp.py reads GGUF only
             part = other[1] if other else "mtp"
@@ -218,6 +220,8 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
         if len({(weight.dtype, weight.shape) for weight in group}) > 1:
             raise checkpoint.error(name, "has experts of different types or shapes")
         before = group[0].shape if len(group) == 1 else (len(group), *group[0].shape)
+        if not before:
+            raise checkpoint.error(name, "is one number without a dimension")
         for target, move in targets:
             try:
                 shape = before if move is None else move.shape(before, config)

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from logitless import AsyncLLM, SamplingParams
@@ -64,6 +65,8 @@ def test_generation_config_gives_the_defaults_of_a_server_and_flags_come_first(f
     assert not differing(defaults(folder), **OWN)
     flags = defaults(folder, "--top-k", "40", "--temp", "0.8", LLAMA_ARG_REPEAT_PENALTY="1")
     assert not differing(flags, **OWN | {"top_k": 40, "temperature": 0.8, "repeat_penalty": 1})
+    switch = defaults(folder, "--gpt-oss-20b-default", "--top-k", "5")
+    assert not differing(switch, **OWN | {"top_k": 5, "temperature": 1, "top_p": 1, "min_p": 0.01})
 
 
 def test_chain_of_a_file_gives_way_to_both_flags(file: Path) -> None:
@@ -98,6 +101,7 @@ def test_llama_cpp_has_the_same_defaults_of_a_converted_file(file: Path) -> None
     ("settings", "problem"),
     [
         ({"temperature": "hot"}, "generation_config.json: 'temperature' is 'hot', not a number"),
+        ({"min_p": 1e39}, "generation_config.json: 'min_p' is '1e\\+39', beyond 32-bit floats"),
         ({"top_k": 1.5}, "generation_config.json: 'top_k' is 1.5, not a count"),
         ({"top_p": [0.9]}, "generation_config.json: 'top_p' is .*, not a number"),
         ([], "generation_config.json: is no JSON object"),
@@ -113,6 +117,7 @@ def test_wrong_generation_config_is_refused_in_one_line(settings: object, proble
     ("key", "value", "problem"),
     [
         ("temp", "hot", "key 'general.sampling.temp' must be one number"),
+        ("temp", np.array([0.5, 0.5]), "key 'general.sampling.temp' must be one number"),
         ("top_k", 1.5, "key 'general.sampling.top_k' is 1.5, not a whole number"),
         ("penalty_last_n", -2, "key 'general.sampling.penalty_last_n' is -2, not a whole number from -1"),
         ("sequence", 3, "key 'general.sampling.sequence' is no list of samplers"),
@@ -127,3 +132,4 @@ def test_numbers_beyond_their_limits_and_unknown_samplers_are_as_in_llama_cpp(ca
     own = {"general.sampling.top_k": -1, "general.sampling.top_p": 1.5, "general.sampling.sequence": "foo;top_k;"}
     assert model_defaults(own, Path("m.gguf")) == {"top_k": 0, "top_p": 1.0, "samplers": ("top_k",)}
     assert "there is no sampler 'foo'" in caplog.text
+    assert model_defaults({"general.sampling.sequence": ""}, Path("m.gguf")) == {}

@@ -184,6 +184,12 @@ def test_settings_of_repositories_mean_those_of_transformers(family: str, tmp_pa
             "'layers_block_type' has not one kind of FFN",
         ),
         ("gemma3n", {"activation_sparsity_pattern": ["x"]}, "'activation_sparsity_pattern' is no list of numbers"),
+        ("gemma4", {"per_layer_config": {"5": {"head_dim": 1e9}}}, "'head_dim' is '1000000000.0', not a count"),
+        (
+            "qwen2-yarn",
+            {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 1 << 40}},
+            "'original_max_position_embeddings' is '1099511627776', not a count",
+        ),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_in_one_line(

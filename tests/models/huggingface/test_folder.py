@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -94,6 +95,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "index with an absent tensor": (index({"model.x": WEIGHTS}), f"{WEIGHTS}: has no tensor 'model.x'"),
     "index out of the folder": (index({Q: f"../{WEIGHTS}"}), "is no safetensors file of the folder"),
+    "index with a long name": (index({Q: "x" * 300 + ".safetensors"}), "xxx.safetensors: is missing, and"),
     "index of no names": (index([1]), "'weight_map' does not name a file"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "is a directory without config.json"),
     "config of no JSON": (raw(lambda _: b"{", "config.json"), "config.json: is no JSON"),
@@ -116,6 +118,8 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "missing tensor": (tensors(lambda t: t.pop(Q)), "tensor 'blk.0.attn_q.weight' is missing"),
     "wrong shape": (tensors(lambda t: t.update({Q: t[Q][:32]})), r"'blk.0.attn_q.weight' has shape \(32, 64\)"),
+    "one number": (tensors(lambda t: t.update({EMBEDDING: np.float32(1)})), "is one number without a dimension"),
+    "pipe": (lambda folder: os.mkfifo(folder / "generation_config.json"), "config.json: is not a regular file"),
     "no embedding": (tensors(lambda t: t.pop(EMBEDDING)), "no safetensors file has the token embedding"),
 }
 
@@ -139,6 +143,17 @@ def test_folder_with_an_image_encoder_says_what_is_not_read(tmp_path: Path, capl
     assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
         "the text model alone is read, not visual"
     ]
+
+
+def test_folder_without_its_output_matrix_says_what_takes_its_place(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_folder(tmp_path / "model", FAMILY)
+    tensors(lambda values: values.pop("lm_head.weight"))(folder)
+    for tied, n in ((True, 0), (False, 1)):
+        config(tie_word_embeddings=tied)(folder)
+        GGUFFile.open(folder).close()
+        assert caplog.text.count("there is no lm_head.weight: the embedding's matrix takes its place") == n
 
 
 def test_folder_of_gguf_files_names_one(tmp_path: Path) -> None:
