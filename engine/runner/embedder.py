@@ -124,7 +124,8 @@ class Embedder:
 
     def everything(self) -> list[Tensor]:
         """Graphs that together contain every op of any run."""
-        return [self.graph(1, 64, pooling) for pooling in ("mean", "rank" if self.ranks else "cls")]
+        length = bucket(min(64, self.n_ctx))
+        return [self.graph(1, length, pooling) for pooling in ("mean", "rank" if self.ranks else "cls")]
 
     def load(self) -> None:
         """Load the weights by a run of one token."""

@@ -17,6 +17,7 @@ from logitless.models.architectures.position_bias import buckets
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import AdaptedModel, define_model, hparams_of
+from tests.helpers.architecture_specs import ENCODERS
 from tests.helpers.bert_model import N_CTX, forward, score, tensors, write
 from tests.helpers.reference_model import Spec, reference
 from tests.helpers.reference_model import write as write_spec
@@ -25,12 +26,13 @@ from tests.helpers.reference_rope import plain
 Array = np.ndarray[Any, Any]
 
 
-def opened(path: Path) -> tuple[Session, Embedder]:
+def opened(path: Path, n_ctx: int | None = None) -> tuple[Session, Embedder]:
     with GGUFFile.open(path) as gguf:
         hparams = hparams_of(gguf)
+        n_ctx = n_ctx or hparams.n_ctx_train
         session = Session([CPUBackend(2)])
-        model = define_model(session, gguf, hparams, hparams.n_ctx_train)
-        embedder = Embedder(lambda _: AdaptedModel(session, lambda _: model), hparams, 64, hparams.n_ctx_train)
+        model = define_model(session, gguf, hparams, n_ctx)
+        embedder = Embedder(lambda _: AdaptedModel(session, lambda _: model), hparams, 64, n_ctx)
         for pooling in ("cls", "rank") if embedder.ranks else ("cls",):  # reads the weights while the file is open
             assert embedder.embed([[1]], pooling)[0].size > 0
     return session, embedder
@@ -231,3 +233,14 @@ def test_buckets_of_distances_are_those_of_t5() -> None:
     expected = {0: 0, -1: 1, 1: 17, -7: 7, -8: 8, 8: 24, -11: 8, -12: 9, 16: 26, 32: 28, 64: 30, -90: 14, 91: 31}
     expected |= {127: 31, -128: 15, 5000: 31}
     assert dict(zip(expected, buckets(np.array(list(expected)), 32).tolist(), strict=True)) == expected
+
+
+def test_biases_by_distance_in_a_short_context_are_those_of_a_long_one(tmp_path: Path) -> None:
+    write_spec(path := tmp_path / "m.gguf", ENCODERS["jina-bert-v2"])
+    vectors = []
+    for n_ctx in (None, 17):
+        session, embedder = opened(path, n_ctx)
+        assert embedder.everything()
+        vectors.append(embedded(embedder, [list(range(200, 217)), [300]], "mean"))
+        session.close()
+    np.testing.assert_array_equal(*vectors)
