@@ -18,7 +18,7 @@ from logitless.models.gguf.metadata import Metadata
 from logitless.models.gguf.parse import Part, TensorInfo
 from logitless.models.gguf.types import ValueType
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.huggingface.checkpoint import FLOATS, Checkpoint, open_checkpoint, plain
+from logitless.models.huggingface.checkpoint import FLOATS, Array, Checkpoint, open_checkpoint, plain
 from logitless.models.huggingface.config import Config, read_json
 from logitless.models.huggingface.families import FAMILIES, Family
 from logitless.models.huggingface.folder import Constant, Converted, Names, targets_of, tensor_info
@@ -80,6 +80,8 @@ def _tensors(checkpoint: Checkpoint, settings: Mapping[str, Any], h: Hparams) ->
         if which == "A":
             own = TRANSPOSED if of_embedding else None
         else:
+            if 0 in stored.shape:
+                raise checkpoint.error(name, f"has shape {stored.shape}, and so no numbers")
             factor = _factor(config, settings, module, rank=stored.shape[1])
             own = _times(factor) if move is None else then(_times(factor), move)
         shape = stored.shape if own is None else own.shape(stored.shape, config)
@@ -109,22 +111,28 @@ def _dora(
         for part, info in infos.items()
         if info is not None and info.source is not None
     }
-    if weight is None or not fits or (arrays["b"].shape[0], arrays["a"].shape[1]) != weight.shape:
+    sizes = [size for part in ("b", "a") if part in arrays for size in arrays[part].shape]
+    if weight is None or not fits or (sizes[0], sizes[3]) != weight.shape or sizes[1] != sizes[2]:
         problem = f"DoRA of {shown(target)} has not a pair and a vector that fit a matrix of the model"
         raise ModelFileError(checkpoint.folder, problem)
     a, b, m = arrays["a"], arrays["b"], arrays["delta"]
-    whole = dequantized(weight, base.bytes_of(target)) + b @ a
-    norm = np.sqrt(np.square(whole, dtype=np.float64).sum(1))
-    if m.shape != norm.shape or not norm.all():
-        raise ModelFileError(checkpoint.folder, f"DoRA of {shown(target)} has {m.size} norms for {norm.size} rows")
-    d = m / norm
-    new = {"b": d[:, None] * b, "delta": d - 1}
-    constants = {f"{target}.lora_{part}": Constant(values.astype(np.float32)) for part, values in new.items()}
+    with np.errstate(over="ignore", invalid="ignore"):  # whoever reads the adapter refuses what is not finite
+        whole = dequantized(weight, base.bytes_of(target)) + b @ a
+        norm = np.sqrt(np.square(whole, dtype=np.float64).sum(1))
+        if m.shape != norm.shape or not norm.all():
+            raise ModelFileError(checkpoint.folder, f"DoRA of {shown(target)} has {m.size} norms for {norm.size} rows")
+        d = np.where(np.isfinite(norm), m / norm, np.nan)
+        new = {"b": d[:, None] * b, "delta": d - 1}
+        constants = {f"{target}.lora_{part}": Constant(values.astype(np.float32)) for part, values in new.items()}
     return {name: tensor_info(name, source.values.shape, "f32", source) for name, source in constants.items()}
 
 
 def _times(factor: float) -> Move:
-    return Move(lambda array, _: array * np.float32(factor), counts=True)
+    def of(array: Array, _: Config) -> Array:
+        with np.errstate(over="ignore"):  # whoever reads the adapter refuses what is not finite
+            return array * np.float32(factor)
+
+    return Move(of, counts=True)
 
 
 def _factor(config: Config, settings: Mapping[str, Any], module: str, rank: int) -> float:
@@ -136,6 +144,5 @@ def _factor(config: Config, settings: Mapping[str, Any], module: str, rank: int)
             alpha = other if re.fullmatch(rf"(.*\.)?({pattern})", module) else alpha
         except re.error:
             raise config.error("alpha_pattern", f"has {shown(pattern)}, no regular expression") from None
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise config.error("lora_alpha", f"is {shown(str(alpha))}, not a number")
-    return alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    number = Config(config.path, {"lora_alpha": alpha}).number("lora_alpha")
+    return number / (math.sqrt(rank) if settings.get("use_rslora") else rank)

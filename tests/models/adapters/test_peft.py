@@ -261,6 +261,7 @@ def _config(h: Hparams) -> dict[str, Any]:
         ({"peft_type": "IA3"}, "'peft_type' is 'IA3'; supported is LORA"),
         ({"bias": "all"}, "'bias' is 'all'; supported is none"),
         ({"lora_alpha": "x"}, "'lora_alpha' is 'x', not a number"),
+        ({"lora_alpha": 1e39}, "'lora_alpha' is '1e\\+39', beyond 32-bit floats"),
         ({"alpha_pattern": {"(": 1}}, "'alpha_pattern' has '\\(', no regular expression"),
     ],
 )
@@ -298,21 +299,24 @@ def test_module_unknown_to_peft_is_refused(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("end", "change", "problem"),
     [
-        (lambda values: None, "DoRA of 'blk.0.attn_q.weight' has not a pair and a vector that fit"),
-        (lambda values: values[:-1], r"do not fit tensor 'blk.0.attn_q.weight.lora_delta' of shape \(31,\)"),
-        (lambda values: values[:, None], r"lora_magnitude_vector' is F32 of shape \(32, 1\), expected a vector"),
+        ("magnitude_vector", lambda m: None, "DoRA of 'blk.0.attn_q.weight' has not a pair and a vector that fit"),
+        ("magnitude_vector", lambda m: m[:-1], r"do not fit tensor 'blk.0.attn_q.weight.lora_delta' of shape \(31,\)"),
+        ("magnitude_vector", lambda m: m[:, None], r"_vector' is F32 of shape \(32, 1\), expected a vector"),
+        ("A.weight", lambda a: a[:-1], "DoRA of 'blk.0.attn_q.weight' has not a pair and a vector that fit"),
+        ("B.weight", lambda b: b[:, :0], r"lora_B.weight' has shape \(32, 0\), and so no numbers"),
+        ("A.weight", lambda a: a * 0 + 3e38, "'blk.0.attn_q.weight.lora_b' holds a number that is not finite"),
     ],
 )
-def test_dora_of_peft_with_wrong_norms_is_refused_in_one_line(
-    change: Callable[[F32], F32 | None], problem: str, model: Path, tmp_path: Path
+def test_dora_of_peft_with_wrong_tensors_is_refused_in_one_line(
+    end: str, change: Callable[[F32], F32 | None], problem: str, model: Path, tmp_path: Path
 ) -> None:
     with GGUFFile.open(model) as base:
         h = hparams_of(base)
         write_peft(tmp_path, adapter_of(base, "dora"), base, h)
         _, tensors = read_folder(tmp_path)
-        name = "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"
+        name = "base_model.model.model.layers.0.self_attn.q_proj.lora_" + end
         changed = {**tensors, name: change(tensors[name])}
         rows = {n: ("F32", a.shape, [a.astype(np.float32)]) for n, a in changed.items() if a is not None}
         write_safetensors(tmp_path / "adapter_model.safetensors", rows)
