@@ -14,11 +14,11 @@ from logitless.models.adapters.lora import write_adapter
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.write import Data, write_gguf
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.quantization.quantize import dequantized, quantize
+from logitless.models.quantization.quantize import quantize
 from logitless.models.quantization.quantize_model import plan_export
 from logitless.models.weights.finite import FLOAT_TYPES, is_finite
 from logitless.models.weights.tensor_map import TensorSlice
-from logitless.models.weights.weights import check_weights
+from logitless.models.weights.weights import check_weights, numbers_of
 from logitless.training.errors import TrainingDiverged
 from logitless.training.trainable import LORA, Trainable
 
@@ -44,7 +44,7 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
 
     def rows(source: str, kind: str, parts: list[tuple[str, TensorSlice]]) -> Iterator[npt.NDArray[Any]]:
         if len(parts) > 1 and parts[0][1].n_experts:  # parts lie between each other
-            whole = dequantized(gguf.tensors[source], gguf.bytes_of(source)).copy()
+            whole = numbers_of(gguf, declared, source).copy()
             for name, part in parts:
                 if name in trained:
                     part.scatter(whole, np.concatenate(list(trainable.pieces(name))))
@@ -55,14 +55,16 @@ def save_result(path: str | Path, trainable: Trainable, gguf: GGUFFile, h: Hpara
             if name in trained:
                 pieces = trainable.pieces(name)
             else:  # beside parts of the same matrix that were trained
-                pieces = iter([part.gather(dequantized(gguf.tensors[source], gguf.bytes_of(source)))])
+                pieces = iter([part.gather(numbers_of(gguf, declared, source))])
             for piece in pieces:
                 yield encoded(source, piece, kind)
 
     tensors = []
     for source, info in gguf.tensors.items():
         parts = sorted(((n, p) for n, p in declared.items() if p.source == source), key=lambda entry: entry[1].start)
-        if any(name in trained for name, _ in parts):
+        if any(name.removesuffix("factor") + "weight" in trained for name, _ in parts if name.endswith(".factor")):
+            data = Data(np.ones(info.shape, np.float32), info.shape)  # the trained numbers have it
+        elif any(name in trained for name, _ in parts):
             kind = plan.types[source]
             data = Data(partial(rows, source, kind, parts), info.shape, kind)
         else:

@@ -18,10 +18,9 @@ from logitless.models.adapters.lora import Adapter, Pair
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.model import Model
-from logitless.models.quantization.quantize import dequantized
 from logitless.models.weights.finite import is_finite
 from logitless.models.weights.tensor_map import TensorSlice
-from logitless.models.weights.weights import Weights, check_weights
+from logitless.models.weights.weights import Weights, check_weights, numbers_of
 from logitless.training.adapters.options import LoraOptions, adapter_of
 from logitless.training.errors import TrainingDiverged, TrainingError
 
@@ -34,8 +33,8 @@ def at_once(call: Callable[[], Any]) -> Any:
     return call()
 
 
-# constants, router biases, and embedding or ranking heads: the language-model loss has no gradient
-_WITHOUT_GRADIENT = re.compile(r"rope_|blk\.\d+\.exp_probs_b\.|cls\.|dense_")
+# constants, router biases, scales of matrices, and embedding or ranking heads: the language-model loss has no gradient
+_WITHOUT_GRADIENT = re.compile(r"rope_|blk\.\d+\.exp_probs_b\.|cls\.|dense_|.*\.factor$")
 
 
 @dataclass(frozen=True)
@@ -127,13 +126,15 @@ def full(
     """Full finetuning: weights whose name matches a pattern, in f32; the others stay as in the file."""
     tensors = dict(model.weights.tensors)
     params, names = [], []
-    for name, part in check_weights(gguf, h).items():
+    declared = check_weights(gguf, h)
+    for name, part in declared.items():
         if _WITHOUT_GRADIENT.match(name) or not any(fnmatch.fnmatchcase(name, p) for p in patterns):
             continue
 
         def start(part: TensorSlice = part) -> F32:
-            return part.gather(dequantized(gguf.tensors[part.source], gguf.bytes_of(part.source)))
+            return part.gather(numbers_of(gguf, declared, part.source))
 
+        tensors.pop(name.removesuffix("weight") + "factor", None)  # the trained numbers have it
         source = _bytes_from(start)
         tensors[name] = session.define(f"{prefix}.{name}", part.graph_shape, source=source, on_loaded=gguf.release)
         params.append(tensors[name])

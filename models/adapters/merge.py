@@ -14,8 +14,9 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.write import Data, copied_keys, write_gguf
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.quantization.quantize import DTYPES, F32, dequantized, quantize
+from logitless.models.quantization.quantize import DTYPES, F32, quantize
 from logitless.models.quantization.quantize_model import plan_export
+from logitless.models.weights.weights import check_weights, numbers_of
 
 # Types of nearly the same numbers
 WRITTEN_AS = {"iq1_s": "q5_0", "iq1_m": "q6_k", **dict.fromkeys(("tq1_0", "tq2_0", "q1_0", "q2_0"), "q4_0")}
@@ -46,11 +47,17 @@ def merge(
                 base.path, f"tensor '{name}' has type {base.tensors[name].dtype}, which is not written"
             )
 
+    declared = check_weights(base, h)
+    ones = {part.source for n, part in declared.items() if n.endswith(".factor") and _matrix_of(part.source) in changes}
+
     def tensors() -> Iterator[tuple[str, Data]]:
         for name, info in base.tensors.items():
             raw, dtype = base.bytes_of(name), types[name]
             if name in changes:
-                raw = quantize(_changed(dequantized(info, raw), name, changes[name]), dtype)
+                raw = quantize(_changed(numbers_of(base, declared, name), name, changes[name]), dtype)
+            elif name in ones:  # the changed numbers have it
+                yield name, Data(np.ones(info.shape, np.float32), info.shape)
+                continue
             elif plan is not None:
                 yield name, Data(partial(plan.pieces, name), info.shape, dtype)
                 continue
@@ -61,6 +68,10 @@ def merge(
 
     write_gguf(path, h.arch, copied_keys(base.metadata) if plan is None else plan.keys(), tensors())
     return list(changes)
+
+
+def _matrix_of(scale: str) -> str:
+    return scale.removesuffix("scale") + "weight"
 
 
 def _writable(dtype: str) -> str:

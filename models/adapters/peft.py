@@ -15,7 +15,7 @@ from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.huggingface.safetensors import write_safetensors
-from logitless.models.quantization.quantize import dequantized
+from logitless.models.weights.weights import check_weights, numbers_of
 
 # architectures whose modules have Hugging Face's names of Llama; `llama`: GGUF has the rows of queries
 # and keys in another order
@@ -39,7 +39,7 @@ def write_peft(folder: str | Path, adapter: Adapter, base: GGUFFile, h: Hparams)
     this factor. DoRA's B and norms follow from its deltas and the model's weights."""
     if h.arch not in ARCHITECTURES:
         raise ModelFileError(base.path, f"{h.arch!r} is not among those for peft: {', '.join(ARCHITECTURES)}")
-    pairs = fused(adapter, base, h)
+    pairs, declared = fused(adapter, base, h), check_weights(base, h)
     dora = any(pair.delta is not None for pair in pairs.values())
     ranks = {name: pair.rank for name, pair in pairs.items()}
     # by the alpha of training, or that of the file; with neither each module's factor is 1
@@ -61,7 +61,7 @@ def write_peft(folder: str | Path, adapter: Adapter, base: GGUFFile, h: Hparams)
             if not d.all():
                 raise ModelFileError(base.path, f"the adapter has an output of {shown(name)} with the factor 0")
             b = b / d[:, None]
-            w = dequantized(base.tensors[name], base.bytes_of(name)) + np.float32(factor) * b @ pair.a
+            w = numbers_of(base, declared, name) + np.float32(factor) * b @ pair.a
             norm = np.sqrt(np.square(w, dtype=np.float64).sum(1)).astype(np.float32)
             tensors[f"{prefix}.lora_magnitude_vector"] = _in_order(name, d * norm, h)
         tensors[f"{prefix}.lora_A.weight"] = pair.a

@@ -96,12 +96,17 @@ class HeadValues:
 def write_rows(session: Session, model: Model, tokens: Sequence[tuple[int, int]]) -> None:
     """Copy the LM head's rows of some tokens, (column, id) each, to their columns of the draft vocabulary."""
     weights = model.weights
-    matrix = weights["output" if "output" in weights else "token_embd"]
+    name = "output" if "output" in weights else "token_embd"
+    matrix, factor = weights[name], weights.factor(name)
+
+    def build() -> list[Tensor]:
+        rows = get_rows(matrix, feed("learn.ids", (N_COPY,), "i32"))
+        return [rows if factor is None else mul(rows, factor)]
+
     for start in range(0, len(tokens), N_COPY):
         part = tokens[start : start + N_COPY]
         ids = np.zeros(N_COPY, np.int32)
         ids[: len(part)] = [id for _, id in part]
-        build = lambda: [get_rows(matrix, feed("learn.ids", (N_COPY,), "i32"))]  # noqa: E731
         (rows,) = session.run(f"{PREFIX}.copy", build, {"learn.ids": ids}, [len(part)])
         for (column, _), row in zip(part, rows, strict=True):
             session.write(ROWS, row, column * row.nbytes)

@@ -71,8 +71,8 @@ class FileDrafter(Drafter):
 
     def embedding(self, model: Model, tokens: Tensor) -> Tensor:
         """Embeddings (T, n_embd) of tokens (T,): the file's, or the model's."""
-        own = self.weights.get("token_embd")
-        return model.weights.embedding(tokens) if own is None else get_rows(own, tokens)
+        own = "token_embd" in self.weights
+        return (self.weights if own else model.weights).embedding(tokens)
 
     def head(self, model: Model, x: Tensor, out: Tensor | None) -> Tensor:
         """Logits (R, n) of the `out` rows, or of all, of hidden states x (T, n_embd): by the file's LM head, or

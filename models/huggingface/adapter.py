@@ -23,7 +23,7 @@ from logitless.models.huggingface.config import Config, read_json
 from logitless.models.huggingface.families import FAMILIES, Family
 from logitless.models.huggingface.folder import Constant, Converted, Names, targets_of, tensor_info
 from logitless.models.huggingface.moves import TRANSPOSED, Move, then
-from logitless.models.quantization.quantize import dequantized
+from logitless.models.weights.weights import check_weights, numbers_of
 
 CONFIG = "adapter_config.json"
 _MAGNITUDE = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_magnitude_vector(?:\.\w+)*")
@@ -45,7 +45,7 @@ def read_peft(folder: Path, h: Hparams, base: GGUFFile) -> list[Part]:
         tensors = dict(_tensors(checkpoint, settings, h))
         for target in [name.removesuffix(".lora_a") for name in tensors if name.endswith(".lora_a")]:
             if settings.get("use_dora") and target != EMBEDDING:
-                tensors |= _dora(checkpoint, tensors, target, base)
+                tensors |= _dora(checkpoint, tensors, target, base, h)
     except BaseException:
         checkpoint.close()
         raise
@@ -99,7 +99,7 @@ def _target(checkpoint: Checkpoint, family: Family, names: Names, name: str, mod
 
 
 def _dora(
-    checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo], target: str, base: GGUFFile
+    checkpoint: Checkpoint, tensors: Mapping[str, TensorInfo], target: str, base: GGUFFile, h: Hparams
 ) -> dict[str, TensorInfo]:
     """B and the delta of a pair whose `lora_delta` is peft's magnitude m still: d = m / ‖W + B A‖ of each row,
     where W has the model's own numbers (Liu et al., 2024)."""
@@ -117,7 +117,7 @@ def _dora(
         raise ModelFileError(checkpoint.folder, problem)
     a, b, m = arrays["a"], arrays["b"], arrays["delta"]
     with np.errstate(over="ignore", invalid="ignore"):  # whoever reads the adapter refuses what is not finite
-        whole = dequantized(weight, base.bytes_of(target)) + b @ a
+        whole = numbers_of(base, check_weights(base, h), target) + b @ a
         norm = np.sqrt(np.square(whole, dtype=np.float64).sum(1))
         if m.shape != norm.shape or not norm.all():
             raise ModelFileError(checkpoint.folder, f"DoRA of {shown(target)} has {m.size} norms for {norm.size} rows")

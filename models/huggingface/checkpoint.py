@@ -32,6 +32,7 @@ class Weight:
     read: Callable[[Sequence[Part]], Array]
     sources: tuple[Stored, ...]
     floats: Weight | None = None  # of blocks: the same numbers as floats
+    scale: Weight | None = None  # of blocks: the number that they all are multiplied by, (1,)
 
 
 @dataclass(frozen=True)

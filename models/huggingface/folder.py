@@ -233,6 +233,9 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
                 own = tuple(weight.floats or weight for weight in group)
             dtype = "f32" if small else own[0].dtype
             yield target, tensor_info(target, shape, dtype, Converted(own, config, move))
+            if scales := tuple(weight.scale for weight in own if weight.scale is not None):
+                scale = target.removesuffix(".weight") + ".scale"
+                yield scale, tensor_info(scale, (len(scales),), "f32", Converted(scales, config))
     if others:
         log.warning("%s: the text model alone is read, not %s", checkpoint.folder, ", ".join(sorted(others)))
     yield from rope_factors(config)

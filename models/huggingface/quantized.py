@@ -2,7 +2,7 @@
 
 4-bit codes with a scale for each group of columns become Q4_0 (codes around 8: the numbers stay the same, but for
 scales that f16 rounds) or Q4_1 (with zero points, whose product with the scale is rounded to f16); 8-bit codes become
-Q8_0, MXFP4 stays what it is. 8-bit floats, bitsandbytes' and NVFP4's 4 bits become BF16, and GPTQ's weights in
+Q8_0, MXFP4 and NVFP4 stay what they are. 8-bit floats and bitsandbytes' 4 bits become BF16, and GPTQ's weights in
 another order of columns F16."""
 
 from __future__ import annotations
@@ -182,17 +182,28 @@ class _Reader:
         if total.nbytes != 4:
             raise self._checkpoint.error(f"{module}.{whole}", f"has shape {total.shape}, expected one number")
 
+        def factor(parts: Sequence[Part]) -> npt.NDArray[np.float32]:
+            number = _floats(total, parts).reshape(1)
+            return np.float32(1) / number if whole == "weight_global_scale" and number.all() else number
+
         def floats(parts: Sequence[Part]) -> Array:
-            factor = float(_floats(total, parts).item())
-            factor = 1 / factor if whole == "weight_global_scale" and factor else factor
             pairs = codes.raw(parts).reshape(n, k // 2)
             values = _E2M1[np.stack([pairs & 15, pairs >> 4], -1)].reshape(n, k // 16, 16)
-            return of_f32(
-                (values * (_E4M3[scale.raw(parts)] * np.float32(factor)).reshape(n, -1, 1)).reshape(n, k), "bf16"
-            )
+            return of_f32((values * (_E4M3[scale.raw(parts)] * factor(parts)).reshape(n, -1, 1)).reshape(n, k), "bf16")
 
-        self._warn_of_bf16("NVFP4")
-        return Weight("bf16", (n, k), floats, (codes, scale, total))
+        def blocks(parts: Sequence[Part]) -> Array:
+            bits = scale.raw(parts).reshape(n, k // 64, 4)
+            pairs = codes.raw(parts).reshape(n, k // 64, 4, 8)
+            own = np.stack([pairs & 15, pairs >> 4], -1).reshape(n, k // 64, 4, 16) ^ (bits >> 7 << 3)[..., None]
+            packed = own[..., :8] | own[..., 8:] << 4
+            return np.concatenate([bits & 127, packed.reshape(n, k // 64, 32)], -1).reshape(n, -1)
+
+        bf16 = Weight("bf16", (n, k), floats, (codes, scale, total))
+        if k % 64:
+            self._warn_of_bf16("NVFP4 of rows that are no multiple of 64")
+            return bf16
+        factors = Weight("f32", (1,), factor, (total,))
+        return Weight("nvfp4", (n, k), blocks, (codes, scale, total), floats=bf16, scale=factors)
 
     def _nf4(self, name: str) -> Weight:
         """bitsandbytes: codes of a table of 16, the first in the high bits; the largest number of each block, which

@@ -28,7 +28,7 @@ _OF_OUTPUT = re.compile(r"(?:^|\.)(?:output|output_norm|altup_unembd_proj|cls|de
 EXPERTS = r"\.ffn_(gate|up|gate_up|down)_exps\."  # names of expert weights
 _EXPERTS_OF = re.compile(rf"^(?:lora\.\d+\.)?blk\.(\d+){EXPERTS}")
 # The name in the file, within ours.
-_WEIGHT = re.compile(r"(?:(?:weights|lora)\.\d+\.)?(.+\.(?:weight|bias|scale))(?:\.[ab])?")
+_WEIGHT = re.compile(r"(?:(?:weights|lora)\.\d+\.)?(.+\.(?:weight|bias|scale|factor))(?:\.[ab])?")
 
 
 @dataclass(frozen=True)

@@ -490,8 +490,6 @@ def _feed_forward_tensors(
         yield from _dense_tensors(h, b, n_ff, present)
     if h.architecture.norm.inner:
         yield from _one(b + "ffn_sub_norm.weight", n_ff)
-        for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
-            yield f"{b}{name}.factor", TensorSlice(f"{b}{name}.scale", (1,), required=False)
     if experts and h.architecture.moe.parallel_dense:
         for name in ("pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2"):
             yield from _norm(b + name, h)
@@ -619,4 +617,4 @@ def is_unused(h: Hparams, name: str, *, mtp: bool = False) -> bool:
         return True
     if h.residual_period and name == "blk.0.attn_res_score.weight":
         return True
-    return name.startswith((*blocks, *_UNUSED)) or name.endswith(_DERIVED) or name.removesuffix(".weight") in shared
+    return name.startswith((*blocks, *_UNUSED)) or name.endswith(_DERIVED) or name.rpartition(".")[0] in shared

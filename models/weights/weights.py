@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -34,6 +35,7 @@ Bytes = npt.NDArray[np.uint8]
 # outputs that kernels make together, which must not be of two experts: their rows are padded
 LANES = 16
 _OF_HEADS = ("_q_norm.weight", "_k_norm.weight")  # norms without a bias
+_TABLES = r"(position_embd|token_types|per_layer_token_embd|blk\.\d+\.(nextn\.embed_tokens|attn_rel_b))\.weight"
 
 
 @dataclass(frozen=True)
@@ -81,12 +83,15 @@ class Weights:
     def scale(self, name: str) -> Tensor | None:
         return self.tensors.get(f"{self.prefix}{name}.scale")
 
+    def factor(self, name: str) -> Tensor | None:
+        """The number that a matrix is multiplied by, (1,), or that of each of its experts, (n, 1)."""
+        return self.tensors.get(f"{self.prefix}{name}.factor")
+
     def linear(self, name: str, x: Tensor) -> Tensor:
         y = linear(x, self[name])
         weight = f"{self.prefix}{name}.weight"
         y = y if self.low_rank is None else self.low_rank.rescaled(weight, y)
-        factor = self.tensors.get(f"{self.prefix}{name}.factor")
-        y = y if factor is None else mul(y, factor)
+        y = y if (factor := self.factor(name)) is None else mul(y, factor)
         bias = self.bias(name)
         y = y if bias is None else add(y, bias)
         return y if self.low_rank is None else self.low_rank.added(weight, x, y)
@@ -96,10 +101,13 @@ class Weights:
         `order`: graph/ops/moe.py."""
         y = expert_linear(x, self[name], order, n=n)
         y = y if y.shape[1] == width else take_columns(y, 0, width)  # padded
-        bias = self.bias(name)  # (n, N)
-        if bias is not None:
+        factor, bias = self.factor(name), self.bias(name)  # (1,) or (n, 1); (n, N)
+        if factor is not None and len(factor.shape) == 1:
+            y, factor = mul(y, factor), None
+        if factor is not None or bias is not None:
             experts = reshape(slice_rows(order, start=2, stop=3), shape=order.shape[1:])
-            y = add(y, get_rows(bias, experts))
+            y = y if factor is None else mul(y, get_rows(factor, experts))
+            y = y if bias is None else add(y, get_rows(bias, experts))
         if self.low_rank is None:
             return y
         return self.low_rank.added_of_experts(f"{self.prefix}{name}.weight", x, y, order, n)
@@ -127,6 +135,7 @@ class Weights:
     def embedding(self, tokens: Tensor) -> Tensor:
         """Token embeddings (T, n_embd)."""
         x = get_rows(self["token_embd"], tokens)
+        x = x if (factor := self.factor("token_embd")) is None else mul(x, factor)
         x = x if self.low_rank is None else self.low_rank.embedded(tokens, x)
         return x if self.noise is None else add(x, self.noise)
 
@@ -151,7 +160,9 @@ def check_weights(gguf: GGUFFile, h: Hparams, *, mtp: bool = False) -> dict[str,
 def check_tensors(
     gguf: GGUFFile, h: Hparams, declared: Mapping[str, TensorSlice], is_unused: Callable[[str], bool]
 ) -> dict[str, TensorSlice]:
-    """The slices among `declared` whose tensors the file has. ModelFileError: as of `check_weights`."""
+    """The slices among `declared`, and of the scales of their matrices, whose tensors the file has. ModelFileError:
+    as of `check_weights`."""
+    declared = {**declared, **_factors(declared, gguf.tensors)}
     rows_used: dict[str, int] = {}
     for part in declared.values():
         rows_used[part.source] = max(rows_used.get(part.source, 0), part.start + part.n_rows)
@@ -179,10 +190,52 @@ def check_tensors(
     absent = declared.keys() - parts.keys()
     parts = {name: part for name, part in parts.items() if _weight_of(name) not in absent}
     claimed = {part.source for part in parts.values()}
+    for name, part in parts.items():
+        if name.endswith(".factor"):
+            values = vector(gguf.bytes_of(part.source), gguf.tensors[part.source].dtype)
+            if not np.isfinite(values).all() or not values.all():
+                raise ModelFileError(gguf.path, f"tensor '{part.source}' has a scale that is 0, NaN or infinite")
     for name in gguf.tensors:
+        weight, _, end = name.rpartition(".")
+        if end == "input_scale" and f"{weight}.weight" in claimed:  # of activations that are 4-bit floats, too
+            continue
         if name not in claimed and not is_unused(name):
+            if end in ("scale", "input_scale") and f"{weight}.weight" not in gguf.tensors:
+                raise ModelFileError(gguf.path, f"tensor {shown(name)} is a scale without its '{weight}.weight'")
             raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in {h.arch} with {h.n_layer} blocks")
     return parts
+
+
+def _factors(declared: Mapping[str, TensorSlice], present: Mapping[str, TensorInfo]) -> dict[str, TensorSlice]:
+    """Scales of whole matrices (NVFP4's, BitNet's) by graph name: one number, or one for each expert."""
+    sources, factors = {part.source for part in declared.values()}, {}
+    for name, part in declared.items():
+        source = f"{part.source.removesuffix('.weight')}.scale"
+        is_product = len(part.shape) == 2 and not part.as_f32 and name.endswith(".weight")
+        is_there = part.source in present and source in present and source not in sources
+        if not is_there or not is_product or re.fullmatch(_TABLES, name):
+            continue
+        own = TensorSlice(source, (1,))
+        if part.n_experts and not part.in_file and "exps" in name:
+            own = TensorSlice(source, (part.n_experts,), in_graph=(part.n_experts, 1))
+        factors[name.removesuffix("weight") + "factor"] = own
+    return factors
+
+
+def scale_of(gguf: GGUFFile, declared: Mapping[str, TensorSlice], source: str) -> npt.NDArray[np.float32] | None:
+    """The scale of a matrix of the file, or of each of its experts, in a shape that multiplies it."""
+    scale, n = f"{source.removesuffix('.weight')}.scale", len(gguf.tensors[source].shape)
+    if not any(part.source == scale and name.endswith(".factor") for name, part in declared.items()):
+        return None
+    return vector(gguf.bytes_of(scale), gguf.tensors[scale].dtype).reshape(-1, *[1] * (n - 1))
+
+
+def numbers_of(gguf: GGUFFile, declared: Mapping[str, TensorSlice], source: str) -> npt.NDArray[np.float32]:
+    """All numbers of a tensor of the file, times its scale where it has one."""
+    from logitless.models.quantization.quantize import dequantized
+
+    values, scale = dequantized(gguf.tensors[source], gguf.bytes_of(source)), scale_of(gguf, declared, source)
+    return values if scale is None else values * scale
 
 
 def _weight_of(name: str) -> str:

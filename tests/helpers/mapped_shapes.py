@@ -59,10 +59,9 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     for name, part in tensor_map(h, present):
         kind, short = name.rpartition(".")[2], part.source.removesuffix(".weight").rpartition(".")[2]
         asked = short in s.traits or (short == "output" and s.untied)
-        scales = kind == "factor" and "scales" in s.traits
-        if kind != "weight" and not part.source.endswith(FLAT) and not scales:
+        if kind != "weight" and not part.source.endswith(FLAT):
             continue
-        if not (part.required or asked or scales):
+        if not (part.required or asked):
             continue
         source = part.source.removesuffix(".weight")
         rows = max(part.start + part.n_rows, out.get(source, (0,))[0] if not part.n_experts else 0)

@@ -20,8 +20,7 @@ from logitless.models.adapters.low_rank import EMBEDDING, EXPERTS, NORMS, LowRan
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.model import Model
-from logitless.models.quantization.quantize import dequantized
-from logitless.models.weights.weights import check_weights
+from logitless.models.weights.weights import check_weights, numbers_of
 from logitless.training.adapters.options import LoraOptions
 from logitless.training.errors import TrainingError
 from logitless.training.trainable import LORA, Trainable
@@ -82,7 +81,9 @@ def lora(
             b = define(params, f"{name}.lora_b", np.zeros(b_shape, np.float32))
             squares = np.square(values, dtype=np.float64).sum(1).astype(np.float32)
             m = define(params, f"{name}.lora_m", np.sqrt(squares))
-            pairs[name], deltas[name] = dora(w, a, b, m, define(frozen, f"{name}.squares", squares), factor)
+            scale_of_w = model.weights.factor(name.removesuffix(".weight"))
+            squared = define(frozen, f"{name}.squares", squares)
+            pairs[name], deltas[name] = dora(w, scale_of_w, a, b, m, squared, factor)
             factors[name] = 1.0
             continue
         a0, b0 = principal(values, rank, factor, options.seed)
@@ -99,14 +100,15 @@ def lora(
 
 
 def dora(
-    w: Tensor, a: Tensor, b: Tensor, m: Tensor, squares: Tensor, factor: float
+    w: Tensor, scale_of_w: Tensor | None, a: Tensor, b: Tensor, m: Tensor, squares: Tensor, factor: float
 ) -> tuple[tuple[Tensor, Tensor], Tensor]:
     """DoRA's pair (A, d B) and d − 1 (n_out,), for d = m / ‖W + factor · B A‖ of each row.
 
     The norm has no gradient, as in the paper (4.3). Its square is ‖W‖² (`squares`, of the file's
     weights) + 2 factor B·(A Wᵀ) + factor² B A Aᵀ Bᵀ, so that W is read by one product of r rows."""
     b = scaled(b, factor)
-    cross = sum_to(mul(b, transpose(linear(a, w), axes=(1, 0))), shape=(b.shape[0], 1))
+    products = linear(a, w) if scale_of_w is None else mul(linear(a, w), scale_of_w)
+    cross = sum_to(mul(b, transpose(products, axes=(1, 0))), shape=(b.shape[0], 1))
     own = sum_to(mul(b, linear(b, linear(a, a))), shape=(b.shape[0], 1))
     total = add(reshape(squares, shape=(b.shape[0], 1)), add(scale(cross, factor=2.0), own))
     norm = detached(sqrt(total))
@@ -173,9 +175,7 @@ def _reader(gguf: GGUFFile, h: Hparams) -> Callable[[str], F32]:
 
     def read(name: str) -> F32:
         part = declared[name]
-        return part.gather(dequantized(gguf.tensors[part.source], gguf.bytes_of(part.source))).reshape(
-            matrix_shape(part.graph_shape)
-        )
+        return part.gather(numbers_of(gguf, declared, part.source)).reshape(matrix_shape(part.graph_shape))
 
     return read
 

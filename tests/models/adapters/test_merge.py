@@ -24,7 +24,7 @@ from tests.helpers.reference_model import Spec, write
     + [("iq1_m", "q6_k"), ("tq2_0", "q4_0"), ("q1_0", "q4_0"), ("nvfp4", "q8_0")],
 )
 def test_merged_matrices_keep_their_type_or_get_a_written_one(dtype: str, merged_as: str, tmp_path: Path) -> None:
-    spec = Spec(n_embd=256, n_ff=256, dtype=dtype)
+    spec = Spec(n_embd=256, n_ff=256, dtype=dtype, traits=("scales",))
     write(base_path := tmp_path / "base.gguf", spec)
     with GGUFFile.open(base_path) as base:
         rng, name, other = np.random.default_rng(1), "blk.0.attn_q.weight", "blk.0.ffn_up.weight"
@@ -32,11 +32,15 @@ def test_merged_matrices_keep_their_type_or_get_a_written_one(dtype: str, merged
         pair = Pair(*(rng.normal(size=shape).astype(np.float32) for shape in ((2, n_in), (n_out, 2))))
         h = hparams_of(base)
         assert merge(tmp_path / "merged.gguf", base, h, [(Adapter({name: pair}, 0.0), 0.25)]) == [name]
-        expected = dequantized(base.tensors[name], base.bytes_of(name)) + 0.25 * pair.b @ pair.a
+        scale = base.bytes_of("blk.0.attn_q.scale").view(np.float32)
+        expected = dequantized(base.tensors[name], base.bytes_of(name)) * scale + 0.25 * pair.b @ pair.a
         untouched = base.bytes_of(other).tobytes()
+        of_other = base.bytes_of("blk.0.ffn_up.scale").tobytes()
     with GGUFFile.open(tmp_path / "merged.gguf") as merged:
         assert (merged.tensors[name].dtype, merged.tensors[other].dtype) == (merged_as, dtype)
         assert merged.bytes_of(other).tobytes() == untouched
+        assert merged.bytes_of("blk.0.attn_q.scale").view(np.float32) == 1.0
+        assert merged.bytes_of("blk.0.ffn_up.scale").tobytes() == of_other
         result = dequantized(merged.tensors[name], merged.bytes_of(name))
     greatest = np.abs(expected).max()
     levels = {"q2_k": 1.5, "q6_k": 31, "q8_0": 127, "q4_0": 7, "iq4_nl": 7, "iq4_xs": 7, "mxfp4": 4}[merged_as]

@@ -270,6 +270,8 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
     "mixtral, experts of 172": Spec(n_expert=4, n_expert_used=2, n_ff=172, types={"ffn_down_exps": "f16"}),
     "mixtral, experts of 7": Spec(n_embd=72, head_dim=16, n_expert=4, n_expert_used=2, n_ff=7, untied=True),
     "command-r, per head": replace(PLAIN["command-r plus"], n_layer=64, n_ff=32),
+    "llama, scales of matrices": Spec(traits=("scales",)),
+    "mixtral, scales of experts": Spec(n_expert=4, n_expert_used=2, traits=("scales",)),
     "mistral3, yarn": Spec("mistral3", keys=YARN),
     "deepseek2, yarn": replace(DEEPSEEK, keys=DEEPSEEK.keys | YARN | {"attention.temperature_scale": None}),
     "mistral4": replace(PLAIN["mistral4"], keys=DEEPSEEK.keys | YARN | TEMPERATURE),

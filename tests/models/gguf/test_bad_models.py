@@ -161,7 +161,13 @@ def test_tensors_that_are_not_as_they_must_be(rewrite: Rewrite) -> None:
         ("token_embd_norm.weight", zeros(64, np.float32), "unknown"),
         ("position_embd.weight", zeros((256, 64), np.float32), "unknown"),
         ("output_norm.bias", zeros(64, np.float32), "unknown"),
-        ("output.scale", zeros(1, np.float32), "unknown"),
+        ("output.scale", zeros(1, np.float32), "is a scale without its 'output.weight'"),
+        ("blk.0.attn_q.input_scale.scale", zeros(1, np.float32), "is a scale without its"),
+        ("blk.0.attn_norm.scale", zeros(1, np.float32), "unknown"),
+        ("blk.0.attn_q.scale", zeros(1, np.float32), "has a scale that is 0, NaN or infinite"),
+        ("blk.0.attn_q.scale", np.full(1, np.nan, np.float32), "has a scale that is 0, NaN or infinite"),
+        ("blk.0.attn_q.scale", np.ones(64, np.float32), "(64,), expected (1,)"),
+        ("blk.1.ffn_up.scale", np.ones(1, np.int32), "type i32"),
         ("cls.output.weight", zeros((1, 64), np.float32), "unknown"),
         ("dense_2.weight", zeros((64, 64), np.float32), "unknown"),
         ("blk.2.nextn.eh_proj.weight", zeros((64, 128), np.float32), "unknown"),
@@ -181,6 +187,7 @@ def test_a_bias_without_its_weight_is_unknown(rewrite: Rewrite) -> None:
 def test_tensors_that_change_no_result_are_passed_over(rewrite: Rewrite) -> None:
     """Encoders of images and sounds, training state, and what old files derived."""
     names = ("v.blk.0.attn_q.weight", "mm.0.weight", "optimizer.adam.first_moments", "blk.0.attn_rot_embd.weight")
+    names += ("blk.0.attn_q.input_scale",)
     with GGUFFile.open(rewrite(tensors={name: np.ones(8, np.float32) for name in names})) as gguf:
         assert hparams_of(gguf).n_layer == 2
 
