@@ -122,6 +122,10 @@ def _pooling(config: Config) -> Iterator[tuple[str, Key]]:
     if any(str(name).endswith("ForSequenceClassification") for name in config.items("architectures")):
         yield "pooling_type", u32(4)
         return
+    modules = sorted(path.parent.name for path in config.path.parent.glob("[1-9]_*/config.json"))
+    if others := [name for name in modules if name[2:] not in ("Pooling", "Normalize")]:
+        problem = f"has the module {shown(others[0])} of sentence-transformers, which is not supported"
+        raise ModelFileError(config.path.parent, problem)
     path = config.path.with_name("1_Pooling") / "config.json"
     settings = read_json(path)
     named = settings.get("pooling_mode")

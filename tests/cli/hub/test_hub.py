@@ -584,6 +584,7 @@ def test_gguf_files_come_before_safetensors() -> None:
     folder = ["config.json", "model.safetensors", "tokenizer.json", "model-00001-of-00002.safetensors"]
     assert choose_folder(folder) == ["config.json", "tokenizer.json", "model.safetensors"]
     pooled = [*folder, "1_Pooling/config.json", "2_Dense/config.json", "onnx/model.safetensors"]
-    assert choose_folder(pooled) == ["config.json", "1_Pooling/config.json", "tokenizer.json", "model.safetensors"]
+    modules = ["1_Pooling/config.json", "2_Dense/config.json"]  # the folder is refused for the second one
+    assert choose_folder(pooled) == ["config.json", *modules, "tokenizer.json", "model.safetensors"]
     assert choose_folder([*folder, "m-Q8_0.gguf"]) == []
     assert choose_folder(["config.json", "x/model.safetensors"]) == []

@@ -160,6 +160,13 @@ def test_names_without_a_prefix_are_those_of_the_model(tmp_path: Path) -> None:
     (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_max_tokens": true}')
     with pytest.raises(ModelFileError, match="has the pooling 'max'; supported are mean, cls, lasttoken"):
         GGUFFile.open(folder)
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')
+    for module in ("2_Normalize", "3_Dense"):
+        GGUFFile.open(folder).close()
+        (folder / module).mkdir()
+        (folder / module / "config.json").write_text("{}")
+    with pytest.raises(ModelFileError, match="has the module '3_Dense' of sentence-transformers, which is not supp"):
+        GGUFFile.open(folder)
 
 
 @pytest.mark.parametrize("family", OF_REPOSITORIES)
