@@ -196,7 +196,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "kimi-linear": Architecture(
         rope=_NO_ROPE,
-        attention=Attention(mla=True, gate=OutputGate.OWN_WEIGHT),
+        attention=Attention(mla=True, gate=OutputGate.OWN_WEIGHT, gate_optional=True),
         moe=MoE(Presence.REQUIRED, router=None),
         states=States(StateKind.KDA),
     ),

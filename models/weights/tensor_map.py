@@ -233,7 +233,7 @@ def _mla_tensors(
         yield from _one(b + "attn_sinks.weight", h.n_head)
     if h.architecture.attention.gate is OutputGate.OWN_WEIGHT:
         rows = h.n_head if _rows(present, b + "attn_gate") == h.n_head else h.n_head * e.n_value
-        yield from _one(b + "attn_gate.weight", rows, h.n_embd, required=False)
+        yield from _one(b + "attn_gate.weight", rows, h.n_embd, required=not h.architecture.attention.gate_optional)
 
 
 def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:

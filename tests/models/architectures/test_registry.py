@@ -406,3 +406,14 @@ def test_cache_types_and_chunks(tmp_path: Path, arch: str, types: tuple[str, str
     caps = (50.0, 30.0) if window else (0, 0)
     want = reference(s, t, ids, plain(s), lambda i: window if i % 2 == 0 else 0, s.d**-0.5, caps)
     assert error(whole, want) < max(COSTS[kind] for kind in types)
+
+
+@pytest.mark.parametrize("name", ["hy_v4", "bailingmoe3"])
+def test_latent_attention_without_its_output_gate_is_refused(tmp_path: Path, name: str) -> None:
+    """As in llama.cpp; Kimi K3's files may lack it."""
+    write(path := tmp_path / "m.gguf", s := MAPPED[name])
+    with GGUFFile.open(path) as gguf, Session([CPUBackend(1)]) as session:
+        gates = [tensor for tensor in gguf.tensors if tensor.endswith("attn_gate.weight")]
+        gguf.tensors = {tensor: info for tensor, info in gguf.tensors.items() if tensor != gates[-1]}
+        with pytest.raises(ModelFileError, match=rf"tensor '{gates[-1]}' is missing"):
+            define_model(session, gguf, hparams_of(gguf), s.n_ctx)
