@@ -5,6 +5,7 @@ Tokens are those of tokenizer.json, else of tokenizer.model."""
 from __future__ import annotations
 
 import base64
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from copy import copy
@@ -21,6 +22,7 @@ from logitless.models.huggingface.config import Config, read_json
 from logitless.models.huggingface.tokens.pretokenizer import pre_tokenizer_name
 from logitless.models.huggingface.tokens.sentencepiece_model import BPE, UNIGRAM, read_model
 
+log = logging.getLogger(__name__)
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # GGUF's token types
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _SPECIAL = {  # name in tokenizer_config.json and config.json → GGUF's
@@ -81,19 +83,25 @@ def vocabulary_keys(config: Config, n_rows: int) -> dict[str, Key]:
     vocabulary.resized(n_rows)
     keys = vocabulary.as_keys()
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
-    ends = _ends(config)
+    ends = [id for id in _ends(config) if 0 <= id < n_rows]
     for name, key in _SPECIAL.items():
         token = settings.get(name)
         token = token.get("content") if isinstance(token, dict) else token
         id = ids.get(token) if isinstance(token, str) else None
         if id is None and name in ("bos_token", "eos_token", "pad_token"):
             fallback = ends[0] if name == "eos_token" and ends else config.get(f"{name}_id")
-            id = fallback if isinstance(fallback, int) else None
+            id = fallback if type(fallback) is int else None
         if id is not None and 0 <= id < n_rows:
             keys[key] = u32(id)
             keys["token_type"].value[id] = _UNKNOWN if name == "unk_token" else _CONTROL
     eos = keys["eos_token_id"].value if "eos_token_id" in keys else None
-    more = (id for id in ends if id != eos and 0 <= id < n_rows)
+    more = [id for id in ends if id != eos]
+    if len(more) > len(_MORE_ENDS):
+        log.warning(
+            "%s: GGUF has three ends of a generation; left out of 'eos_token_id': %s",
+            folder,
+            str(more[len(_MORE_ENDS) :])[1:-1],
+        )
     keys |= {key: u32(id) for key, id in zip(_MORE_ENDS, more, strict=False)}
     for which in ("bos", "eos"):
         name = f"add_{which}_token"
@@ -110,7 +118,7 @@ def _ends(config: Config) -> list[int]:
     for source in (read_json(config.path.with_name("generation_config.json")), config.values):
         ids = source.get("eos_token_id")
         ids = ids if isinstance(ids, list) else [ids]
-        ends += [id for id in ids if isinstance(id, int) and id not in ends]
+        ends += [id for id in ids if type(id) is int and id not in ends]
     return ends
 
 

@@ -122,6 +122,15 @@ def test_ids_of_tokenizer_model_are_those_of_sentencepiece(tmp_path: Path) -> No
     assert ours.text(319) == "[PAD319]"
 
 
+def test_ends_that_are_no_tokens_are_left_out_and_those_too_many_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [true, -1, 999, 260, 261, 262, 263]}')
+    words = of_folder(tmp_path, tokenizer_json(), 280)
+    assert (words.eos_id, {260, 261, 262} <= words.eog_ids, 1 in words.eog_ids) == (260, True, False)
+    assert "three ends of a generation; left out of 'eos_token_id': 263" in caplog.text
+
+
 def test_ends_templates_and_padding_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [257, 260, 261]}')
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
