@@ -21,12 +21,12 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from logitless.models.quantization.quantize import dequantized
-from logitless.models.weights.weights import check_weights
+from logitless.models.weights.weights import check_weights, numbers_of
 from logitless.training.adapters.lora import lora, start_from
 from logitless.training.adapters.options import LoraOptions
 from logitless.training.errors import TrainingError
 from tests.helpers.architecture_specs import PLAIN
-from tests.helpers.reference_model import write
+from tests.helpers.reference_model import Spec, write
 from tests.models.architectures.test_gemma3n import GEMMA3N, SMALL
 
 PROMPT = [1, 17, 90, 42, 5, 8]
@@ -164,11 +164,24 @@ def test_an_adapter_whose_products_overflow_harms_only_its_own_rows(shared_data:
 
 @pytest.mark.parametrize(
     "arch",
-    ["llama-gqa", "phi3", "gemma3", "gptneox", "deepseek2", "deepseek2 together", "gemma4", "gemma3n", "deci", "afmoe"],
+    [
+        "llama-gqa",
+        "phi3",
+        "gemma3",
+        "gptneox",
+        "deepseek2",
+        "deepseek2 together",
+        "gemma4",
+        "gemma3n",
+        "deci",
+        "afmoe",
+        "scales",
+    ],
 )
 def test_mixed_equals_merged(arch: str, shared_data: Path, tmp_path: Path) -> None:
     path = shared_data / "models" / f"arch-{arch}-F32.gguf"
     made_up = PLAIN | {"gemma4": SMALL, "gemma3n": GEMMA3N["gemma3n, all keep keys"]}
+    made_up["scales"] = Spec(traits=("scales",))
     if arch in made_up:  # layer norms; heads that make theirs of one row; layers without keys of their own; streams
         write(path := tmp_path / "base.gguf", replace(made_up[arch], n_vocab=512, vocabulary=True))
     with GGUFFile.open(path) as base:
@@ -184,7 +197,7 @@ def test_mixed_equals_merged(arch: str, shared_data: Path, tmp_path: Path) -> No
         assert len(changed) == matrices + sum(NORMS.fullmatch(t.name) is not None for t in tensors)
         expected = {}
         for name in ("blk.1.attn_output.weight", "blk.0.ffn_norm.weight", "output_norm.weight"):
-            w = dequantized(base.tensors[name], base.bytes_of(name)).astype(np.float64)
+            w = numbers_of(base, check_weights(base, h), name).astype(np.float64)
             for (adapter, scale), alpha_r in zip(adapters, (6.0 / 4, 1.0), strict=True):
                 product = adapter.pairs[name].b.astype(np.float64) @ adapter.pairs[name].a
                 w += scale * alpha_r * product.reshape(w.shape)
