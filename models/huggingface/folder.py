@@ -208,6 +208,7 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
     if tied is False and names.has_output and not any(name.endswith("lm_head.weight") for name in checkpoint.tensors):
         log.warning("%s: there is no lm_head.weight: the embedding's matrix takes its place", checkpoint.folder)
     others, images = set[str](), vision_of(config)
+    own_names = {target for _, targets in family.splits for target, _ in targets}
     for name, group in _stacks(checkpoint, weights).items():
         if family.unused and re.search(family.unused, name):
             continue
@@ -233,12 +234,13 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
                 raise checkpoint.error(name, f"has {len(before)} dimensions, which no {target} has") from None
             small = len(before) < 2 or _SMALL.search(target) is not None
             own = tuple(group)
-            if small or (move is not None and (move.floats or move.counts)):
+            scale = target.removesuffix(".weight") + ".scale"
+            other_scale = scale.partition(".")[2].partition(".")[2] in own_names  # Gemma 4's experts
+            if small or other_scale or (move is not None and (move.floats or move.counts)):
                 own = tuple(weight.floats or weight for weight in group)
             dtype = "f32" if small else own[0].dtype
             yield target, tensor_info(target, shape, dtype, Converted(own, config, move))
             if scales := tuple(weight.scale for weight in own if weight.scale is not None):
-                scale = target.removesuffix(".weight") + ".scale"
                 yield scale, tensor_info(scale, (len(scales),), "f32", Converted(scales, config))
     if others:
         log.warning("%s: the text model alone is read, not %s", checkpoint.folder, ", ".join(sorted(others)))
