@@ -242,6 +242,7 @@ def test_on_the_terminal(drafted: Drafted) -> None:
     assert re.search(rb"of \d+ drafted \d+ came true", guessed.stderr)
 
 
+@pytest.mark.parametrize("drafted", ["eagle3", pytest.param("mtp", marks=pytest.mark.long)], indirect=True)
 def test_its_memory_is_planned(drafted: Drafted) -> None:
     path, flags = drafted
     plain, guessing = (

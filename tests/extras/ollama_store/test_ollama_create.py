@@ -91,6 +91,7 @@ def test_other_clients(server: Server, client: ollama.Client, module: str, reque
     assert run(request, module, "-c", CLIENTS.format(client=module), server.url, "other:v1").endswith("fine\n")
 
 
+@pytest.mark.long
 def test_weights_of_fewer_bits(server: Server, client: ollama.Client) -> None:
     digest = client.create_blob(MODELS / "stories260K-conv-F16.gguf")
     client.create("small", files={"f16.gguf": digest}, quantize="q4_0")

@@ -297,7 +297,7 @@ def fingerprint(*types: str) -> str:
 
 
 @pytest.mark.parametrize("types", [FINGERPRINT, pytest.param(MORE, marks=pytest.mark.long)], ids=["kinds", "more"])
-@pytest.mark.parametrize("other", ISAS[1:])
+@pytest.mark.parametrize("other", [*ISAS[1:-1], pytest.param(ISAS[-1], marks=pytest.mark.long)])
 def test_all_isas_have_the_same_bits(other: str, types: tuple[str, ...]) -> None:
     if other not in available_isas()[1:]:
         pytest.skip(f"this machine has no {other} beside its best")
