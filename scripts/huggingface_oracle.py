@@ -232,19 +232,7 @@ FAMILIES = {  # name → (architecture, settings beside SMALL)
     "glm4": ("Glm4", {"head_dim": 16, "partial_rotary_factor": 0.5}),
     "glm4moe": (
         "Glm4Moe",
-        {
-            "head_dim": 32,
-            "partial_rotary_factor": 0.5,
-            "use_qk_norm": True,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
-            "n_group": 1,
-            "topk_group": 1,
-            "routed_scaling_factor": 1.5,
-        },
+        ROUTED | {"head_dim": 32, "partial_rotary_factor": 0.5, "use_qk_norm": True, "routed_scaling_factor": 1.5},
     ),
     "lfm2": (
         "Lfm2",

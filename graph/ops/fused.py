@@ -9,7 +9,7 @@ import numpy as np
 
 from logitless.graph.dtype import BLOCK_TYPES
 from logitless.graph.op import Array, Case, Variable, Weight, op, require, writing
-from logitless.graph.ops.attention.paged_attention import PAGE, attention, attention_case, store_k
+from logitless.graph.ops.attention.paged_attention import CACHES, PAGE, attention, attention_case, store_k
 from logitless.graph.ops.elementwise import glu
 from logitless.graph.ops.linear import ACT_BLOCK, linear, linear_q8, quantize_act
 from logitless.graph.ops.moe import expert_linear, expert_order, expert_rows
@@ -187,10 +187,7 @@ def attention_act(q: Array, *src: Array, **attrs: Any) -> Array:
 
 attention_act.takes(
     "q f32 (T, H, D)",
-    "k cache (pages, G, D, 16)",
-    "v cache (pages, G, 16, D)",
-    "tables i32 (S, P)",
-    "slot i32 (T)",
+    *CACHES,
     "pos i32 (…, T)",
     "sinks f32 (H)?",
     like=attention,
@@ -245,10 +242,7 @@ def attention_rope(q: Array, *src: Array, interleaved: bool, sign: float = 1.0, 
 
 attention_rope.takes(
     "q f32 (T, H, D)",
-    "k cache (pages, G, D, 16)",
-    "v cache (pages, G, 16, D)",
-    "tables i32 (S, P)",
-    "slot i32 (T)",
+    *CACHES,
     "pos i32 (…, T)",
     "*others f32",
     like=attention,

@@ -26,7 +26,7 @@ class RwkvTokenizer(Tokenizer):
             if token:
                 self._ids[token] = i  # the last of equal ones
                 lengths[token[:2]].add(len(token))
-        self._lengths = {start: sorted(found, reverse=True) for start, found in lengths.items()}
+        self._lengths = {start: sorted(sizes, reverse=True) for start, sizes in lengths.items()}
         super().__init__(vocab)
 
     def _prefix_ids(self) -> list[int]:
@@ -36,7 +36,7 @@ class RwkvTokenizer(Tokenizer):
         return []
 
     def _encode_text(self, text: str) -> Iterator[Sequence[int]]:
-        data, at, found = text.encode(), 0, list[int]()
+        data, at, part = text.encode(), 0, list[int]()
         ids, lengths = self._ids, self._lengths
         while at < len(data):
             for length in lengths.get(data[at : at + 2], ()):
@@ -47,11 +47,11 @@ class RwkvTokenizer(Tokenizer):
                 length, id = 1, ids.get(data[at : at + 1], self.unk_id)
             at += length
             if id is not None:
-                found.append(id)
-            if len(found) >= _PART:
-                yield found
-                found = []
-        yield found
+                part.append(id)
+            if len(part) >= _PART:
+                yield part
+                part = []
+        yield part
 
     def _make_piece(self, id: int) -> bytes:
         return unescaped(self.vocab.tokens[id])

@@ -16,6 +16,8 @@ from logitless.graph.ops.shape import split_rows
 from logitless.graph.tensor import Shape, Tensor
 
 PAGE = 16
+# Signature of ops that read the KV cache, between their queries and positions
+CACHES = ("k cache (pages, G, D, 16)", "v cache (pages, G, 16, D)", "tables i32 (S, P)", "slot i32 (T)")
 
 
 @writing(0)
@@ -194,10 +196,7 @@ def attention(
 
 attention.takes(
     "q f32 (T, H, D)",
-    "k cache (pages, G, D, 16)",
-    "v cache (pages, G, 16, D)",
-    "tables i32 (S, P)",
-    "slot i32 (T)",
+    *CACHES,
     "pos i32 (…, T)",
     "sinks f32 (H)?",
 )
@@ -333,10 +332,7 @@ def alibi_attention(
 
 alibi_attention.takes(
     "q f32 (T, H, D)",
-    "k cache (pages, G, D, 16)",
-    "v cache (pages, G, 16, D)",
-    "tables i32 (S, P)",
-    "slot i32 (T)",
+    *CACHES,
     "pos i32 (T)",
     "slopes f32 (H)",
 )
@@ -440,10 +436,7 @@ def attention_back(
 attention_back.takes(
     "g f32 (T, H, D)",
     "q f32 (T, H, D)",
-    "k cache (pages, G, D, 16)",
-    "v cache (pages, G, 16, D)",
-    "tables i32 (S, P)",
-    "slot i32 (T)",
+    *CACHES,
     "pos i32 (T)",
 )
 
