@@ -13,14 +13,14 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
 
-ROOT = Path("/")  # of the system's files
+from logitless.backends import system_files
+from logitless.backends.system_files import group_folders, is_number, read
+
 CPU = "sys/devices/system/cpu/cpu"
 LEAST_SPEED = 1 / 3  # of the fastest core's
 ATOM_SPEED = 0.6  # of an efficiency core of Intel's, at the same frequency
 _CPU_LIST = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*")
-_GROUP = re.compile(r"\d+:([^:]*):(/.*)")  # of /proc/self/cgroup: controllers, path
 
 
 def cores() -> int:
@@ -44,7 +44,7 @@ def usable_cpus() -> frozenset[int]:
 @functools.cache
 def fast_cpus(usable: frozenset[int]) -> frozenset[int]:
     """Processors among these that are not much slower than the fastest one."""
-    atoms = cpu_list(_read("sys/devices/cpu_atom/cpus")) | cpu_list(_read("sys/devices/cpu_lowpower/cpus"))
+    atoms = cpu_list(read("sys/devices/cpu_atom/cpus")) | cpu_list(read("sys/devices/cpu_lowpower/cpus"))
     speeds = {}
     for cpu in usable:
         capacity = _number(f"{CPU}{cpu}/cpu_capacity")
@@ -57,13 +57,13 @@ def fast_cpus(usable: frozenset[int]) -> frozenset[int]:
 @functools.cache
 def siblings(cpu: int) -> frozenset[int]:
     """The processors of this one's core."""
-    return cpu_list(_read(f"{CPU}{cpu}/topology/thread_siblings_list")) or frozenset({cpu})
+    return cpu_list(read(f"{CPU}{cpu}/topology/thread_siblings_list")) or frozenset({cpu})
 
 
 def memory_nodes() -> list[frozenset[int]]:
     """The processors of each NUMA node that has some."""
-    nodes = (ROOT / "sys/devices/system/node").glob("node[0-9]*/cpulist")
-    return [cpus for node in sorted(nodes) if (cpus := cpu_list(_read(str(node.relative_to(ROOT)))))]
+    nodes = (system_files.ROOT / "sys/devices/system/node").glob("node[0-9]*/cpulist")
+    return [cpus for node in sorted(nodes) if (cpus := cpu_list(read(str(node.relative_to(system_files.ROOT)))))]
 
 
 def quota() -> float | None:
@@ -72,21 +72,13 @@ def quota() -> float | None:
 
 
 def _quotas() -> Iterator[float]:
-    """The limits of each control group that this process is in, of version 2 and 1. A container sees its own group
-    where the root would be, so the path may lead nowhere."""
-    for line in _read("proc/self/cgroup").split("\n"):
-        controllers, path = match.groups() if (match := _GROUP.fullmatch(line)) else ("", "/")
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        group = PurePosixPath(path)
-        for folder in (group, *group.parents):
-            for mount in (controllers, "cpu") if controllers else ("", "unified"):
-                at = PurePosixPath("sys/fs/cgroup", mount, folder.relative_to("/"))
-                spent, _, period = _read(f"{at}/cpu.max").partition(" ")
-                if controllers:
-                    spent, period = (_read(f"{at}/cpu.cfs_{name}_us") for name in ("quota", "period"))
-                if _is_number(spent) and _is_number(period) and int(period):
-                    yield int(spent) / int(period)
+    for folder, version in group_folders("cpu"):
+        if version == 1:
+            spent, period = (read(f"{folder}/cpu.cfs_{name}_us") for name in ("quota", "period"))
+        else:
+            spent, _, period = read(f"{folder}/cpu.max").partition(" ")
+        if is_number(spent) and is_number(period) and int(period):
+            yield int(spent) / int(period)
 
 
 def cpu_list(text: str) -> frozenset[int]:
@@ -106,17 +98,5 @@ def _performance_cores() -> int:
 
 
 def _number(path: str) -> int:
-    text = _read(path)
-    return int(text) if _is_number(text) else 0
-
-
-def _is_number(text: str) -> bool:
-    return text.isdecimal() and len(text) < 20
-
-
-def _read(path: str) -> str:
-    """Content of one of the system's files; "" where the system has none. Names of groups may be any bytes."""
-    try:
-        return (ROOT / path).read_text(errors="surrogateescape").strip()
-    except (OSError, ValueError):  # a path with a zero byte
-        return ""
+    text = read(path)
+    return int(text) if is_number(text) else 0

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from logitless.backends import disk_cache
+from logitless.backends.system_files import group_folders, is_number, read
 from logitless.graph.backend import Bytes
 
 ALIGNMENT = 64
@@ -117,3 +118,21 @@ class FileMemory:
         weakref.finalize(pages, file.close)
         self._pages, self._end, self._descriptor = weakref.ref(pages), 0, file.fileno()
         return pages
+
+
+def total_memory() -> int:
+    """Bytes that this process may use: the machine's memory, or less where one of its control groups has a limit."""
+    if not hasattr(os, "sysconf"):
+        return _windows_memory()
+    pages: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    files = (f"{folder}/memory.{('limit_in_bytes', 'max')[version - 1]}" for folder, version in group_folders("memory"))
+    return min([pages, *(int(limit) for file in files if is_number(limit := read(file)))])
+
+
+def _windows_memory() -> int:
+    """Bytes of a Windows machine's memory."""
+    import ctypes
+
+    status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: two words of 32 bits, its size the first; then the whole
+    ctypes.windll.kernel32.GlobalMemoryStatusEx(status)  # type: ignore[attr-defined]
+    return int(status[1])

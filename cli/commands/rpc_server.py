@@ -28,8 +28,8 @@ RPC_SERVER = (
 
 
 def run(options: SimpleNamespace) -> int:
+    from logitless.backends.host_memory import total_memory
     from logitless.backends.rpc.server import Door, lent_device, listen
-    from logitless.engine.loading.memory import total_memory
     from logitless.server.auth import ApiKeys
 
     choose_device(options, most=1)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.kv_cache.block_pool import window_pool_size
@@ -90,18 +88,19 @@ def fitting_context(
     options: ModelOptions,
     h: Hparams,
     weights: int,
+    memory: int,
     *,
     n_draft_tokens: int,
     swa_full: bool,
     mtp: bool = False,
     behind: Sequence[LayerSizes | int] = (),
 ) -> int:
-    """The context in tokens: `ctx_size`, or the largest useful one that fits beside `weights`
-    bytes.
+    """The context in tokens: `ctx_size`, or the largest useful one that fits beside `weights` bytes
+    into `memory` bytes.
 
     `mtp`: the MTP head's cache counts too. `behind`: a drafter's layers. OptionConflict: `ctx_size`,
     checkpoints or drafts need more memory than there is."""
-    memory = usable(total_memory(), options.fit_target[-1:], 0)
+    memory = usable(memory, options.fit_target[-1:], 0)
     room = memory - weights if weights < memory else memory // 2  # weights that exceed memory stay in a file
     if h.recurrent:
         states = n_state_rows(options.n_slots, options.ctx_checkpoints, n_draft_tokens) * h.recurrent.nbytes
@@ -150,36 +149,13 @@ def weights_nbytes(gguf: GGUFFile) -> int:
     return sum(t.nbytes for t in gguf.tensors.values())
 
 
-def cache_ram_bytes(mib: int | None) -> int | None:
-    """Bytes of host memory for offloaded KV blocks (`cache_ram` MiB); None: no limit."""
+def cache_ram_bytes(mib: int | None, memory: int) -> int | None:
+    """Bytes of host memory, of which there are `memory`, for offloaded KV blocks (`cache_ram` MiB); None: no limit."""
     if mib is None:
-        return min(8192 << 20, total_memory() // 4)
+        return min(8192 << 20, memory // 4)
     return None if mib < 0 else mib << 20
 
 
 def cache_disk_bytes(mib: int | None) -> int:
     """Bytes of files for KV blocks that leave host memory (`cache_disk_size` MiB)."""
     return (16384 if mib is None else mib) << 20
-
-
-def total_memory() -> int:
-    """Bytes that this process may use: the machine's memory, or less where a control group limits it."""
-    if not hasattr(os, "sysconf"):
-        return _windows_memory()
-    pages: int = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of control groups, version 2 and 1
-        try:
-            limit = Path("/sys/fs/cgroup", name).read_text().strip()
-        except OSError:
-            continue
-        return min(pages, int(limit)) if limit.isdigit() else pages
-    return pages
-
-
-def _windows_memory() -> int:
-    """Bytes of a Windows machine's memory."""
-    import ctypes
-
-    status = (ctypes.c_uint64 * 8)(64)  # MEMORYSTATUSEX: two words of 32 bits, its size the first; then the whole
-    ctypes.windll.kernel32.GlobalMemoryStatusEx(status)  # type: ignore[attr-defined]
-    return int(status[1])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from logitless.backends.cores import cores
 from logitless.backends.disk_cache import cache_folder
+from logitless.backends.host_memory import total_memory
 from logitless.engine.async_engine import LoadedModel, ModelInfo
 from logitless.engine.kv_disk.disk_cache import DiskCache, private_folder
 from logitless.engine.kv_disk.identity import root_names, space_of
@@ -36,7 +37,6 @@ from logitless.engine.loading.memory import (
     cache_disk_bytes,
     cache_ram_bytes,
     fitting_context,
-    total_memory,
     weights_nbytes,
     whole_context,
 )
@@ -160,7 +160,7 @@ class OpenModel:
                 unified=engine.options.unified,
                 n_ctx_slot=engine.n_ctx_slot,
                 slot_prompt_similarity=o.slot_prompt_similarity,
-                cache_ram=cache_ram_bytes(o.cache_ram),
+                cache_ram=cache_ram_bytes(o.cache_ram, total_memory()),
                 disk=disk,
                 context_shift=o.context_shift,
                 continuous=o.cont_batching,
@@ -389,6 +389,7 @@ def _engine_options(
 ) -> RunnerOptions:
     options, why = _with_devices(options)
     devices, places = placement(options)
+    memory = total_memory()
     n_draft, drafter = n_draft_tokens(options), drafter_file(options)
     swa_full = options.swa_full or bool(options.moves_flag)
     if devices == ("cpu",) or options.gpu_layers == 0:
@@ -398,13 +399,15 @@ def _engine_options(
             with (file := open_drafter(drafter, h)).gguf:
                 weights, behind = weights + weights_nbytes(file.gguf), file.kv_layers
         mtp = MTP in model_kinds(options) and not drafter
-        n_ctx = fitting_context(options, h, weights, n_draft_tokens=n_draft, swa_full=swa_full, mtp=mtp, behind=behind)
+        n_ctx = fitting_context(
+            options, h, weights, total_memory(), n_draft_tokens=n_draft, swa_full=swa_full, mtp=mtp, behind=behind
+        )
     else:  # the runner knows the memory of its devices
         n_ctx = options.ctx_size or whole_context(options, h)
     return RunnerOptions(
         n_ctx=n_ctx,
         least_ctx=options.fit_ctx if options.fit and not options.ctx_size else n_ctx,
-        host_bytes=total_memory() if options.fit or options.ctx_size else 0,
+        host_bytes=memory if options.fit or options.ctx_size else 0,
         n_slots=options.n_slots,
         n_ubatch=min(options.ubatch_size, options.batch_size),
         unified=options.unified,

@@ -13,9 +13,9 @@ import ray
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from logitless.backends.host_memory import total_memory
 from logitless.backends.rpc.backend import API_KEY
 from logitless.backends.rpc.server import Door, lent_device, listen
-from logitless.engine.loading.memory import total_memory
 from logitless.errors import Error
 from logitless.extras.ray.config import RpcServers
 

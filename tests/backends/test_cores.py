@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from logitless.backends import cores
+from logitless.backends import cores, system_files
 from logitless.cli.commands.machine import doctor
 
 CPU = "sys/devices/system/cpu/cpu"
@@ -38,7 +38,7 @@ METEOR_LAKE = {  # two P cores with two threads each, four E cores, two at low p
 
 @pytest.fixture
 def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cores, "ROOT", tmp_path)
+    monkeypatch.setattr(system_files, "ROOT", tmp_path)
     for function in (cores._cores, cores.fast_cpus, cores.siblings):
         function.cache_clear()
 

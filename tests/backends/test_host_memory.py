@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from logitless.backends.host_memory import ALIGNMENT, FILE_SLAB, STATES_SLAB, FileMemory, Slabs
+from logitless.backends import system_files
+from logitless.backends.host_memory import ALIGNMENT, FILE_SLAB, STATES_SLAB, FileMemory, Slabs, total_memory
 
 MOST_SHARED = STATES_SLAB // 4
 
@@ -67,3 +68,28 @@ def test_weights_share_a_file_of_which_the_disk_has_what_they_use(
     del pieces, piece
     assert pages() is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("files", "nbytes"),
+    [
+        ({"memory.max": "1000"}, 1000),
+        ({"memory.max": "max"}, None),
+        ({"a.slice/memory.max": "2000", "a.slice/b.service/memory.max": "max", "memory.max": "3000"}, 2000),
+        (
+            {"memory/docker/ab/memory.limit_in_bytes": "9223372036854771712", "memory/memory.limit_in_bytes": "4000"},
+            4000,
+        ),
+        ({"memory.max": "9" * 5000, "a.slice/memory.max": "odd"}, None),
+    ],
+)
+def test_the_least_limit_of_the_control_groups_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: dict[str, str], nbytes: int | None
+) -> None:
+    monkeypatch.setattr(system_files, "ROOT", tmp_path)
+    whole = total_memory()
+    groups = {f"sys/fs/cgroup/{name}": text for name, text in files.items()}
+    for name, text in {"proc/self/cgroup": "3:memory:/docker/ab\n0::/a.slice/b.service", **groups}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert total_memory() == (nbytes or whole)

@@ -22,7 +22,7 @@ def devices() -> list[dict[str, Any]]:
 def cpu() -> dict[str, Any]:
     from logitless.backends.cores import cores
     from logitless.backends.host import casts_to_bf16, isa
-    from logitless.engine.loading.memory import total_memory
+    from logitless.backends.host_memory import total_memory
 
     return {
         "name": "cpu",

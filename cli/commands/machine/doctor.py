@@ -158,7 +158,7 @@ def _load() -> Iterator[Finding]:
 
 
 def _memory() -> Iterator[Finding]:
-    from logitless.engine.loading.memory import total_memory
+    from logitless.backends.host_memory import total_memory
 
     facts = dict(line.split(":", 1) for line in _read("/proc/meminfo").splitlines() if ":" in line)
     available = int(facts["MemAvailable"].split()[0]) << 10 if "MemAvailable" in facts else total_memory()

@@ -49,6 +49,7 @@ def measured(make: Callable[[T], Report], options: T) -> Report:
 
 def make(options: SimpleNamespace) -> dict[str, Any]:
     """Bytes per device, and the ops that each runs in the largest ordinary step."""
+    from logitless.backends.host_memory import total_memory
     from logitless.engine.loading.memory import cache_disk_bytes, cache_ram_bytes
     from logitless.engine.loading.open_model import open_model
     from logitless.graph.execution.plan import describe
@@ -88,7 +89,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
         "draft": draft and {"model": options.model_draft, "devices": [memory_of(d) for d in sizes_of_draft]},
         "process": process,
         "total": process + sum(d.total for d in sizes + sizes_of_draft) + packed_experts(engine),
-        "prompts": cache_ram_bytes(options.cache_ram),
+        "prompts": cache_ram_bytes(options.cache_ram, total_memory()),
         "prompts_on_disk": cache_disk_bytes(options.cache_disk_size) if options.cache_disk else None,
         "segments": len(placement.segments),
         "seams": len(placement.transfers),

@@ -25,7 +25,7 @@ def wanted(model: Path, n_ctx: int, monkeypatch: pytest.MonkeyPatch, part: float
     """Of a machine of whose memory the weights take such a part."""
     with GGUFFile.open(model) as gguf:
         weights = memory.weights_nbytes(gguf)
-    monkeypatch.setattr(memory, "total_memory", lambda: int(weights / part))
+    monkeypatch.setattr("logitless.engine.loading.open_model.total_memory", lambda: int(weights / part))
     return open_model(model, ModelOptions(ctx_size=n_ctx)).engine_options
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from logitless.engine.loading import memory
 from logitless.engine.loading.open_model import open_model
 from logitless.engine.loading.options import ModelOptions
 from tests.helpers.reference_model import Spec, write
@@ -33,7 +32,7 @@ def model(tmp_path: Path) -> Path:
 def test_a_context_is_fitted_to_the_memory_unless_fit_is_off(
     model: Path, options: ModelOptions, n_ctx: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "total_memory", lambda: 1 << 20)
+    monkeypatch.setattr("logitless.engine.loading.open_model.total_memory", lambda: 1 << 20)
     assert open_model(model, options).engine_options.n_ctx == n_ctx
 
 
