@@ -29,6 +29,7 @@ class QKNorm(Enum):
     OWN = "own"  # each head has its own weights; optional but in PLaMo 2
     CENTRED = "centred"  # the same, optional, and the mean of a head is subtracted
     UNWEIGHTED = "unweighted"  # per head, without weights, in layers with RoPE (Llama 4)
+    GAIN = "gain"  # per head, without weights but for a factor of each query head (Talkie)
 
 
 class OutputGate(Enum):
@@ -89,7 +90,7 @@ class Norm:
     pre: bool = True  # pre_norm: the input of attention and of the feed-forward block
     post: bool = False  # post_norm: their output, before the residual sum
     post_residual: bool = False  # post-LN: the residual sum instead (BERT)
-    embedding: bool = False  # token embeddings
+    embedding: bool = False  # token embeddings, by a norm that may have no weights
     first: bool = True  # False: the first layer has no attention norm (ModernBERT)
     ffn_name: str = "ffn_norm"  # pre-norm of the feed-forward block
     post_names: tuple[str, str] = ("post_attention_norm", "post_ffw_norm")  # of attention, of the FFN
@@ -208,6 +209,8 @@ class MoE:
     # a dense block with the same input may exist; the output is their sum, divided by √2 (Grok)
     beside_dense: bool = False
     early_router: bool = False  # the router reads the residual stream before attention (SmallThinker)
+    # so do the experts, by a norm of their own, beside a dense block as wide as the model (Arctic)
+    early_experts: bool = False
     in_any_layer: bool = False  # the tensors say which layers are dense, not leading_dense_block_count
 
 
@@ -275,6 +278,8 @@ class Architecture:
     dense_embeddings: bool = False
     output_of_embeddings: bool = False  # output.weight is such a dense layer (EmbeddingGemma 2)
     learned_positions: bool = False  # position embeddings are added to token embeddings; no RoPE, no ALiBi
+    loops: bool = False  # the layers may run several times, each time with a KV cache of their own (Nanbeige 4.2)
+    embedding_skips: bool = False  # each layer adds the token embeddings times a number of its own (Talkie)
     residual: Residual = Residual.PLAIN
     # PLE: each layer may get its own embedding of the tokens (Gemma 3n)
     per_layer_embeddings: bool = False  # of tokens and of their embeddings, or of the latter alone

@@ -118,6 +118,9 @@ def _qk_norm(inputs: AttentionInputs, name: str, x: Tensor, h: Hparams, head_dim
         x = rms_norm(centred(x) if h.architecture.norm.layer_norm else x, weight, eps=h.eps)
         x = x if (bias := inputs.b.bias(f"{name}_norm")) is None else add(x, bias)
     x = reshape(x, shape=(x.shape[0], -1, head_dim))
+    if attention.qk_norm is QKNorm.GAIN:
+        x = rms_norm(x, const(1.0), eps=h.eps)
+        return x if weight is None else mul(x, weight)
     if weight is None or attention.qk_norm is QKNorm.ALL_HEADS:
         return x
     if attention.qk_norm in (QKNorm.OWN, QKNorm.CENTRED):

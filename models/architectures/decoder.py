@@ -53,10 +53,12 @@ def forward(
     keys_of, attention = attention_of(h)
     kv_of: dict[int, KeysValues] = {}
     first_values: list[Tensor] = []
-    streams = streams_of(h, x)
+    streams, embedded, n_blocks = streams_of(h, x), x, h.n_layer // h.n_loops
     for layer in range(h.n_layer):
+        if h.norm_between_loops and layer and layer % n_blocks == 0:
+            x = w.norm("output_norm", x, h)
         layer_inputs.append(x)
-        b, local = w.block(layer), h.is_local(layer)
+        b, local = w.block(layer % n_blocks), h.is_local(layer)
         x = x if streams is None else streams.input_of(b, "attn", layer)
         y = b.norm("attn_norm", x, h)
         recurrent_output, attends = None, h.attends(layer)
@@ -70,8 +72,9 @@ def forward(
         if layer == h.n_layer_kv - 1 and rows.out is not None:  # other rows' queries are not needed
             w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
             inputs = None if inputs is None else get_rows(inputs, rows.out.ids)
+            embedded = get_rows(embedded, rows.out.ids) if h.architecture.embedding_skips else embedded
             angles, query_scale = rotary.angles(rope_positions(rows, of_out=True)), rotary.query_scale(rows.out.pos)
-            b = w.block(layer)
+            b = w.block(layer % n_blocks)
             if streams is not None:
                 streams.take_rows(rows.out.ids)
                 x = streams.input_of(b, "attn", layer)
@@ -98,7 +101,9 @@ def forward(
             x = rows.media.deepstack(layer, x, rows.out if layer >= h.n_layer_kv - 1 else None)
         if inputs is not None:
             x = add(x, per_layer_residual(b, h, layer, inputs, x))
-        if "layer_output_scale" in b:
+        if h.architecture.embedding_skips:
+            x = add(x, mul(embedded, b["layer_output_scale"]))
+        elif "layer_output_scale" in b:
             x = mul(x, b["layer_output_scale"])
         x = replace(w.steered(layer, x), name=f"blk.{layer}")
     layer_inputs.append(x)

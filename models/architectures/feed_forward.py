@@ -50,6 +50,9 @@ def feed_forward(b: Weights, h: Hparams, layer: int, x: Tensor, before: Tensor) 
     if not experts:
         return dense(b, h, x, layer=layer)
     if not h.architecture.moe.parallel_dense:
+        if h.architecture.moe.early_experts:
+            before = b.norm("ffn_norm_exps", before, h)
+            return add(moe(b, h, experts, before, before, layer), dense(b, h, x))
         y = moe(b, h, experts, x, before if h.architecture.moe.early_router else x, layer)
         return scale(add(y, dense(b, h, x)), factor=0.5**0.5) if "ffn_up" in b else y
     router_input = scaled(rms_norm(before, b.tensors[f"{b.prefix}ffn_gate_inp.scale"], eps=h.eps), h.n_embd**-0.5)

@@ -163,6 +163,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "internlm2": Architecture(rope=_INTERLEAVED),
     "baichuan": Architecture(rope=_INTERLEAVED, attention=_ALIBI),
     "refact": Architecture(rope=_NO_ROPE, attention=_ALIBI),
+    "nanbeige": Architecture(rope=_INTERLEAVED, loops=True),
+    "arctic": Architecture(rope=_INTERLEAVED, moe=replace(_SHARED_KEY_MOE, early_router=True, early_experts=True)),
+    "talkie": Architecture(
+        norm=Norm(weighted=False, embedding=True),
+        attention=Attention(qk_norm=QKNorm.GAIN),
+        scales=Scales(logits_multiplied=True),
+        embedding_skips=True,
+    ),
     "xverse": Architecture(rope=_INTERLEAVED),
     "chatglm": Architecture(rope=_INTERLEAVED),
     "arcee": Architecture(rope=_INTERLEAVED, ffn=_RELU2_MLP),
@@ -368,6 +376,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
         moe=_SIGMOID_MOE,
     ),
+    "plamo": Architecture(ffn=FeedForward(parallel=True)),
     "plamo2": Architecture(
         norm=_PRE_AND_POST, attention=Attention(qk_norm=QKNorm.OWN), states=States(StateKind.PLAMO2)
     ),

@@ -80,6 +80,8 @@ class Hparams:
     n_shared: int = 0  # number of last layers without their own KV cache
     n_embd_per_layer: int = 0  # width of per-layer embeddings (PLE); 0: none
     n_streams: int = 1  # AltUp streams
+    n_loops: int = 1  # how often the file's blocks run, each time as layers of their own
+    norm_between_loops: bool = False
     sparsity: tuple[float | None, ...] = ()  # Gaussian top-k of FFN gates, in deviations, by layer
     layers: tuple[LayerSizes, ...] = ()  # by layer; (): all alike
     parallel: bool = False  # attention and FFN read the same residual stream
@@ -200,7 +202,10 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         raise keys.error("nextn_predict_layers", f"is {n_mtp}, of {n_blocks} blocks")
     if n_mtp and not (architecture.mtp.enabled or architecture.mtp.known):
         raise keys.error("nextn_predict_layers", f"is {n_mtp}, but {arch} has no MTP blocks")
-    n_layer, n_head = n_blocks - n_mtp, max(read_n_heads(keys, n_blocks))
+    n_loops = keys.count("num_loops", 1) if architecture.loops else 1
+    if n_blocks * n_loops > MAX_LAYERS:
+        raise keys.error("num_loops", f"is {n_loops}, of {n_blocks} blocks; at most {MAX_LAYERS} layers are supported")
+    n_layer, n_head = n_blocks * n_loops - n_mtp, max(read_n_heads(keys, n_blocks))
     window = 0
     if architecture.attention.chunked:
         window = keys.count("attention.chunk_size", architecture.attention.window)
@@ -273,7 +278,9 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         else 0,
         n_streams=_n_streams(keys) if architecture.altup else 1,
         sparsity=_sparsity(keys, n_layer) if architecture.altup else (),
-        layers=layers,
+        layers=layers * n_loops,
+        n_loops=n_loops,
+        norm_between_loops=n_loops > 1 and not keys.flag("skip_loop_final_norm", False),
         parallel=architecture.norm.parallel_attention
         or (architecture.ffn.may_be_parallel and keys.flag("use_parallel_residual")),
         interleaved=architecture.rope.interleaved and not _of_several_positions(keys),

@@ -91,7 +91,7 @@ def _tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[st
     yield from _one("token_embd.weight", h.n_vocab, h.n_embd)
     if h.learned_positions:
         yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
-    if h.architecture.norm.embedding:
+    if h.architecture.norm.embedding and h.architecture.norm.weighted:
         yield from _norm("token_embd_norm", h)
     if h.architecture.norm.weighted:
         yield from _norm("output_norm", h, h.architecture.norm.output_name)
@@ -118,7 +118,7 @@ def _tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[st
         yield from _hyper_tensors(h, "output_hc", (h.n_hyper,))
     if h.residual_period:
         yield from _one("output_res_score.weight", h.n_embd)
-    for i in range(h.n_layer):
+    for i in range(h.n_layer // h.n_loops):
         yield from layer_tensors(h, i, present)
 
 
@@ -175,6 +175,8 @@ def layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iter
         yield from _norm(b + "post_norm", h)
     if h.architecture.altup:
         yield from _altup_tensors(h, b, present)
+    elif h.architecture.embedding_skips:
+        yield from _one(b + "layer_output_scale.weight", 1)
     elif h.architecture.per_layer_embeddings:
         yield from _one(b + "layer_output_scale.weight", 1, required=False)
 
@@ -253,7 +255,10 @@ def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]
         yield f"{b}{name}.weight", TensorSlice(f"{source}.weight", (rows, h.n_embd), start, required)
         yield f"{b}{name}.bias", TensorSlice(f"{source}.bias", (rows,), start, required=False)
         start += rows if fused else 0
-    qk_norm, without = h.architecture.attention.qk_norm, (QKNorm.NONE, QKNorm.UNWEIGHTED)
+    qk_norm, without = h.architecture.attention.qk_norm, (QKNorm.NONE, QKNorm.UNWEIGHTED, QKNorm.GAIN)
+    if qk_norm is QKNorm.GAIN:
+        gain, n = b + "attn_q_norm.weight", size.n_head
+        yield gain, TensorSlice(gain, (n,), in_file=(n, 1), in_graph=(1, n, 1))
     for name, rows in ((f"{name}_norm", rows) for name, rows in heads[:2] if qk_norm not in without):
         own, source = qk_norm in (QKNorm.OWN, QKNorm.CENTRED), f"{b}{name}.weight"
         of_all = own or qk_norm is QKNorm.ALL_HEADS
@@ -485,6 +490,9 @@ def _feed_forward_tensors(
     b, experts, n_ff = f"blk.{layer}.", h.experts_of(layer), h.sizes(layer).n_ff
     if experts:
         yield from _expert_tensors(h, b, experts, present)
+    if experts and h.architecture.moe.early_experts:
+        yield from _norm(b + "ffn_norm_exps", h)
+        yield from _dense_tensors(h, b, h.n_embd, present)
     beside = h.architecture.moe.beside_dense and b + "ffn_up.weight" in present
     if n_ff and (not experts or h.architecture.moe.parallel_dense or beside):
         yield from _dense_tensors(h, b, n_ff, present)

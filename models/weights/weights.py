@@ -37,6 +37,8 @@ LANES = 16
 _OF_HEADS = ("_q_norm.weight", "_k_norm.weight")  # norms without a bias
 _TABLES = r"(position_embd|token_types|per_layer_token_embd|blk\.\d+\.(nextn\.embed_tokens|attn_rel_b))\.weight"
 
+UNWEIGHTED = ("attn_norm", "ffn_norm", "output_norm", "token_embd_norm")  # norms that may have no weights
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -115,8 +117,9 @@ class Weights:
     def norm(self, name: str, x: Tensor, h: Hparams) -> Tensor:
         """Norm of x (T, n) by the architecture's kind, which may have no weights; x where the file has no such norm."""
         if name not in self:
-            unweighted = not h.architecture.norm.weighted and name in ("attn_norm", "ffn_norm", "output_norm")
-            return rms_norm(centred(x), const(1.0), eps=h.eps) if unweighted else x
+            if h.architecture.norm.weighted or name not in UNWEIGHTED:
+                return x
+            return rms_norm(centred(x) if h.architecture.norm.layer_norm else x, const(1.0), eps=h.eps)
         if h.norm_groups > 1:
             groups = reshape(x, shape=(x.shape[0] * h.norm_groups, x.shape[1] // h.norm_groups))
             x = reshape(rms_norm(groups, const(1.0), eps=h.eps), shape=x.shape)

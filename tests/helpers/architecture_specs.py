@@ -676,6 +676,13 @@ MAPPED = {  # llama.cpp is the only reference of these
             keys=RWKV7 | {"token_shift_count": 1, "attention.gate_lora_rank": None},
             traits=("time_mix_v0", "time_mix_ln"),
         ),
+        "plamo": Spec("plamo", untied=True),
+        "nanbeige": Spec("nanbeige", keys={"num_loops": 2, "skip_loop_final_norm": False}),
+        "nanbeige without norms": Spec(
+            "nanbeige", n_layer=3, untied=True, keys={"num_loops": 3, "skip_loop_final_norm": True}
+        ),
+        "arctic": Spec("arctic", n_expert=6, n_expert_used=2, untied=True),
+        "talkie": Spec("talkie", n_layer=3, untied=True, keys={"logit_scale": 0.4}),
         "plamo2": Spec(
             "plamo2",
             n_layer=4,
