@@ -45,13 +45,15 @@ class DeclaredTensors:
     """The tensors of one encoder and its projector, by which a file is checked and loaded.
 
     `audio`: the encoder of sounds, else of images. `bounded`: matrices may have bounds. `biased`:
-    ends of names of norms that get a bias of zero if the file has none."""
+    ends of names of norms that get a bias of zero if the file has none. `unused`: names of tensors
+    that a file may have, too."""
 
     kind: str
     parts: Mapping[str, TensorSlice]
     audio: bool = False
     bounded: bool = False
     biased: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
     def check(self, gguf: GGUFFile) -> tuple[dict[str, TensorSlice], dict[str, list[float]]]:
         """(tensors that the file has, bounds of matrices). ModelFileError names a tensor that is
@@ -66,7 +68,7 @@ class DeclaredTensors:
             if keys:
                 bounds[name] = _bounds(gguf, name)
         for name in gguf.tensors:
-            if name not in used and name.startswith(_AUDIO) == self.audio:
+            if name not in used and name not in self.unused and name.startswith(_AUDIO) == self.audio:
                 raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in a projector of type {self.kind}")
         parts = {}
         for name, part in self.parts.items():

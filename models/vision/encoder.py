@@ -32,6 +32,7 @@ from logitless.models.vision.mobilenet import mobilenet_feeds, mobilenet_rows
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.patches import cubic_shares, filtered_shares, flat_patches, patch_places, resized_places
 from logitless.models.vision.projectors import PatchRope, Positions
+from logitless.models.vision.resampler import resampled, resampler_feeds
 from logitless.models.vision.weights import vision_tensors
 from logitless.models.weights.weights import Weights, vector
 
@@ -154,6 +155,9 @@ class VisionEncoder:
             of_rows = self.w["v.position_embd"].shape[0] // 2
             feeds["patch.ids.x"] = np.tile(places[:, 1].astype(np.int32), n)
             feeds["patch.ids.y"] = np.tile((of_rows + places[:, 0]).astype(np.int32), n)
+        elif p.projector.positions is Positions.BUCKETS:
+            buckets = places * self._side // np.array(grid)
+            feeds["patch.ids"] = np.tile((buckets @ np.array([self._side, 1])).astype(np.int32), n)
         elif p.projector.positions is Positions.TABLE:
             ids = places @ np.array([width // p.patch_size, 1])
             if self.has_class:
@@ -166,6 +170,8 @@ class VisionEncoder:
             feeds["patch.pos"] = np.tile(order.T.astype(np.int32), n)
         if p.full_period > 1:
             feeds |= self._window_feeds(places, n)
+        if p.n_queries:
+            return feeds | resampler_feeds(p, places, n, self.w["resampler.query"].shape[1])
         return feeds | project_feeds(p, places, n)
 
     @property
@@ -224,7 +230,7 @@ class VisionEncoder:
         elif p.projector.positions is Positions.SUMMED_TABLES:
             for axis in "xy":
                 y = add(y, get_rows(w["v.position_embd"], feed(f"patch.ids.{axis}", (total,), "i32")))
-        elif p.projector.positions is Positions.TABLE:
+        elif p.projector.positions in (Positions.TABLE, Positions.BUCKETS):
             y = add(y, get_rows(w["v.position_embd"], feed("patch.ids", (total,), "i32")))
         x = normed(p, w, "v.pre_ln", normed(p, w, "v.patch_norm.3", y, NORM_EPS))
         angles = None
@@ -252,6 +258,8 @@ class VisionEncoder:
         x = normed(p, w, "v.post_ln", x)
         if self.has_class:
             x = get_rows(x, feed("patch.kept", (n_tiles * n_patches,), "i32"))
+        if p.n_queries:
+            return [resampled(p, w, x, n_tiles, (height // p.patch_size, width // p.patch_size))]
         return [project(p, w, x), *deep]
 
     def _resized_positions(self, total: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from logitless.models.architectures.architecture import Activation
 from logitless.models.errors import ModelFileError, unsupported
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.keys import Keys
+from logitless.models.media.projector_weights import n_rows
 from logitless.models.vision.mobilenet_blocks import N_STAGES, Block, read_blocks
 from logitless.models.vision.projectors import PROJECTORS, Head, Positions, Projector, Sizing
 
@@ -21,6 +22,9 @@ NARROW_ROWS = 16384  # most rows of a narrower tile, where its projector's own l
 WINDOW = 112  # pixels of the side of an attention window
 THUMBNAIL_TILE = 512  # pixels of a side of the squares that large images are cut into (LFM2-VL)
 SIDE = 16  # rows of a side of a MobileNet's result
+RESAMPLER_HEAD = 128  # numbers of a head of a resampler
+_SLICE = ("", "<slice>", "</slice>", "")  # texts of MiniCPM-V before all slices, around each, and behind all
+_SLICES = {2: ("<slice>", "<image>", "</image>", "</slice>"), **dict.fromkeys((3, 4, 5, 6, 100045), _SLICE)}
 _SIZES = ("feed_forward_length", "block_count", "attention.head_count")
 
 
@@ -48,6 +52,8 @@ class VisionParams:
     deepstack: tuple[int, ...] = ()  # layers whose patches go to the first layers of the text model, too (Qwen 3 VL)
     blocks: tuple[Block, ...] = ()  # of MobileNet (Gemma 3n), instead of an encoder of patches
     breaks: bool = False  # a row of its own ends each line of rows but the last (Pixtral)
+    n_queries: int = 0  # rows of a tile of any size, by a resampler; 0: they depend on its patches
+    slice_texts: tuple[str, ...] = _SLICE
 
     @property
     def projector(self) -> Projector:
@@ -89,6 +95,8 @@ class VisionParams:
 
     def grid(self, height: int, width: int) -> tuple[int, int]:
         """(lines, columns) of the rows that a tile of so many pixels becomes."""
+        if self.n_queries:
+            return 1, self.n_queries
         return height // self.unit, width // self.unit
 
     def n_rows(self, height: int, width: int) -> int:
@@ -158,10 +166,13 @@ def read_params(
         deepstack=tuple(i for i in range(n_layer) if f"v.deepstack.{i}.fc1.weight" in gguf.tensors),
         blocks=blocks,
         breaks="v.token_embd.img_break" in gguf.tensors,
+        n_queries=n_rows(gguf, "resampler.query") if projector.head is Head.RESAMPLER else 0,
     )
+    if params.n_queries:
+        params = replace(params, slice_texts=_slice_texts(gguf, params.n_queries))
     if projector.sizing is Sizing.THUMBNAIL and THUMBNAIL_TILE % params.unit:
         raise keys.error("patch_size", f"is {patch}, of which a tile of {THUMBNAIL_TILE} pixels is no multiple")
-    if projector.positions is Positions.TABLE and params.image_size % params.unit:
+    if projector.positions in (Positions.TABLE, Positions.BUCKETS) and params.image_size % params.unit:
         raise keys.error("image_size", f"is {params.image_size}, not a multiple of {params.unit}")
     if projector.sizing is Sizing.TILES and not params.longest_edge:
         raise keys.error("preproc_image_size", "is missing")
@@ -176,6 +187,17 @@ def _pixels_of_row(keys: Keys, blocks: tuple[Block, ...]) -> int:
     if size % 256:
         raise keys.error("image_size", f"is {size}, not a multiple of 256")
     return size // SIDE
+
+
+def _slice_texts(gguf: GGUFFile, n_queries: int) -> tuple[str, ...]:
+    """Texts around slices by MiniCPM-V's version. ModelFileError: it, or its number of queries, is not possible."""
+    keys = Keys(gguf.metadata, "clip", str(gguf.path))
+    version = keys.count_or_none("minicpmv_version") or 2
+    if version not in _SLICES:
+        raise keys.error("minicpmv_version", f"is {version}; known are {', '.join(map(str, _SLICES))}")
+    if keys.count_or_none("minicpmv_query_num", n_queries) not in (0, n_queries):
+        raise keys.error("minicpmv_query_num", f"does not fit tensor 'resampler.query' of {n_queries} rows")
+    return _SLICES[version]
 
 
 def _activation(metadata: Mapping[str, Any]) -> Activation | None:

@@ -31,6 +31,7 @@ def pieces_of(image: Image, p: VisionParams) -> list[str | Pixels]:
         Sizing.TILES: _tiles,
         Sizing.GRID: _grid,
         Sizing.THUMBNAIL: _thumbnail,
+        Sizing.SLICES: _slices,
     }[projector.sizing]
     pieces = [projector.begin, *sizing(image, p), projector.end]
     return [piece for piece in pieces if not isinstance(piece, str) or piece]
@@ -155,6 +156,60 @@ def nearest_grid(width: int, height: int, size: int, tiles: tuple[int, int]) -> 
         if away < nearest or (away == nearest and width * height > 0.5 * size * size * x * y):
             best, nearest = (x, y), away
     return best
+
+
+MAX_SLICES = 9
+
+
+def _slices(image: Image, p: VisionParams) -> Pieces:
+    """An overview; of an image with a longer side than a tile's, slices of about as many pixels
+    behind it (MiniCPM-V)."""
+    side, how = p.image_size, _filter(p.projector.resample)
+    is_large = max(image.size) > side
+    overview = _slice_size(*image.size, p, enlarge=False) if is_large else (side, side)
+    yield "<image>"
+    yield np.asarray(image.resize(overview, how))
+    yield "</image>"
+    if not is_large:
+        return
+    before, begin, end, behind = p.slice_texts
+    columns, rows = slice_grid(*image.size, side)
+    width, height = (_whole(n, parts) // parts for n, parts in zip(image.size, (columns, rows), strict=True))
+    width, height = _slice_size(width, height, p, enlarge=True)
+    large = _fitted(image, columns * width, rows * height, p)
+    yield before
+    for y in range(rows):
+        for x in range(columns):
+            yield begin
+            yield large[y * height : (y + 1) * height, x * width : (x + 1) * width]
+            yield end
+        if y < rows - 1:
+            yield "\n"
+    yield behind
+
+
+def slice_grid(width: int, height: int, side: int) -> tuple[int, int]:
+    """(columns, rows) of about as many slices as an image has pixels of a square, at most
+    MAX_SLICES, whose aspect is nearest."""
+    n = min(math.ceil(F32(width) * F32(height) / F32(side * side)), MAX_SLICES)
+    numbers = [i for i in (n - 1, n, n + 1) if i != 1 and i <= MAX_SLICES]
+    grids = [(x, i // x) for i in numbers for x in range(1, i + 1) if i % x == 0]
+    aspect = np.log(F32(width) / F32(height))
+    return min(grids, key=lambda grid: abs(aspect - np.log(F32(grid[0]) / F32(grid[1]))))
+
+
+def _slice_size(width: int, height: int, p: VisionParams, *, enlarge: bool) -> tuple[int, int]:
+    """(width, height) of whole patches of an image's aspect with at most a square's pixels, or about as many."""
+    if width * height > p.image_size**2 or enlarge:
+        aspect = F32(width) / F32(height)
+        height = int(F32(p.image_size) / np.sqrt(aspect))
+        width = int(F32(height) * aspect)
+    return _whole(width, p.unit), _whole(height, p.unit)
+
+
+def _whole(n: int, unit: int) -> int:
+    """The multiple of a unit, at least one, that is nearest to n."""
+    return max(unit, round_half_up(float(F32(n) / F32(unit))) * unit)
 
 
 def _filter(how: Resample) -> Resampling:

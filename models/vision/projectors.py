@@ -18,6 +18,7 @@ class Sizing(Enum):
     TILES = auto()  # an overview, then a grid of squares, each with its marker (SmolVLM)
     GRID = auto()  # a grid of squares nearest to the aspect, then an overview (InternVL)
     THUMBNAIL = auto()  # a dynamic tile; a large image also as a grid with markers before it (LFM2)
+    SLICES = auto()  # an overview; a large image also as slices of about its aspect behind it (MiniCPM-V)
 
 
 class Resample(Enum):
@@ -36,6 +37,7 @@ class Positions(Enum):
     FILTERED_TABLE = auto()  # the same, centres on centres, with anti-aliasing
     CUBIC_TABLE = auto()  # the same, bicubic, without anti-aliasing (GLM 4V)
     ENLARGED_TABLE = auto()  # the same without anti-aliasing, to a grid that is 0.1 patches larger (HunyuanVL)
+    BUCKETS = auto()  # a learned grid, of whose places each patch takes the nearest before it (MiniCPM-V)
     SUMMED_TABLES = auto()  # the sum of a vector of the column and one of the row (Gemma 4)
     NONE = auto()
 
@@ -69,6 +71,7 @@ class Head(Enum):
     MOBILENET = auto()  # convolutions and maps of two sizes instead of an encoder of patches (Gemma 3n)
     GATED_MERGER = auto()  # merged patches, two matrices, layer norm, GELU, SwiGLU (GLM 4V)
     MERGER = auto()  # merged patches, mm.0, GELU, mm.2 (Qwen VL)
+    RESAMPLER = auto()  # learned queries attend to the patches (MiniCPM-V)
     PATCH_MERGER = auto()  # norm and one matrix over merged patches, mm.1, GELU, mm.2 (Mistral 3)
 
 
@@ -154,5 +157,6 @@ PROJECTORS: dict[str, Projector] = {
                            positions=Positions.ENLARGED_TABLE, activation=Activation.GELU, framed=True),
     "llama4": Projector(Head.ADAPTER, Sizing.GRID, "<|image_start|>", "<|image_end|>", merge=2, grid_side=3,
                         columns_first=True, rope=PatchRope.FROM_ONE),
+    "resampler": Projector(Head.RESAMPLER, Sizing.SLICES, positions=Positions.BUCKETS),
     "internvl": Projector(Head.MERGE_NORM_MLP, Sizing.GRID, "<img>", "</img>", resample=Resample.BICUBIC),
 }  # fmt: skip

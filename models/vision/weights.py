@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.projector_weights import (
@@ -16,9 +17,10 @@ from logitless.models.media.projector_weights import (
 from logitless.models.vision.mobilenet_blocks import mobilenet_tensors
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.projectors import Head, Positions
+from logitless.models.vision.resampler import UNUSED, resampler_tensors
 from logitless.models.weights.tensor_map import TensorSlice
 
-_NORMS = ("norm.weight", "ln.weight", "ln1.weight", "ln2.weight", "mm.model.mlp.0.weight")
+_NORMS = tuple(f"{name}.weight" for name in ("norm", "ln", "ln1", "ln2", "mm.model.mlp.0", "ln_q", "ln_kv", "ln_post"))
 MATRICES = {  # the two matrices of heads with a hidden layer
     Head.MLP: ("mm.0", "mm.2"),
     Head.MERGER: ("mm.0", "mm.2"),
@@ -38,6 +40,7 @@ def vision_tensors(gguf: GGUFFile, p: VisionParams, n_embd_text: int) -> Declare
         dict(_tensors(gguf, p, n_embd_text)),
         bounded=p.projector.bounded,
         biased=() if p.projector.rms_norm else _NORMS,
+        unused=UNUSED,
     )
 
 
@@ -96,14 +99,27 @@ def _layer(gguf: GGUFFile, p: VisionParams, b: str) -> Declared:
         yield from norm(b + name, n, required=True)
     for name in ("ls1", "ls2", "attn_post_norm", "ffn_post_norm", "out_scale"):
         yield from plain(f"{b}{name}.weight", n)
-    yield from matrix(f"{b}ffn_up", p.n_ff, n)
     yield from matrix(f"{b}ffn_gate", p.n_ff, n, required=False)
-    yield from matrix(f"{b}ffn_down", n, p.n_ff)
+    up, down = matrix(f"{b}ffn_up", p.n_ff, n), matrix(f"{b}ffn_down", n, p.n_ff)
+    n_out = n_rows(gguf, f"{b}ffn_up.weight"), n_rows(gguf, f"{b}ffn_down.weight")
+    if n != p.n_ff and (n_out[0] == n or n_out[1] == p.n_ff):  # as the first converters call them
+        up, down = _renamed(up, "ffn_up", "ffn_down"), _renamed(down, "ffn_down", "ffn_up")
+    yield from up
+    yield from down
+
+
+def _renamed(parts: Declared, name: str, source: str) -> Declared:
+    """Tensors that have another name in the file."""
+    for own, part in parts:
+        yield own, replace(part, source=part.source.replace(name, source))
 
 
 def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
     """The projector's own tensors: matrices in order, each as wide as the one before is long."""
     head, merged = p.projector.head, p.n_embd * p.merge**2
+    if head is Head.RESAMPLER:
+        yield from resampler_tensors(gguf, p, n_text)
+        return
     if head is Head.POOL_NORM:
         yield from norm("mm.soft_emb_norm", p.n_embd, required=True)
         name = "mm.input_projection.weight"

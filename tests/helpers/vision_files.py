@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -64,10 +65,12 @@ class VisionSpec:
     flat_patches: int = 0  # side of patches whose embedding is a matrix; 0: it is a convolution
     bare: bool = False  # RMS norms, gated MLPs, no biases
     fused: bool = False  # one matrix for queries, keys and values
+    swapped: bool = False  # ffn_up and ffn_down have each other's names
     gelu: bool = True
     n_text: int = N_TEXT  # vectors of the text model
     text: str = "llama"  # architecture of the text model
     text_keys: dict[str, Any] = field(default_factory=dict)
+    tokens: tuple[str, ...] = ()  # control tokens of the text model
 
 
 def mlp(first: str, second: str, factor: int = 1) -> Callable[[Fill, int], None]:
@@ -172,6 +175,21 @@ def _internvl(fill: Fill, n: int) -> None:
     for i in range(2):
         fill(f"v.blk.{i}.ls1.weight", n, mean=0.5)
         fill(f"v.blk.{i}.ls2.weight", n, mean=0.5)
+
+
+def resampler(fill: Fill, n: int, n_queries: int = 8) -> None:
+    fill("resampler.query", n_queries, 2 * N_TEXT, std=1.0)
+    fill("resampler.pos_embed_k", 4, 2 * N_TEXT)
+    fill("resampler.kv.weight", 2 * N_TEXT, n)
+    for name in ("q", "k", "v", "out"):
+        fill(f"resampler.attn.{name}.weight", 2 * N_TEXT, 2 * N_TEXT)
+        fill(f"resampler.attn.{name}.bias", 2 * N_TEXT)
+    for name in ("q", "kv", "post"):
+        fill(f"resampler.ln_{name}.weight", 2 * N_TEXT, mean=1.0)
+        fill(f"resampler.ln_{name}.bias", 2 * N_TEXT)
+    fill("resampler.proj.weight", 2 * N_TEXT, 2 * N_TEXT)
+    fill("v.post_ln.weight", n, mean=1.0)
+    fill("v.post_ln.bias", n)
 
 
 def _llama4(fill: Fill, n: int) -> None:
@@ -369,6 +387,17 @@ SPECS: dict[str, VisionSpec] = {
         {"clip.vision.projector.scale_factor": 2, "clip.vision.preproc_max_tiles": 6},
         positions=17,
     ),
+    "resampler": VisionSpec(
+        "resampler",
+        resampler,
+        {"clip.minicpmv_version": np.int32(3), "clip.minicpmv_query_num": 8},
+        image=24,
+        positions=70**2,
+        swapped=True,
+        n_text=2 * N_TEXT,
+        text="qwen3",
+        tokens=("\n", "<image>", "</image>", "<slice>", "</slice>"),
+    ),
     "llama4": VisionSpec(
         "llama4",
         _llama4,
@@ -403,21 +432,27 @@ SPECS: dict[str, VisionSpec] = {
 SPECS["qwen2.5o"] = replace(SPECS["qwen2.5vl"], kind="qwen2.5o")
 
 
-def write_projector(path: Path, spec: VisionSpec, seed: int = 0) -> Path:
-    """Write the projector file of a spec."""
+def write_projector(
+    path: Path, spec: VisionSpec, seed: int = 0, faults: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+) -> Path:
+    """Write the projector file of a spec. `faults`: see `filler`."""
     w = GGUFWriter(path, "clip")
     w.add_string("clip.projector_type", spec.kind)
-    add_vision(w, spec, filler(w, seed))
+    add_vision(w, spec, filler(w, seed, faults))
     return written(w, path)
 
 
-def filler(w: GGUFWriter, seed: int) -> Fill:
-    """A function that adds random tensors to a file."""
+def filler(w: GGUFWriter, seed: int, faults: Mapping[str, tuple[int, ...]] = MappingProxyType({})) -> Fill:
+    """A function that adds random tensors to a file. `faults`: other shapes of tensors, by name; (): they are left
+    out."""
     r = np.random.default_rng(seed)
 
     def fill(
         name: str, *shape: int, std: float = 0.0, mean: float = 0.0, values: np.ndarray[Any, Any] | None = None
     ) -> None:
+        shape = faults.get(name, shape)
+        if name in faults and not shape:
+            return
         if values is not None:
             w.add_tensor(name, values.astype(np.float32))
             return
@@ -458,7 +493,7 @@ def add_vision(w: GGUFWriter, spec: VisionSpec, fill: Fill) -> None:
     w.add_array("clip.vision.image_mean", [0.5, 0.4, 0.6])
     w.add_array("clip.vision.image_std", [0.5, 0.6, 0.4])
     for key, given in spec.keys.items():
-        add = {bool: w.add_bool, int: w.add_uint32, list: w.add_array}[type(given)]
+        add = {bool: w.add_bool, int: w.add_uint32, np.int32: w.add_int32, list: w.add_array}[type(given)]
         add(key, given)
 
     if spec.flat_patches:
@@ -478,7 +513,8 @@ def add_vision(w: GGUFWriter, spec: VisionSpec, fill: Fill) -> None:
             if not spec.bare:
                 fill(f"{b}attn_{name}.bias", size)
         gate = [("ffn_gate", spec.n_ff, n)] if spec.bare else []
-        for name, n_out, n_in in (("attn_out", n, n), ("ffn_up", spec.n_ff, n), *gate, ("ffn_down", n, spec.n_ff)):
+        up, down = ("ffn_down", "ffn_up") if spec.swapped else ("ffn_up", "ffn_down")
+        for name, n_out, n_in in (("attn_out", n, n), (up, spec.n_ff, n), *gate, (down, n, spec.n_ff)):
             fill(f"{b}{name}.weight", n_out, n_in)
             if not spec.bare:
                 fill(f"{b}{name}.bias", n_out)
@@ -505,8 +541,9 @@ def write_text_model(path: Path, spec: VisionSpec, stories: Path, n_ctx: int = 1
         "llama4": {"n_layer": 4, "n_ff": 32, "n_expert": 4, "n_expert_used": 1},
     }
     size = sizes.get(spec.text, {})
+    plain = path.with_suffix(".plain") if spec.tokens else path
     write(
-        path,
+        plain,
         Spec(
             spec.text,
             n_embd=spec.n_text,
@@ -518,7 +555,7 @@ def write_text_model(path: Path, spec: VisionSpec, stories: Path, n_ctx: int = 1
             **size,
         ),
     )
-    return path
+    return with_tokens(plain, path, spec.tokens) if spec.tokens else path
 
 
 def with_tokens(source: Path, path: Path, tokens: Sequence[str]) -> Path:

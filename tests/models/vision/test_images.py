@@ -11,11 +11,13 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 from PIL import Image
 
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media import media_input
+from logitless.models.media.encoders import Encoders
 from logitless.models.media.params import read_media_params
 from logitless.models.vision import images
 from logitless.models.vision.images import ImageError, decode_image
@@ -181,10 +183,37 @@ def test_projector_files_are_refused_by_name(tmp_path: Path, shared_data: Path) 
         ({"kind": "resampler9"}, "resampler9"),
         ({"n_head": 5}, "head_count"),
         ({"image": 18}, "image_size"),
+        (vars(SPECS["resampler"]) | {"image": 18}, "image_size"),
+        (vars(SPECS["resampler"]) | {"keys": {"clip.minicpmv_version": np.int32(7)}}, "minicpmv_version' is 7; known"),
+        (vars(SPECS["resampler"]) | {"keys": {"clip.minicpmv_query_num": 9}}, "resampler.query' of 8 rows"),
     ):
         path = write_projector(tmp_path / "p.gguf", replace(SPECS["mlp"], **changed))
         with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError, match=named):
             read_params(gguf)
+
+
+@pytest.mark.parametrize("name", ["resampler"])
+def test_every_tensor_of_a_projector_is_named_if_it_is_missing_or_has_another_shape(name: str, tmp_path: Path) -> None:
+    spec = SPECS[name]
+    whole = GGUFReader(write_projector(tmp_path / "whole.gguf", spec))
+    optional = ("resampler.pos_embed_k", "v.post_ln.weight")
+    names = [t.name for t in whole.tensors if t.name not in optional and not t.name.endswith(".bias")]
+    for fault in names:
+        for shape in ((), (3, 5)):
+            path = write_projector(tmp_path / "p.gguf", spec, faults={fault: shape})
+            with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError) as refused:
+                Encoders.check(gguf, read_media_params(gguf), spec.n_text)
+            assert fault in str(refused.value)
+            assert "\n" not in str(refused.value)
+
+
+def test_a_resampler_for_a_text_model_of_another_width_is_refused(tmp_path: Path) -> None:
+    with GGUFFile.open(write_projector(tmp_path / "p.gguf", SPECS["resampler"])) as gguf:
+        p = read_media_params(gguf)
+        with pytest.raises(ModelFileError, match="heads of 128 numbers, the text model vectors of 64"):
+            Encoders.check(gguf, p, 64)
+        with pytest.raises(ModelFileError, match=r"tensor 'resampler.query' has shape \(8, 128\), expected \(8, 256\)"):
+            Encoders.check(gguf, p, 256)
 
 
 def test_a_bidirectional_image_fits_into_a_step(tmp_path: Path) -> None:

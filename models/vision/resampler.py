@@ -1,0 +1,93 @@
+"""The resampler of MiniCPM-V (a perceiver; Jaegle et al., 2021): learned queries attend to a tile's patches."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from logitless.graph.ops.attention.encoder_attention import full_attention
+from logitless.graph.ops.elementwise import add
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.norm import layer_norm
+from logitless.graph.ops.shape import reshape
+from logitless.graph.tensor import Tensor, feed
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.media.projector_weights import Declared, matrix, norm
+from logitless.models.vision.params import RESAMPLER_HEAD, VisionParams
+from logitless.models.vision.patches import Array
+from logitless.models.weights.tensor_map import TensorSlice
+from logitless.models.weights.weights import Weights
+
+UNUSED = ("resampler.pos_embed_k",)  # it is computed here for each grid
+
+
+def resampler_tensors(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
+    """The resampler's tensors for a text model of this width."""
+    if n_text % RESAMPLER_HEAD:
+        raise ModelFileError(
+            gguf.path, f"a resampler has heads of {RESAMPLER_HEAD} numbers, the text model vectors of {n_text}"
+        )
+    yield "resampler.query.weight", TensorSlice("resampler.query", (p.n_queries, n_text))
+    yield from matrix("resampler.kv", n_text, p.n_embd)
+    for name in ("q", "k", "v", "out"):
+        yield from matrix(f"resampler.attn.{name}", n_text, n_text)
+    for name in ("q", "kv", "post"):
+        yield from norm(f"resampler.ln_{name}", n_text, required=True)
+    yield from matrix("resampler.proj", n_text, n_text)
+
+
+def resampler_feeds(p: VisionParams, places: Array, n: int, n_text: int) -> dict[str, Array]:
+    """Inputs of `resampled` for n tiles whose patches have these (row, column) places.
+
+    Attention has as many queries as keys: of the fewer ones the last fills up the places."""
+    n_keys, tiles = len(places), np.arange(n)[:, None]
+    length = np.arange(max(n_keys, p.n_queries))
+    lines, columns = (1 + places.max(0)).tolist()
+    angles = np.arange(max(lines, columns))[:, None] * 1e4 ** (-np.arange(n_text // 4) / (n_text // 4))
+    waves = np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
+    zeros = np.zeros_like(waves)
+    ids = {
+        "own": np.arange(p.n_queries),
+        "query": np.tile(np.minimum(length, p.n_queries - 1), n),
+        "key": np.minimum(length, n_keys - 1) + tiles * n_keys,
+        "row": np.arange(p.n_queries) + tiles * len(length),
+        "x": np.tile(places[:, 1], n),
+        "y": np.tile(places[:, 0], n),
+        "count": np.full(n, n_keys),
+    }
+    feeds = {f"resampler.{name}": values.reshape(-1).astype(np.int32) for name, values in ids.items()}
+    feeds["resampler.waves.x"] = np.concatenate([waves, zeros], 1)[:columns]
+    feeds["resampler.waves.y"] = np.concatenate([zeros, waves], 1)[:lines]
+    return feeds
+
+
+def resampled(p: VisionParams, w: Weights, x: Tensor, n: int, grid: tuple[int, int]) -> Tensor:
+    """Rows (n · n_queries, n_text) of patch vectors x (T, n_embd) of n tiles with this grid of patches."""
+    queries = w["resampler.query"]
+    n_text, n_keys = queries.shape[1], grid[0] * grid[1]
+    length = max(n_keys, p.n_queries)
+
+    def ids(name: str, size: int) -> Tensor:
+        return feed(f"resampler.{name}", (size,), "i32")
+
+    def heads(name: str, rows: Tensor, order: Tensor) -> Tensor:
+        rows = get_rows(w.linear(f"resampler.attn.{name}", rows), order)
+        return reshape(rows, shape=(n * length, -1, RESAMPLER_HEAD))
+
+    value = _normed(p, w, "kv", w.linear("resampler.kv", x))
+    key = value
+    for axis, size in zip("yx", grid, strict=True):
+        waves = feed(f"resampler.waves.{axis}", (size, n_text))
+        key = add(key, get_rows(waves, ids(axis, n * n_keys)))
+    query = _normed(p, w, "q", get_rows(queries, ids("own", p.n_queries)))
+    order = ids("key", n * length)
+    q, k, v = heads("q", query, ids("query", n * length)), heads("k", key, order), heads("v", value, order)
+    y = full_attention(q, k, v, ids("count", n), length=length, scale=RESAMPLER_HEAD**-0.5)
+    y = get_rows(reshape(y, shape=(n * length, n_text)), ids("row", n * p.n_queries))
+    return w.linear("resampler.proj", _normed(p, w, "post", w.linear("resampler.attn.out", y)))
+
+
+def _normed(p: VisionParams, w: Weights, name: str, x: Tensor) -> Tensor:
+    bias = w.bias(f"resampler.ln_{name}")
+    assert bias is not None  # DeclaredTensors.load adds it
+    return layer_norm(x, w[f"resampler.ln_{name}"], bias, eps=p.eps)
