@@ -42,6 +42,7 @@ _GELU_MLP = FeedForward(glu=False, activation=Activation.GELU)
 _RELU2_MLP = FeedForward(glu=False, activation=Activation.RELU2)
 _MOE = MoE(Presence.REQUIRED)
 _SIGMOID_MOE = MoE(Presence.REQUIRED, router=RouterScore.SIGMOID, normalize=None)
+_BALANCED_MOE = replace(_SIGMOID_MOE, balanced=True)
 _ANY_ROUTER_MOE = MoE(Presence.REQUIRED, router=None, normalize=None)
 _MIXER_MOE = MoE(Presence.REQUIRED, own_width=False, router=RouterScore.MIXER)
 _SOFTMAX_MOE = MoE(Presence.REQUIRED, normalize=None)
@@ -187,9 +188,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen35moe": replace(_QWEN35, moe=_MOE),
     "qwen3next": replace(_QWEN35, moe=_MOE, states=States(StateKind.GATED_DELTA, grouped_heads=True)),
     "lfm2": _LFM2,
-    "lfm2moe": replace(_LFM2, moe=MoE(Presence.REQUIRED, router=None)),
+    "lfm2moe": replace(_LFM2, moe=MoE(Presence.REQUIRED, router=None, balanced=True)),
     "nemotron_h": _NEMOTRON_H,
-    "nemotron_h_moe": replace(_NEMOTRON_H, moe=_SIGMOID_MOE, mtp=MTP(enabled=True, layer_norm=True)),
+    "nemotron_h_moe": replace(_NEMOTRON_H, moe=_BALANCED_MOE, mtp=MTP(enabled=True, layer_norm=True)),
     "falcon-h1": Architecture(states=States(StateKind.MAMBA2, every_layer=True)),
     "mamba2": Architecture(attention=Attention(enabled=False), states=States(StateKind.MAMBA2, every_layer=True)),
     "mamba": Architecture(attention=Attention(enabled=False), states=States(StateKind.MAMBA, every_layer=True)),
@@ -205,14 +206,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "kimi-linear": Architecture(
         rope=_NO_ROPE,
         attention=Attention(mla=True, gate=OutputGate.OWN_WEIGHT, gate_optional=True),
-        moe=MoE(Presence.REQUIRED, router=None),
+        moe=MoE(Presence.REQUIRED, router=None, balanced=True),
         states=States(StateKind.KDA),
     ),
     "kimi-k3": Architecture(
         rope=_NO_ROPE,
         attention=Attention(mla=True, gate=OutputGate.OWN_WEIGHT, gate_optional=True),
         ffn=FeedForward(activation=Activation.SITU),
-        moe=_ANY_ROUTER_MOE,
+        moe=replace(_ANY_ROUTER_MOE, balanced=True),
         states=States(StateKind.KDA, negated=True),
         residual=Residual.ATTENTION,
     ),
@@ -227,7 +228,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope=_NO_ROPE,
         attention=Attention(mla=True, sparse=True),
         ffn=FeedForward(one_limit=True, clamps_input=True),
-        moe=_SIGMOID_MOE,
+        moe=_BALANCED_MOE,
         states=States(StateKind.KDA, negated=True),
         mtp=_UNUSED_MTP,
         residual=Residual.HYPER,
@@ -235,7 +236,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "bailingmoe3": Architecture(
         rope=_INTERLEAVED,
         attention=Attention(mla=True, gate=OutputGate.OWN_WEIGHT),
-        moe=_ANY_ROUTER_MOE,
+        moe=replace(_ANY_ROUTER_MOE, balanced=True),
         states=States(StateKind.KDA),
         mtp=_UNUSED_MTP,
     ),
@@ -255,7 +256,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=_PER_HEAD, moe=replace(_ANY_ROUTER_MOE, shared_width_each=True), mtp=_UNUSED_MTP
     ),
     "dots1": Architecture(attention=_PER_HEAD, moe=_ANY_ROUTER_MOE),
-    "glm4moe": Architecture(norm=_OTHER_FFN_NAME, moe=_SIGMOID_MOE, mtp=_MTP),
+    "glm4moe": Architecture(norm=_OTHER_FFN_NAME, moe=_BALANCED_MOE, mtp=_MTP),
     "hy_v3": Architecture(attention=_PER_HEAD, moe=_SIGMOID_MOE, mtp=_MTP),
     "mellum": Architecture(
         rope=Rope(local_base=0),
@@ -264,10 +265,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "minimax-m2": Architecture(
         attention=_ALL_HEADS,
-        moe=MoE(Presence.REQUIRED, own_width=False, router=RouterScore.SIGMOID),
+        moe=MoE(Presence.REQUIRED, own_width=False, router=RouterScore.SIGMOID, balanced=True),
     ),
     "minimax-m3": Architecture(
-        attention=replace(_PER_HEAD, sparse=True), ffn=FeedForward(glu_limit=7.0), moe=_SIGMOID_MOE
+        attention=replace(_PER_HEAD, sparse=True), ffn=FeedForward(glu_limit=7.0), moe=_BALANCED_MOE
     ),
     "phi3": Architecture(),
     "phimoe": Architecture(norm=_PRE_LAYER_NORM, moe=_MIXER_MOE),
@@ -280,7 +281,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm=_PRE_AND_POST,
         rope=Rope(nope_period=4),
         attention=Attention(qk_norm=QKNorm.PER_HEAD, gate=OutputGate.OWN_WEIGHT, window=0, window_period=4),
-        moe=_SIGMOID_MOE,
+        moe=_BALANCED_MOE,
         scales=Scales(root_of_embedding=True),
     ),
     "hunyuan-dense": _HUNYUAN,
@@ -374,7 +375,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=Attention(
             qk_norm=QKNorm.PER_HEAD, gate=OutputGate.SOFTPLUS, window=0, window_period=4, full_first=True
         ),
-        moe=_SIGMOID_MOE,
+        moe=_BALANCED_MOE,
     ),
     "plamo": Architecture(ffn=FeedForward(parallel=True)),
     "plamo2": Architecture(

@@ -525,7 +525,8 @@ def _expert_tensors(
     yield from _one(b + "ffn_gate_inp.weight", e.n, h.n_embd)
     yield from _one(b + "ffn_gate_inp.bias", e.n, required=False)
     balance = b + "exp_probs_b"
-    yield balance + ".bias", TensorSlice(balance if balance in present else balance + ".bias", (e.n,), required=False)
+    source = balance if balance in present else balance + ".bias"
+    yield balance + ".bias", TensorSlice(source, (e.n,), required=h.architecture.moe.balanced)
     if h.architecture.moe.parallel_dense:
         yield from _one(b + "ffn_gate_inp.scale", h.n_embd)
         yield from _one(b + "ffn_down_exps.scale", e.n, required=False)

@@ -94,6 +94,6 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
                 "q_proj": (n * size, h.n_embd),
             }
             out |= {f"blk.{i}.indexer.{name}": shape for name, shape in of_indexer.items()}
-        if "balanced" in s.traits and h.experts_of(i):
+        if "balanced" in s.traits and h.experts_of(i) and not ("one unbalanced" in s.traits and i == h.n_layer - 1):
             out[f"blk.{i}.exp_probs_b"] = (s.n_expert,)
     return out

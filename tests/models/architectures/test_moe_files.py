@@ -25,7 +25,7 @@ from logitless.models.model import define_model, hparams_of
 from logitless.models.weights.weights import check_weights
 from logitless.training.save import save_result
 from logitless.training.trainable import full
-from tests.helpers.architecture_specs import GPT_OSS
+from tests.helpers.architecture_specs import GPT_OSS, MAPPED
 from tests.helpers.mla_specs import DEEPSEEK, GROUPS
 from tests.helpers.reference_model import Spec, write
 
@@ -55,6 +55,10 @@ GLM = Spec("glm4moe", n_expert=4, n_expert_used=2)
             "glm4moe.expert_weights_norm' is neither true nor false",
         ),
         (Spec("dots1", n_expert=2, n_expert_used=1), "key 'dots1.expert_gating_func' is missing"),
+        (
+            replace(MAPPED["laguna"], traits=(*MAPPED["laguna"].traits, "one unbalanced")),
+            "tensor 'blk.4.exp_probs_b.bias' is missing",
+        ),
         (Spec("apertus"), "key 'xielu.alpha_n' is not a number for each of 2 layers"),
         (Spec("gptneox"), "key 'gptneox.use_parallel_residual' is missing"),
         (Spec("gptneox", keys={"use_parallel_residual": 1}), "key 'gptneox.use_parallel_residual' is neither true"),
