@@ -28,7 +28,9 @@ from typing import Any
 
 from logitless.backends.errors import KernelRefused
 from logitless.backends.gpu import device as _kernels  # noqa: F401  (registers every kernel)
+from logitless.backends.gpu.attention.paged_attention import NARROW, NARROW_ROWS, TILES
 from logitless.backends.gpu.language.dialect import KERNELS, SIMT, Defines, Kernel, Shape, render_opencl
+from logitless.backends.gpu.matmul.unpack import BLOCKS
 from logitless.backends.vulkan import api
 from logitless.backends.vulkan import device as vulkan_device
 from logitless.backends.vulkan.autotune import class_of
@@ -184,6 +186,10 @@ def is_launched(kernel: Kernel, sizes: dict[str, int], info: DeviceInfo, shape: 
         return sizes["WG"] <= (512 if shape.dot else 256)
     if kernel.name.startswith(("linear_dot", "expert_linear_dot", "linear_coop")):
         return shape.dot and (not kernel.special or info.matrices is not None)
+    if shape.dot and kernel.name.removeprefix("expert_").removeprefix("linear_") in BLOCKS:
+        return False
+    if kernel.name.startswith("attention_tiles") and kernel.name.endswith(NARROW):
+        return sizes["ROWS"] == (NARROW_ROWS if shape.narrow else TILES[sizes["MAX_SIZE"]])
     few_rows = not kernel.name.startswith("linear_") or sizes.get("MT", 1) <= shape.rows
     return few_rows and sizes["WG"] <= info.max_invocations
 

@@ -34,7 +34,7 @@ log = logging.getLogger("logitless.devices")
 DOTS, MATRICES = "LOGITLESS_VULKAN_DOT", "LOGITLESS_VULKAN_MATRICES"
 # rows, outputs and depth of the products that are timed
 SIZES = ((64, 256, 1024), (256, 4096, 1024))
-QUALCOMM = 0x5143  # eight rows of floats do not fit its registers
+QUALCOMM = 0x5143  # eight rows of floats do not fit its registers, nor those of narrow subgroups (Intel)
 TURNS = 4  # of each kernel, by turns; the first does not count
 GROWTH = 64  # from one size to the next
 BUDGET_S = 0.25  # seconds for all sizes, beside compiling kernels that are needed anyway
@@ -63,11 +63,12 @@ class Tunable(Backend, Protocol):
 def class_of(info: DeviceInfo) -> Shape:
     """The class of a device, not yet with cooperative matrices."""
     wish = os.environ.get(DOTS, "")
-    gpu = replace(SIMT, threads=info.max_invocations, local_bytes=info.local_bytes)
-    if info.vendor == QUALCOMM:
-        gpu = replace(gpu, rows=4)
-    if "shaderIntegerDotProduct" in info.features and wish != "0" and (info.fast_dots or wish == "1"):
-        return replace(gpu, dot=True)
+    dot = "shaderIntegerDotProduct" in info.features and wish != "0" and (info.fast_dots or wish == "1")
+    narrow = info.lanes < 32
+    rows = 4 if info.vendor == QUALCOMM or (narrow and not dot) else SIMT.rows
+    gpu = replace(SIMT, dot=dot, threads=info.max_invocations, local_bytes=info.local_bytes, rows=rows, narrow=narrow)
+    if dot:
+        return gpu
     able = info.kind == "cpu" and info.broadcasts and "shaderInt64" in info.features
     soft = able and SOFT_SHADERS.exists()
     return replace(gpu, name="soft") if soft else gpu

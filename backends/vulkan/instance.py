@@ -71,6 +71,7 @@ class DeviceInfo:
     # constants of kernels with cooperative matrices on this device
     matrices: matrices.Matrices | None
     broadcasts: bool  # subgroups of eight lanes at least can tell each other values
+    lanes: int  # of the smallest subgroup
     vendor: int
     max_invocations: int
     local_bytes: int  # most memory of a work group
@@ -186,6 +187,7 @@ class Instance:
             fast_dots=bool(p13.integerDotProduct4x8BitPackedSignedAccelerated),
             matrices=matrices.find(self.handle, handle, features, core, p11.subgroupSize, p13),
             broadcasts=p11.subgroupSize >= 8 and bool(p11.subgroupSupportedOperations & BALLOT),
+            lanes=p13.minSubgroupSize or p11.subgroupSize,
             vendor=core.vendorID,
             max_invocations=min(core.limits.maxComputeWorkGroupInvocations, core.limits.maxComputeWorkGroupSize[0]),
             local_bytes=core.limits.maxComputeSharedMemorySize,

@@ -94,9 +94,9 @@ def _latent(dtype: str) -> None:
     for (uint page = first / 16u; page <= min(pos, first + CELLS - 1u) / 16u; page++) {{
       uint cell_page = UINT(TABLE[table + page]), row_at = {before_page(dtype)};
       uint some = min(16u, pos + 1u - page * 16u), from = page * 16u - first;
-      EACH_ELEMENT {{
-        uint e = min(LID + i * WG, size - 1u);
-        for (uint c = 0u; c < some; c++) {{
+      for (uint c = 0u; c < some; c++) {{
+        EACH_ELEMENT {{
+          uint e = min(LID + i * WG, size - 1u);
           float x = {_element(dtype)};
           EACH_HEAD {{ out_[i * HEADS + h] = FMA(weights[h * CELLS + from + c], x, out_[i * HEADS + h]); }}
         }}

@@ -12,10 +12,12 @@ Gimelshein, 2018).
 With few rows, a group has one span and leaves its result in the scratch, and a second launch joins
 them (Dao et al., 2023). A prompt has two launches: tiles whose tokens are of one sequence, and the
 tokens of all other tiles one by one. All ways add the same numbers in the same order, so the bits
-are the same whatever the batch and the context size. Loads come before their uses, 16 at a time: a
-step of one row waits for memory and for nothing else."""
+are the same whatever the batch and the context size. Loads come before their uses: a step of one row
+waits for memory and for nothing else."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS as NIBBLE_FUNCTIONS
 from logitless.backends.gpu.attention.kv_nibbles import NIBBLES, family, kind_of
@@ -29,7 +31,10 @@ SIZES = (64, 128, 256, 512)  # elements of a head: the most that a variant takes
 SPAN = 256  # cells
 WG = 128
 ROWS = 4  # query heads of a group that has one token
-TILES = {64: 16, 128: 16, 256: 8}  # query heads of a group that has a tile of tokens, by MAX_SIZE
+# Query heads of a group that has a tile of tokens, by MAX_SIZE; a device of narrow subgroups has no
+# registers for 16 where blocks of keys have sums of their own.
+TILES = {64: 16, 128: 16, 256: 8}
+NARROW, NARROW_ROWS = ("q8_0", NIBBLES), 8
 TILED_CACHES = tuple((t, t) for t in CACHE_TYPES)  # types of keys and values
 KIND_K, KIND_V = "(kinds & 7u)", "(kinds / 8u)"
 FEW_GROUPS = 256  # where whole rows make no more groups than this, spans are groups of their own
@@ -93,7 +98,7 @@ typedef float4 vec4;
 #define SHARE UINT(WG / ROWS) /* threads that have the same row while weights are made */
 #define OUTS ((MAX_SIZE * NV + WG - 1) / WG) /* vectors of results of a thread */
 #define EACH_VECTOR UNROLL for (uint v = 0u; v < OWN_NV; v++)
-#define IN_FLIGHT (TILED ? 16 : 32) /* numbers that a thread loads before their uses */
+#define IN_FLIGHT (TILED ? 8 : 32) /* numbers that a thread loads before their uses */
 #define AT_ONCE (UINT(IN_FLIGHT) / CELLS) /* elements of keys */
 #define CELLS_AT_ONCE (IN_FLIGHT / OWN) /* cells of values */
 #define EACH_PART UNROLL for (uint k = 0u; k < 4u; k++)
@@ -511,8 +516,8 @@ def _body(dtype_k: str, dtype_v: str) -> str:
   }}"""
 
 
-def _attention(name: str, dtype_k: str, dtype_v: str, rows: dict[int, int]) -> None:
-    """Declare a kernel; `rows`: those of a group, by MAX_SIZE."""
+def _attention(name: str, dtype_k: str, dtype_v: str, rows: Iterable[tuple[int, int]]) -> None:
+    """Declare a kernel; `rows`: MAX_SIZE, and rows of a group."""
     of_rows = ("most_of", "total_of", "was_of", "comes_of")
     has_nibbles = NIBBLES in (dtype_k, dtype_v)
     Kernel(
@@ -520,7 +525,7 @@ def _attention(name: str, dtype_k: str, dtype_v: str, rows: dict[int, int]) -> N
         [Arg("Q", "f32"), Arg("K", WORD[dtype_k][0]), Arg("V", WORD[dtype_v][0]), *AFTER_CACHES],
         WORDS + ["uint kinds"] * has_nibbles,
         _body(dtype_k, dtype_v),
-        simt=[{"WG": WG, "ROWS": n, "MAX_SIZE": size} for size, n in rows.items()],
+        simt=[{"WG": WG, "ROWS": n, "MAX_SIZE": size} for size, n in rows],
         cpu=(),
         local=[
             ("vec4", "q", "ROWS / 4 * MAX_SIZE"),
@@ -537,9 +542,10 @@ def _attention(name: str, dtype_k: str, dtype_v: str, rows: dict[int, int]) -> N
 
 
 for _k, _v in PAIRS:
-    _attention("spans", _k, _v, dict.fromkeys(SIZES, ROWS))
+    _attention("spans", _k, _v, [(size, ROWS) for size in SIZES])
 for _k, _v in TILED_CACHES:
-    _attention("tiles", _k, _v, TILES)
+    _narrow = [(size, NARROW_ROWS) for size in TILES if _k in NARROW]
+    _attention("tiles", _k, _v, dict.fromkeys([*TILES.items(), *_narrow]))
 SCALED = "UNROLL for (uint t = 0u; t < WIDE; t++) sums[t] = sums[t] * was;"
 # Of WIDE elements from element i: their values `x`.
 JOINED = f"""
@@ -604,12 +610,13 @@ def spans(
     split = n_spans > 1 and tokens * groups <= FEW_GROUPS and scratch <= MOST_SCRATCH
     split = split and groups * n_spans <= MAX_GROUPS
     flags = words["flags"] % 4 + 4 * words["interleaved"] + 8 * turned_back + words["flags"] // 4 * 16
-    values = words | {"flags": flags, "n_spans": n_spans if split else 0, "n": tokens, "tile": 1}
+    values = words | {"flags": flags, "n_spans": n_spans if split else 0, "n": tokens}
     bufs: Buffers = (q, k, v, *rest)
 
-    def launch(name: str, to: Tensor | None, groups: tuple[int, int], scratch: int, **more: int) -> Dispatch:
-        arguments = (*((values | more)[word.split()[1]] for word in WORDS), *kind_of(k, v))
-        return dispatch(f"attention_{name}_{types}", shape, (*bufs, to), arguments, groups, scratch, MAX_SIZE=room)
+    def launch(name: str, to: Tensor | None, groups: tuple[int, int], scratch: int = 0, *, tile: int = 1) -> Dispatch:
+        arguments = (*((values | {"tile": tile})[word.split()[1]] for word in WORDS), *kind_of(k, v))
+        variant = {"MAX_SIZE": room, "ROWS": rows if name == "tiles" else ROWS}
+        return dispatch(f"attention_{name}_{types}", shape, (*bufs, to), arguments, groups, scratch, **variant)
 
     if split:
         n = tokens * n_heads * size
@@ -617,10 +624,12 @@ def spans(
         joined = (n, n_heads, size, words["window"], n_spans, words["flags"])
         join = dispatch("attention_join", shape, (None, pos, t, sinks), joined, groups_for(n, shape, 64), scratch)
         return [first, join]
-    tile = TILES.get(room, 0) // shared if (family(k.dtype), family(v.dtype)) in TILED_CACHES and size >= 4 else 0
+    rows = TILES.get(room, 0) if (family(k.dtype), family(v.dtype)) in TILED_CACHES and size >= 4 else 0
+    if shape.narrow and family(k.dtype) in NARROW:
+        rows = min(rows, NARROW_ROWS)
+    tile = rows // shared
     n_tiles = -(-tokens // max(tile, 1))
     many = tile > 1 and n_kv * n_tiles >= FEW_GROUPS
-    if not many or KERNELS[f"attention_tiles_{types}"].find(shape, MAX_SIZE=room) is None:
-        return [launch("spans", t, (groups, tokens), 0)]
-    tiles = launch("tiles", t, (n_kv, n_tiles), 0, tile=tile)
-    return [tiles, launch("spans", t, (groups, tokens), 0, tile=tile)]
+    if not many or KERNELS[f"attention_tiles_{types}"].find(shape, MAX_SIZE=room, ROWS=rows) is None:
+        return [launch("spans", t, (groups, tokens))]
+    return [launch("tiles", t, (n_kv, n_tiles), tile=tile), launch("spans", t, (groups, tokens), tile=tile)]

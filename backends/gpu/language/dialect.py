@@ -52,7 +52,8 @@ class Shape:
     `dot`: Vulkan GPUs that use integer dot products (matmul/linear_int_dot.py). `coop`: the number
     of rows from which they use cooperative matrices (matmul/linear_coop_matrix.py); 0: never.
     `threads` and `local_bytes`: most threads of a group, and most bytes of its memory. `rows`: most
-    rows of a group in products of floats, whose sums its threads have registers for."""
+    rows of a group in products of floats, whose sums its threads have registers for. `narrow`: a
+    subgroup may have fewer than 32 threads; each has at most 128 registers then."""
 
     name: Literal["simt", "cpu", "soft"]
     units: int = 64
@@ -61,6 +62,7 @@ class Shape:
     threads: int = 256
     local_bytes: int = 32 << 10
     rows: int = 8
+    narrow: bool = False
 
 
 SIMT = Shape("simt")

@@ -57,7 +57,7 @@ def gpu(
     # PoCL 3.1 makes wrong code of the loops that are written out; oclgrind finds no fault in them.
     monkeypatch.setattr(programs, "OPTIONS", [*programs.OPTIONS, "-cl-opt-disable"])
     opencl = OpenCLBackend()
-    opencl.shape = replace(SIMT, units=opencl.shape.units)
+    opencl.shape = replace(SIMT, units=opencl.shape.units, narrow=True)  # q8_0 in tiles of 8 rows
     opencl.programs = programs.Programs(opencl._context, opencl.identity, opencl.shape)
     yield opencl
     opencl.close()
@@ -257,3 +257,16 @@ def test_paged_attention_of_few_rows_runs_spans_in_parallel() -> None:
     assert kernels(300) == ["attention_spans_f16_f16"]
     assert kernels(2048) == ["attention_tiles_f16_f16", "attention_spans_f16_f16"]  # of one sequence, of several
     assert kernels(1, 640_000) == ["attention_spans_f16_f16"]  # more groups than a launch may have
+
+
+def test_tiles_of_blocks_are_half_as_large_where_subgroups_are_narrow() -> None:
+    def rows(kind: str, narrow: bool) -> tuple[int, int]:
+        """Rows and tokens of a group."""
+        k, v = variable("k", (PAGES, 2, 128, PAGE), kind), variable("v", (PAGES, 2, PAGE, 128), kind)
+        inputs = feed("tables", (1, PAGES), "i32"), feed("slot", (2048,), "i32"), feed("pos", (2048,), "i32")
+        node = attention(feed("q", (2048, 4, 128)), k, v, *inputs, scale=0.125)
+        tiles, _ = lower_all([node], replace(SIMT, narrow=narrow))
+        return dict(tiles.defines)["ROWS"], 2048 // tiles.groups[1]
+
+    assert [rows(kind, True) for kind in ("f16", "q8_0", "q4_0")] == [(16, 8), (8, 4), (8, 4)]
+    assert [rows(kind, False) for kind in ("f16", "q8_0", "q4_0")] == [(16, 8)] * 3

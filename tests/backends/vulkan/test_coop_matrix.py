@@ -90,6 +90,7 @@ INFO = DeviceInfo(
     fast_dots=True,
     matrices=Matrices(16, 16, 32, 32),
     broadcasts=True,
+    lanes=32,
     vendor=0,
     max_invocations=1024,
     local_bytes=32 << 10,
@@ -101,9 +102,9 @@ INFO = DeviceInfo(
 )
 
 
-@pytest.mark.parametrize(("vendor", "rows"), [(0x5143, 4), (0x1002, 8)])
-def test_products_of_floats_have_four_rows_a_group_on_adreno(vendor: int, rows: int) -> None:
-    shape = autotune.class_of(replace(INFO, vendor=vendor, fast_dots=False))
+@pytest.mark.parametrize(("vendor", "lanes", "rows"), [(0x5143, 64, 4), (0x1002, 32, 8), (0x8086, 8, 4)])
+def test_products_of_floats_have_four_rows_a_group_where_registers_are_few(vendor: int, lanes: int, rows: int) -> None:
+    shape = autotune.class_of(replace(INFO, vendor=vendor, lanes=lanes, fast_dots=False))
     w = variable("w", (4096, 64), "q8_0", constant=True)
     for m in (5, 512):
         (product,) = lower_all([linear(feed("x", (m, 64)), w)], shape)
