@@ -9,7 +9,7 @@ from pathlib import Path
 from logitless.cli.outputs import check_output
 from logitless.errors import FileError, OptionError, public_errors
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.gguf.parse import FOLDER_PROJECTOR
+from logitless.models.huggingface.visions import projector_file
 from logitless.models.quantization.imatrix import read_imatrix
 from logitless.models.quantization.presets import TypeOptions, check_type
 from logitless.models.quantization.quantize_model import plan_copy, plan_quantization
@@ -70,7 +70,7 @@ def convert(folder: str | Path, output: str | Path, *, file_type: str = "", mmpr
         if mmproj and file_type:
             raise OptionError("file_type: is of models; a projector has the types of the folder")
         check_output(output, "output")
-        with GGUFFile.open(Path(folder) / FOLDER_PROJECTOR if mmproj else folder) as gguf:
+        with GGUFFile.open(projector_file(Path(folder)) if mmproj else folder) as gguf:
             plan = plan_quantization(gguf, file_type, allow_requantize=True) if file_type else plan_copy(gguf)
             for line in plan.warnings():
                 warnings.warn(line, stacklevel=2)

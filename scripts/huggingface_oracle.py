@@ -443,6 +443,7 @@ WITH_TEXT = {
 OF_IMAGES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 OF_QWEN = {"hidden_size": 32, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2, "temporal_patch_size": 2}
 SECTIONS = {**PLAIN, "mrope_section": [2, 3, 3]}
+PIXTRAL = {**OF_IMAGES, "model_type": "pixtral", "image_size": 32, "patch_size": 4, "hidden_act": "silu"}
 VISIONS = {  # name → (model, side of its picture, settings, those of the text, those of the encoder)
     "gemma3": (
         "Gemma3",
@@ -490,7 +491,69 @@ VISIONS = {  # name → (model, side of its picture, settings, those of the text
         {"model_type": "llama", "vocab_size": 296},  # with tokens of tiles
         {**OF_IMAGES, "image_size": 16, "patch_size": 4},
     ),
+    "llava": (
+        "Llava",
+        16,
+        {"image_token_index": 260},
+        {"model_type": "llama"},
+        {**OF_IMAGES, "num_hidden_layers": 3, "image_size": 16, "patch_size": 4, "model_type": "clip_vision_model"},
+    ),
+    "pixtral": (
+        "Llava",
+        32,
+        {"image_token_index": 260, "vision_feature_layer": -1, "vision_feature_select_strategy": "full"},
+        {"model_type": "mistral", "sliding_window": None, "vocab_size": 273},  # with a break
+        PIXTRAL,
+    ),
+    "mistral3": (
+        "Mistral3",
+        32,
+        {"image_token_index": 260, "spatial_merge_size": 2},
+        {"model_type": "mistral", "sliding_window": None, "vocab_size": 273},  # with a break
+        PIXTRAL,
+    ),
+    "internvl": (
+        "InternVL",
+        16,
+        {"image_token_id": 260},
+        {"model_type": "qwen2"},
+        {**OF_IMAGES, "image_size": [16, 16], "patch_size": [4, 4], "attention_bias": True},
+    ),
+    "lfm2vl": (
+        "Lfm2Vl",
+        32,
+        {"image_token_id": 260, "projector_hidden_size": 48},
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_auto_adjust_ff_dim": False,
+            "model_type": "lfm2",
+        },
+        {**OF_IMAGES, "patch_size": 4, "num_patches": 64, "model_type": "siglip2_vision_model"},
+    ),
+    "gemma4": (
+        "Gemma4",
+        48,
+        {},
+        {
+            **GEMMA_LAYERS,
+            "sliding_window": 24,
+            "global_head_dim": 32,
+            "num_kv_shared_layers": 0,
+            "hidden_size_per_layer_input": 0,
+        },
+        {
+            **OF_IMAGES,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "patch_size": 4,
+            "position_embedding_size": 3360,
+            "use_clipped_linears": True,
+            "standardize": True,
+        },
+    ),
 }
+NOT_NORMALISED = {"do_normalize": False}  # settings of the preprocessor
 
 
 def main(names: list[str]) -> None:
@@ -520,15 +583,10 @@ def write_vision(
     settings = {"text_config": {**WITH_TEXT, **of_text}, "vision_config": of_vision, **whole}
     config = getattr(transformers, f"{kind}Config")(**settings, attn_implementation="eager", dtype="float32")
     model, shapes = loaded(getattr(transformers, f"{kind}ForConditionalGeneration"), config, folder)
-    picture = torch.from_numpy(pixels(side)).permute(2, 0, 1).float() / 255 * 2 - 1  # mean and deviation 0.5
+    picture = torch.from_numpy(pixels(side)).permute(2, 0, 1).float() / 255  # (3, side, side)
+    picture = picture if kind == "Gemma4" else picture * 2 - 1  # mean and deviation 0.5
     with torch.no_grad():
-        if "Qwen" in kind:
-            n, p = side // 4, 4
-            parts = picture.expand(2, 3, side, side).reshape(2, 3, n // 2, 2, p, n // 2, 2, p)
-            flat = parts.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(n * n, -1)
-            output = model.get_image_features(flat, image_grid_thw=torch.tensor([[1, n, n]]))
-        else:
-            output = model.get_image_features(picture[None] if kind == "Gemma3" else picture[None, None])
+        output = model.get_image_features(**inputs(kind, picture, of_vision))
     rows = output.pooler_output
     parts = [rows[0] if isinstance(rows, list | tuple) else rows, *(getattr(output, "deepstack_features", None) or [])]
     values = torch.cat([(part[0] if isinstance(part, tuple) else part).reshape(-1, 64) for part in parts])
@@ -537,9 +595,29 @@ def write_vision(
         "config": json.loads((folder / "config.json").read_text()),
         "tensors": shapes,
         "side": side,
+        **({"images": NOT_NORMALISED} if kind == "Gemma4" else {}),
         "rows": [[round(value, 4) for value in row] for row in values[:, ::8].double().tolist()],
     }
     save(f"visions/{name}", result)
+
+
+def inputs(kind: str, picture: torch.Tensor, of_vision: Settings) -> Settings:
+    """The encoder's inputs for one picture."""
+    side = picture.shape[1]
+    n, p = side // 4, 4
+    if "Qwen" in kind:
+        parts = picture.expand(2, 3, side, side).reshape(2, 3, n // 2, 2, p, n // 2, 2, p)
+        flat = parts.permute(2, 5, 3, 6, 1, 0, 4, 7).reshape(n * n, -1)
+        return {"pixel_values": flat, "image_grid_thw": torch.tensor([[1, n, n]])}
+    if kind in ("Lfm2Vl", "Gemma4"):
+        flat = picture.reshape(3, n, p, n, p).permute(1, 3, 2, 4, 0).reshape(1, n * n, -1)
+        if kind == "Lfm2Vl":
+            shapes = {"spatial_shapes": torch.tensor([[n, n]]), "pixel_attention_mask": torch.ones(1, n * n)}
+            return {"pixel_values": flat, **shapes}
+        y, x = torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij")
+        return {"pixel_values": flat, "image_position_ids": torch.stack([x, y], -1).reshape(1, n * n, 2)}
+    sizes = {"image_sizes": torch.tensor([[side, side]])} if of_vision.get("model_type") == "pixtral" else {}
+    return {"pixel_values": picture[None, None] if kind == "SmolVLM" else picture[None], **sizes}
 
 
 def write_encoder(name: str, architecture: str, settings: dict[str, object], folder: Path) -> None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.metadata import Metadata
 from logitless.models.gguf.older_layouts import in_new_layout
-from logitless.models.gguf.parse import FOLDER_PROJECTOR, Part, TensorInfo, close_buffer, read_part
+from logitless.models.gguf.parse import FOLDER_PROJECTORS, Part, TensorInfo, close_buffer, read_part
 from logitless.models.hparams.overrides import NONE, Overrides
 
 __all__ = ["GGUFFile", "ModelFileError", "TensorInfo"]
@@ -58,7 +58,7 @@ class GGUFFile:
         that has no block itself. Raises ModelFileError for any fault of the files, and
         for overrides that do not suit them."""
         path = Path(path)
-        is_folder = path.name == FOLDER_PROJECTOR or os.path.isdir(path)
+        is_folder = path.name in FOLDER_PROJECTORS or os.path.isdir(path)
         parts = _read_folder(path) if is_folder else [read_part(path)]
         try:
             for other in _other_parts(parts[0]):
@@ -151,7 +151,7 @@ def _read_folder(path: Path) -> list[Part]:
     from logitless.models.huggingface.folder import read_folder  # here: files do not need it
     from logitless.models.huggingface.projector import read_projector
 
-    return read_projector(path) if path.name == FOLDER_PROJECTOR else read_folder(path)
+    return read_projector(path) if path.name in FOLDER_PROJECTORS else read_folder(path)
 
 
 def file_version(path: Path) -> tuple[int, ...]:

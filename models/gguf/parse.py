@@ -54,7 +54,8 @@ class Source(Protocol):
         """Bytes of a file that tell this tensor from others, without reading all."""
 
 
-FOLDER_PROJECTOR = "preprocessor_config.json"  # stands for the projector of a Hugging Face folder
+# Either stands for the projector of a Hugging Face folder.
+FOLDER_PROJECTORS = ("preprocessor_config.json", "processor_config.json")
 
 
 @dataclass(frozen=True)

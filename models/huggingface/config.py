@@ -24,6 +24,42 @@ _OTHER_NAMES = {
     "local_rope_theta": "rope_local_base_freq",
     "rotary_emb_base": "rope_theta",
 }
+_ROWS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_SIGLIP = {**dict(zip(_ROWS, (768, 3072, 12, 12), strict=True)), "patch_size": 16, "image_size": 224}
+_CLIP = {**_SIGLIP, "patch_size": 32, "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"}
+# Settings of a part of a model that transformers leaves out where they are its own, by `model_type`.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {**dict(zip(_ROWS, (4096, 11008, 32, 32), strict=True)), "vocab_size": 32000, "rms_norm_eps": 1e-6},
+    "mistral": {
+        **dict(zip(_ROWS, (4096, 14336, 32, 32), strict=True)),
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+        "rms_norm_eps": 1e-6,
+    },
+    "qwen2": {**dict(zip(_ROWS, (4096, 22016, 32, 32), strict=True)), "vocab_size": 151936, "rms_norm_eps": 1e-6},
+    "gemma3_text": {
+        **dict(zip(_ROWS, (2304, 9216, 26, 8), strict=True)),
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+    },
+    "clip_vision_model": _CLIP,
+    "siglip_vision_model": _SIGLIP,
+    "siglip2_vision_model": _SIGLIP,
+    "idefics3": {**_SIGLIP, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32},
+    "pixtral": {
+        **dict(zip(_ROWS, (1024, 4096, 24, 16), strict=True)),
+        "patch_size": 16,
+        "image_size": 1024,
+        "layer_norm_eps": 1e-5,
+        "hidden_act": "gelu",
+    },
+}
 _MOST_BYTES = 1 << 28  # of one JSON file
 
 
@@ -77,8 +113,8 @@ class Config:
     def read(cls, folder: Path) -> Config:
         path = folder / "config.json"
         whole = read_json(path)
-        inner = whole.get("text_config")
-        values = {**whole, **inner} if isinstance(inner, dict) else whole
+        inner = whole.get("text_config", whole.get("llm_config"))  # the latter is InternVL's
+        values = {**whole, **_with_defaults(inner)} if isinstance(inner, dict) else whole
         values["architectures"] = whole.get("architectures")
         for name, proper in _OTHER_NAMES.items():
             if values.get(proper) is None and values.get(name) is not None:
@@ -94,7 +130,7 @@ class Config:
         inner = whole.get("vision_config", default={})
         if not isinstance(inner, dict):
             raise whole.error("vision_config", "is no object")
-        values = dict(inner)
+        values = _with_defaults(inner)
         for name, proper in (("depth", "num_hidden_layers"), ("num_heads", "num_attention_heads")):
             values.setdefault(proper, values.get(name))
         return cls(whole.path, values)
@@ -149,6 +185,10 @@ class Config:
     def head_dim(self) -> int:
         n_head = self.count("num_attention_heads")
         return self.count("head_dim", default=self.count("hidden_size") // max(1, n_head)) if n_head else 0
+
+
+def _with_defaults(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {**_DEFAULTS.get(str(part.get("model_type")), {}), **part}
 
 
 def _is_float(value: object) -> bool:

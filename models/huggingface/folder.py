@@ -32,7 +32,7 @@ from logitless.models.huggingface.families import FAMILIES, Family, common_keys,
 from logitless.models.huggingface.moves import Move
 from logitless.models.huggingface.quantized import weights_of
 from logitless.models.huggingface.tokens.vocabulary import vocabulary_keys
-from logitless.models.huggingface.visions import vision_of
+from logitless.models.huggingface.visions import OF_IMAGES, WHOLE, vision_of
 
 log = logging.getLogger(__name__)
 _EXPERT = re.compile(r"(.+\.experts|.*altup_(?:unembed_)?projections)\.(\d+)\.(.+)")
@@ -40,10 +40,7 @@ _LAYER = re.compile(r"\.(?:layers?|h|blocks)\.(\d+)\.")
 _ENCODERS = re.compile(r"^(bert|roberta|nomic_bert|model)\.")
 _POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # of sentence-transformers; numbers are GGUF's
 _PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")
-_OTHER_PARTS = re.compile(
-    r"(?:^|\.)(vision_tower|vision_model|visual|multi_modal_projector|connector|embed_vision|audio_tower|embed_audio|mtp)\."
-)
-_OF_IMAGES = ("vision_tower", "vision_model", "visual", "multi_modal_projector", "connector")  # projector.py reads
+_OTHER_PARTS = re.compile(rf"(?:^|\.)({'|'.join(OF_IMAGES)}|audio_tower|embed_audio|mtp)(?:\.|$)")
 _BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
 _RENAMED = ((".dt_bias", ".dt_proj.bias"), (".e_score_correction_bias", ".e_score_correction.bias"))
 _SMALL = re.compile(r"_norm\.|ffn_gate_inp\.|conv1d\.|shortconv\.conv\.|ssm_[ad]$|token_types\.|position_embd\.|rope_")
@@ -86,6 +83,12 @@ def family_of(config: Config) -> Family:
     """The row of a model's architecture. ModelFileError: it is not supported."""
     names = [name for name in config.items("architectures") if isinstance(name, str)]
     for name in names:
+        if name in WHOLE and name not in FAMILIES:
+            kind = str(config.get("model_type")).replace("_", "")
+            by_kind = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
+            if kind not in by_kind:
+                raise ModelFileError(config.path, unsupported(f"text model of {name}", kind, FAMILIES))
+            name = by_kind[kind]
         if name in FAMILIES:
             other = FAMILIES.get(f"{name} of experts")
             return other if other is not None and has_experts(config) else FAMILIES[name]
@@ -216,7 +219,7 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
             continue
         if (other := _OTHER_PARTS.search(name)) or names.is_mtp(name):  # models/architectures/mtp.py reads GGUF only
             part = other[1] if other else "mtp"
-            if images is None or part not in _OF_IMAGES:
+            if images is None or part not in OF_IMAGES:
                 others.add(part)
             continue
         targets = list(targets_of(family, names, name))

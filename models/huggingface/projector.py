@@ -20,17 +20,19 @@ from logitless.models.huggingface.folder import Converted, Names, tensor_info
 from logitless.models.huggingface.moves import Move
 from logitless.models.huggingface.quantized import weights_of
 from logitless.models.huggingface.visions import (
+    OF_IMAGES,
     Settings,
     Vision,
     activation_keys,
     common_keys,
     deep_layers,
+    image_settings,
     vision_of,
 )
 
-_OF_IMAGES = re.compile(r"(?:^|\.)(vision_tower|vision_model|visual|multi_modal_projector|connector)\.")
+_OF_IMAGES = re.compile(rf"(?:^|\.)(?:{'|'.join(OF_IMAGES)})(?:\.|$)")
 _DEEP = re.compile(r"deepstack_merger_list\.(\d+)\.(?:linear_)?(fc1|fc2|norm)\.(weight|bias)$")
-_VIT = re.compile(r"^vision_tower\.(?=embeddings|encoder|post_layernorm)")
+_VIT = re.compile(r"^vision_(?:tower|model)\.(?=embeddings|encoder|pre_layrnorm|post_layernorm)")
 _SMALL = re.compile(r"patch_embd|position_embd|norm|ln")
 
 
@@ -41,7 +43,7 @@ def read_projector(file: Path) -> list[Part]:
     vision = vision_of(config)
     if vision is None:
         raise ModelFileError(file.parent, "has no image encoder of a supported kind")
-    settings = Settings(config, Config.of_vision(config), Config(file, read_json(file)))
+    settings = Settings(config, Config.of_vision(config), image_settings(file))
     checkpoint = open_checkpoint(file.parent)
     try:
         tensors = dict(sorted(_tensors(settings, vision, checkpoint)))
@@ -70,6 +72,10 @@ def _keys(s: Settings, vision: Vision) -> dict[str, Key]:
 def _tensors(s: Settings, vision: Vision, checkpoint: Checkpoint) -> Iterator[tuple[str, TensorInfo]]:
     names, config = Names(s.vision, "clip"), s.vision
     for name, weight in weights_of(checkpoint, s.whole).items():
+        if vision.break_token and name.endswith("embed_tokens.weight"):
+            row = _row(_token(s, vision.break_token))
+            target, own = "v.token_embd.img_break", (weight.floats or weight,)
+            yield target, tensor_info(target, weight.shape[1:], "f32", Converted(own, config, row))
         if not _OF_IMAGES.search(name) or re.search(vision.unused, name):
             continue
         targets = list(_targets(s, vision, names, name.removeprefix("model.")))
@@ -95,5 +101,21 @@ def _targets(s: Settings, vision: Vision, names: Names, name: str) -> Iterator[t
         if match := re.search(pattern, name):
             yield from ((match.expand(target), move) for target, move in targets)
             return
-    if (target := names.of(_VIT.sub("vision_tower.vision_model.", name))) is not None:
-        yield target, next((move for end, move in vision.moves if target == end), None)
+    known = (names.of(form) for form in (name, _VIT.sub("vision_tower.vision_model.", name)))
+    if (target := next((form for form in known if form is not None), None)) is not None:
+        yield target, next((move for end, move in vision.moves if re.search(f"{end}$", target)), None)
+
+
+def _row(i: int) -> Move:
+    """One row of a matrix."""
+    return Move(lambda array, _: array[i], lambda shape, _: shape[1:])
+
+
+def _token(s: Settings, text: str) -> int:
+    """The id of a special token."""
+    path = s.whole.path.with_name("tokenizer.json")
+    added = read_json(path).get("added_tokens")
+    ids = [t.get("id") for t in added if isinstance(t, dict) and t.get("content") == text] if added else []
+    if len(ids) != 1 or not isinstance(ids[0], int):
+        raise ModelFileError(path, f"has no token {text}, which ends lines of images")
+    return ids[0]

@@ -6,17 +6,36 @@ Names of tensors are those of the gguf package's map, where a row has no others.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from logitless.models.errors import ModelFileError
-from logitless.models.gguf.parse import FOLDER_PROJECTOR
+import numpy as np
+
+from logitless.models.errors import ModelFileError, shown
+from logitless.models.gguf.parse import FOLDER_PROJECTORS
 from logitless.models.gguf.types import ValueType
 from logitless.models.gguf.write import f32, flag, u32
-from logitless.models.huggingface.config import Config
+from logitless.models.huggingface.checkpoint import Array
+from logitless.models.huggingface.config import Config, read_json
 from logitless.models.huggingface.families import Keys, Rules, Splits, numbers
-from logitless.models.huggingface.moves import PLUS_ONE, Move, Shape
+from logitless.models.huggingface.moves import (
+    PAIRS_OF_KEYS,
+    PAIRS_OF_QUERIES,
+    PLUS_ONE,
+    VECTOR,
+    Move,
+    Shape,
+    reshaped,
+    then,
+)
+
+# Parts of a model that its projector has.
+OF_IMAGES = (
+    *("vision_tower", "vision_model", "visual"),
+    *("multi_modal_projector", "connector", "embed_vision", "mlp1", "image_newline"),
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +54,7 @@ class Vision:
     splits: Splits = ()
     moves: Rules = ()
     unused: str = r"position_ids$|vision_tower\.(vision_model\.)?head\."
+    break_token: str = ""  # its embedding ends lines of patches
 
 
 def _frame(i: int) -> Move:
@@ -104,6 +124,75 @@ def _idefics3(s: Settings) -> Keys:
     yield "preproc_image_size", u32(longest.count("longest_edge"))
 
 
+def _llava(s: Settings) -> Keys:
+    """The layer whose patches are read is the last but one of the file's, as in llama.cpp."""
+    layer, n = s.whole.get("vision_feature_layer", default=-2), s.vision.count("num_hidden_layers")
+    layer = layer + n + 1 if isinstance(layer, int) and layer < 0 else layer
+    if not isinstance(layer, int) or not 0 < layer < n:
+        raise s.whole.error("vision_feature_layer", f"is not one of -2 to {1 - n}, the supported ones")
+    if s.whole.get("vision_feature_select_strategy", default="default") != "default":
+        raise s.whole.error("vision_feature_select_strategy", "is not default, the supported one")
+    yield "block_count", u32(layer + 1)
+
+
+def _llava_next(s: Settings) -> Keys:
+    """Sizes of grids have the width first."""
+    yield from _llava(s)
+    sizes = s.whole.items("image_grid_pinpoints")
+    if not all(isinstance(size, list) and len(size) == 2 and all(isinstance(n, int) for n in size) for size in sizes):
+        raise s.whole.error("image_grid_pinpoints", "has not pairs of sizes")
+    if sizes:
+        yield "image_grid_pinpoints", numbers([n for size in sizes for n in size[::-1]], ValueType.INT32)
+
+
+def _pixtral(s: Settings) -> Keys:
+    if "spatial_merge_size" in s.whole:
+        yield "spatial_merge_size", u32(s.whole.count("spatial_merge_size"))
+
+
+def _internvl(s: Settings) -> Keys:
+    ratio = s.whole.number("downsample_ratio", default=0.5)
+    if not 0 < ratio <= 1 or (1 / ratio) % 1:
+        raise s.whole.error("downsample_ratio", f"is {ratio:g}, not one by a whole number")
+    if s.vision.get("norm_type", default="layer_norm") != "layer_norm" or s.vision.get(
+        "use_qk_norm", "qk_normalization"
+    ):
+        raise s.vision.error("norm_type", "is not layer_norm without norms of queries, the supported one")
+    if s.whole.get("ps_version", default="v2") != "v2":
+        raise s.whole.error("ps_version", "is not v2, the supported one")
+    yield "projector.scale_factor", u32(int(1 / ratio))
+    for key, of, name in (("min", s.whole, "min_dynamic_patch"), ("max", s.whole, "max_dynamic_patch")):
+        of, name = (of, name) if name in of else (s.images, f"{key}_patches")
+        if name in of:
+            yield f"preproc_{key}_tiles", u32(of.count(name))
+
+
+def _lfm2(s: Settings) -> Keys:
+    if s.whole.get("vision_feature_layer", default=-1) != -1:
+        raise s.whole.error("vision_feature_layer", "is not -1, the supported one")
+    yield "image_size", u32(256)  # any, for images keep their sizes
+    yield "projector.scale_factor", u32(s.whole.count("downsample_factor", default=2))
+
+
+def _gemma4(s: Settings) -> Keys:
+    yield "image_size", u32(224)  # any, as above
+    yield "projector.scale_factor", u32(s.vision.count("pooling_kernel_size", default=3))
+
+
+def _flat_patches(shape: Shape, _: Config) -> Shape:
+    side = math.isqrt(shape[1] // 3)
+    return shape[0], 3, side, side
+
+
+def _of_flat_patches(array: Array, config: Config) -> Array:
+    _, _, side, _ = _flat_patches(array.shape, config)
+    return array.reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
+
+
+_CONVOLUTION = Move(_of_flat_patches, _flat_patches)  # of rows whose patches are flat, pixel by pixel
+_TABLE = reshaped(lambda shape, _: shape[-2:])
+# llama.cpp's patches count from 0, and the class token comes last; here it comes first
+_CLASS_LAST = then(_TABLE, Move(lambda array, _: np.roll(array, -1, 0)))
 _FRAMES: Splits = (
     (r"patch_embed\.proj\.weight$", tuple(("v.patch_embd.weight" + n, _frame(i)) for i, n in enumerate(("", ".1")))),
 )
@@ -131,8 +220,84 @@ _QWEN3VL = Vision(
     ),
 )
 _IDEFICS3 = Vision("idefics3", _idefics3)
+_LLAVA = Vision(
+    "mlp",
+    _llava,
+    (
+        (r"multi_modal_projector\.linear_1\.(weight|bias)$", ((r"mm.0.\1", None),)),
+        (r"multi_modal_projector\.linear_2\.(weight|bias)$", ((r"mm.2.\1", None),)),
+    ),
+    unused=r"position_ids$|post_layernorm\.",
+)
+_LLAVA_NEXT = replace(
+    _LLAVA, keys=_llava_next, splits=(*_LLAVA.splits, (r"image_newline$", (("v.image_newline", None),)))
+)
+_TWO_MATRICES: Splits = ((r"multi_modal_projector\.linear_(1|2)\.(weight|bias)$", ((r"mm.\1.\2", None),)),)
+_PIXTRAL = Vision(
+    "pixtral",
+    _pixtral,
+    _TWO_MATRICES,
+    ((r"attn_q\.weight", PAIRS_OF_QUERIES), (r"attn_k\.weight", PAIRS_OF_KEYS)),
+    break_token="[IMG_BREAK]",
+)
+_LFM2 = Vision(
+    "lfm2",
+    _lfm2,
+    (
+        *_TWO_MATRICES,
+        (r"multi_modal_projector\.layer_norm\.(weight|bias)$", ((r"mm.input_norm.\1", None),)),
+        (r"embeddings\.patch_embedding\.weight$", (("v.patch_embd.weight", _CONVOLUTION),)),
+    ),
+)
+_LAYER = r"vision_(?:tower|model)\.encoder\.layers?\.(\d+)\."
+_INTERNVL = Vision(
+    "internvl",
+    _internvl,
+    (
+        (r"embeddings\.(?:cls_token|class_embedding)$", (("v.class_embd", VECTOR),)),
+        (r"embeddings\.position_embeddings?$", (("v.position_embd.weight", _CLASS_LAST),)),
+        (rf"{_LAYER}(?:lambda_|ls)(\d)$", ((r"v.blk.\1.ls\2.weight", None),)),
+        (r"mlp1\.(\d)\.(weight|bias)$", ((r"mm.model.mlp.\1.\2", None),)),
+        (r"multi_modal_projector\.layer_norm\.(weight|bias)$", ((r"mm.model.mlp.0.\1", None),)),
+        (r"multi_modal_projector\.linear_1\.(weight|bias)$", ((r"mm.model.mlp.1.\1", None),)),
+        (r"multi_modal_projector\.linear_2\.(weight|bias)$", ((r"mm.model.mlp.3.\1", None),)),
+        (
+            rf"{_LAYER}attn\.qkv\.(weight|bias)$",
+            tuple((rf"v.blk.\1.attn_{name}.\2", _third(i)) for i, name in enumerate("qkv")),
+        ),
+    ),
+    unused=r"position_ids$|mask_token$",
+)
+_GEMMA4_PARTS = {
+    "input_layernorm": "ln1",
+    "post_attention_layernorm": "attn_post_norm",
+    "pre_feedforward_layernorm": "ln2",
+    "post_feedforward_layernorm": "ffn_post_norm",
+    **{f"self_attn.{name}_norm": f"attn_{name}_norm" for name in "qk"},
+    **{f"self_attn.{name}_proj": f"attn_{'out' if name == 'o' else name}" for name in "qkvo"},
+    **{f"mlp.{name}_proj": f"ffn_{name}" for name in ("gate", "up", "down")},
+}
+_GEMMA4 = Vision(
+    "gemma4v",
+    _gemma4,
+    (
+        (r"patch_embedder\.input_proj\.weight$", (("v.patch_embd.weight", _CONVOLUTION),)),
+        (r"patch_embedder\.position_embedding_table$", (("v.position_embd.weight", None),)),
+        (r"vision_tower\.(std_bias|std_scale)$", ((r"v.\1", None),)),
+        (r"embed_vision\.embedding_projection\.weight$", (("mm.input_projection.weight", None),)),
+        *(
+            pair
+            for name, target in _GEMMA4_PARTS.items()
+            for pair in (
+                (rf"{_LAYER}{re.escape(name)}(?:\.linear)?\.weight$", ((rf"v.blk.\1.{target}.weight", None),)),
+                (rf"{_LAYER}{re.escape(name)}\.((?:in|out)put_m(?:in|ax))$", ((rf"v.blk.\1.{target}.\2", VECTOR),)),
+            )
+        ),
+    ),
+)
 
-VISIONS: dict[str, Vision] = {  # by the name of the whole model's architecture
+# By the name of the whole model's architecture, or by it and the kind of its encoder.
+VISIONS: dict[str, Vision] = {
     "Gemma3ForConditionalGeneration": Vision(
         "gemma3",
         _gemma3,
@@ -144,14 +309,39 @@ VISIONS: dict[str, Vision] = {  # by the name of the whole model's architecture
     **dict.fromkeys(("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"), _QWEN3VL),
     **dict.fromkeys(("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"), _QWEN3VL),
     **dict.fromkeys(("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), _IDEFICS3),
+    "LlavaForConditionalGeneration of clip_vision_model": _LLAVA,
+    "LlavaNextForConditionalGeneration of clip_vision_model": _LLAVA_NEXT,
+    "LlavaForConditionalGeneration of pixtral": _PIXTRAL,
+    "Mistral3ForConditionalGeneration of pixtral": _PIXTRAL,
+    **dict.fromkeys(("InternVLChatModel", "InternVLForConditionalGeneration"), _INTERNVL),
+    "Lfm2VlForConditionalGeneration": _LFM2,
+    "Gemma4ForConditionalGeneration": _GEMMA4,
 }
+# Architectures of whole models, of which families.py has the row of their text part alone.
+WHOLE = {name.partition(" ")[0] for name in VISIONS}
+
+
+def projector_file(folder: Path) -> Path:
+    """The file of a folder that stands for its projector, and has settings of images."""
+    files = [folder / name for name in FOLDER_PROJECTORS]
+    return next((file for file in files if file.exists()), files[0])
+
+
+def image_settings(file: Path) -> Config:
+    """Settings of images in a preprocessor's file: its own, or those of transformers 5 in one part of it."""
+    values = read_json(file)
+    inner = values.get("image_processor")
+    return Config(file, {**values, **inner} if isinstance(inner, dict) else values)
 
 
 def vision_of(config: Config) -> Vision | None:
     """The row of a folder that has an image encoder and its preprocessor; None: it has none that is supported."""
-    if not config.path.with_name(FOLDER_PROJECTOR).exists() or not isinstance(config.get("vision_config"), dict):
+    encoder = config.get("vision_config")
+    if not projector_file(config.path.parent).exists() or not isinstance(encoder, dict):
         return None
-    return next((VISIONS[str(name)] for name in config.items("architectures") if str(name) in VISIONS), None)
+    names = [str(name) for name in config.items("architectures")]
+    names = [f"{name}{kind}" for name in names for kind in (f" of {encoder.get('model_type')}", "")]
+    return next((VISIONS[name] for name in names if name in VISIONS), None)
 
 
 def has_projector(folder: Path) -> bool:
@@ -164,23 +354,33 @@ def has_projector(folder: Path) -> bool:
 
 def common_keys(s: Settings) -> Keys:
     """Keys that all encoders have, without the prefix."""
-    yield "image_size", u32(s.vision.count("image_size", default=0))
-    yield "patch_size", u32(s.vision.count("patch_size"))
+    yield "image_size", u32(_side(s.vision, "image_size", 0))
+    yield "patch_size", u32(_side(s.vision, "patch_size"))
     yield "embedding_length", u32(s.vision.count("hidden_size"))
     yield "feed_forward_length", u32(s.vision.count("intermediate_size", default=0))
     yield "projection_dim", u32(s.whole.count("hidden_size"))
     yield "block_count", u32(s.vision.count("num_hidden_layers"))
     yield "attention.head_count", u32(s.vision.count("num_attention_heads"))
-    yield "attention.layer_norm_epsilon", f32(s.vision.number("layer_norm_eps", default=1e-6))
-    for name in ("image_mean", "image_std"):
-        values = s.images.numbers(name)
+    yield "attention.layer_norm_epsilon", f32(s.vision.number("layer_norm_eps", "rms_norm_eps", default=1e-6))
+    for name, plain in (("image_mean", 0.0), ("image_std", 1.0)):
+        values = s.images.numbers(name) if s.images.flag("do_normalize", default=True) else [plain] * 3
         if len(values) != 3:
             raise s.images.error(name, "has not three numbers")
         yield name, numbers([float(value) for value in values], ValueType.FLOAT32)
 
 
+def _side(c: Config, name: str, default: int | None = None) -> int:
+    """A side of squares, which may be named twice."""
+    value = c.get(name)
+    if isinstance(value, list) and len(value) == 2 and value[0] == value[1]:
+        return Config(c.path, {name: value[0]}).count(name)
+    return c.count(name, default=default)
+
+
 def activation_keys(s: Settings) -> Keys:
     """Whole keys of the activation; neither of both is CLIP's GELU by a sigmoid."""
-    name = str(s.vision.get("hidden_act", default="gelu_pytorch_tanh"))
+    name = str(s.vision.get("hidden_act", "hidden_activation", default="gelu_pytorch_tanh"))
+    if name not in ("quick_gelu", "silu") and not name.startswith("gelu"):
+        raise s.vision.error("hidden_act", f"is {shown(name)}; supported are gelu, quick_gelu, silu")
     yield "clip.use_gelu", flag(name.startswith("gelu"))
     yield "clip.use_silu", flag(name == "silu")

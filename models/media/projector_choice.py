@@ -8,9 +8,8 @@ from pathlib import Path
 
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.gguf.parse import FOLDER_PROJECTOR
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.huggingface.visions import has_projector
+from logitless.models.huggingface.visions import has_projector, projector_file
 from logitless.models.media.encoders import Encoders
 from logitless.models.media.params import MediaParams, params_for
 from logitless.models.media.projector_names import contains, is_other_name, is_projector_name, n_bits, words_of
@@ -31,7 +30,7 @@ def fitting_projector(
     why not the one that is there. `own_folder`: the folder is this model's, so any name will do
     where none belongs to the model's."""
     if model.is_dir():
-        own = model / FOLDER_PROJECTOR
+        own = projector_file(model)
         return own if has_projector(model) and is_usable(own, text, h, warn=warn) else None
     paths = [path for path in projectors_in(model.parent) if path != model] if h.causal else []
     named = [path for path in paths if _belongs(path, model)] or (paths if own_folder else [])
@@ -76,7 +75,7 @@ def check_projector(path: Path, text: GGUFFile, h: Hparams) -> MediaParams:
 
 def media_of(model: Path, projector: Path | None = None) -> tuple[bool, bool]:
     """(images, sounds) that a model reads by a projector, or by the one beside it."""
-    beside = [model / FOLDER_PROJECTOR] if has_projector(model) else projectors_in(model.parent)
+    beside = [projector_file(model)] if has_projector(model) else projectors_in(model.parent)
     files = [path for path in ([projector] if projector else beside) if path != model]
     if not files or not (model.is_file() or has_projector(model)):
         return False, False

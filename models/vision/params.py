@@ -20,6 +20,7 @@ from logitless.models.vision.projectors import PROJECTORS, Head, Positions, Proj
 MAX_ASPECT = 200  # longer side over the shorter one up to which a tile may exceed its tokens as rounding wants
 NARROW_ROWS = 16384  # most rows of a narrower tile, where its projector's own limit is lower
 WINDOW = 112  # pixels of the side of an attention window
+MAX_TILES = 256  # of a grid
 THUMBNAIL_TILE = 512  # pixels of a side of the squares that large images are cut into (LFM2-VL)
 SIDE = 16  # rows of a side of a MobileNet's result
 RESAMPLER_HEAD = 128  # numbers of a head of a resampler
@@ -45,8 +46,8 @@ class VisionParams:
     mean: tuple[float, ...]  # of each colour, from 0 to 1
     std: tuple[float, ...]
     longest_edge: int  # pixels to which the longer side of a tiled image is brought
-    tiles: tuple[int, int]  # least and most tiles of a grid
     tokens: tuple[int, int]  # least and most rows of a dynamic tile
+    grids: tuple[tuple[int, int], ...] = ()  # (columns, rows) of tiles that a large image may be cut into
     causal: bool = True  # rows of an image see only earlier rows
     full_period: int = 1  # every n-th layer attends to the whole tile, the others within windows
     deepstack: tuple[int, ...] = ()  # layers whose patches go to the first layers of the text model, too (Qwen 3 VL)
@@ -157,10 +158,8 @@ def read_params(
         mean=_colours(keys, "image_mean"),
         std=_colours(keys, "image_std"),
         longest_edge=keys.count_or_none("preproc_image_size"),
-        tiles=(2, projector.grid_side**2)
-        if projector.grid_side
-        else (keys.count("preproc_min_tiles", 1), keys.count("preproc_max_tiles", 12)),
         tokens=(min(least, most), most),
+        grids=_grids(keys, projector),
         causal=causal,
         full_period=keys.count("n_wa_pattern") if projector.windows else 1,
         deepstack=tuple(i for i in range(n_layer) if f"v.deepstack.{i}.fc1.weight" in gguf.tensors),
@@ -177,6 +176,24 @@ def read_params(
     if projector.sizing is Sizing.TILES and not params.longest_edge:
         raise keys.error("preproc_image_size", "is missing")
     return params
+
+
+def _grids(keys: Keys, projector: Projector) -> tuple[tuple[int, int], ...]:
+    """(columns, rows) of tiles: as many as the file or the projector allows, or of sizes that the file lists."""
+    if projector.sizing is Sizing.GRID:
+        least, most = keys.count("preproc_min_tiles", 1), keys.count("preproc_max_tiles", 12)
+        if projector.grid_side:
+            least, most = 2, projector.grid_side**2
+        if most > MAX_TILES:
+            raise keys.error("preproc_max_tiles", f"is {most}, more than {MAX_TILES}")
+        sides = range(1, (projector.grid_side or most) + 1)
+        return tuple((x, y) for x in sides for y in sides if least <= x * y <= most)
+    sizes, side = keys.get("image_grid_pinpoints"), keys.count("image_size")
+    if projector.sizing is not Sizing.FIXED or sizes is None:
+        return ()
+    if not isinstance(sizes, np.ndarray) or sizes.size % 2 or (sizes < side).any() or (sizes % side).any():
+        raise keys.error("image_grid_pinpoints", f"has not pairs of multiples of {side}")
+    return tuple((int(x), int(y)) for x, y in sizes.reshape(-1, 2) // side)
 
 
 def _pixels_of_row(keys: Keys, blocks: tuple[Block, ...]) -> int:

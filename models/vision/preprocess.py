@@ -5,7 +5,7 @@ Sizes follow llama.cpp (`tools/mtmd`), in f32 as there; resampling is Pillow's."
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Pixels = npt.NDArray[np.uint8]  # (height, width, 3)
 Pieces = Iterator[str | Pixels]
 F32 = np.float32
+Color = tuple[int, int, int]
+BLACK: Color = (0, 0, 0)
 
 
 def pieces_of(image: Image, p: VisionParams) -> list[str | Pixels]:
@@ -32,7 +34,7 @@ def pieces_of(image: Image, p: VisionParams) -> list[str | Pixels]:
         Sizing.GRID: _grid,
         Sizing.THUMBNAIL: _thumbnail,
         Sizing.SLICES: _slices,
-    }[projector.sizing]
+    }[Sizing.GRID if p.grids else projector.sizing]
     pieces = [projector.begin, *sizing(image, p), projector.end]
     return [piece for piece in pieces if not isinstance(piece, str) or piece]
 
@@ -100,10 +102,11 @@ def enlarged_size(width: int, height: int, longest: int) -> tuple[int, int]:
 
 
 def _grid(image: Image, p: VisionParams) -> Pieces:
-    """A grid of squares over the padded image, where it is larger than one, then an overview (InternVL, Llama 4)."""
+    """A grid of squares over the padded image, where it is larger than one, then an overview (InternVL, Llama 4,
+    LLaVA 1.6)."""
     size = p.image_size
     if max(image.size) > size:
-        columns, rows = best_grid(image.width, image.height, size, p.tiles, p.projector.grid_side)
+        columns, rows = fullest_grid(image.width, image.height, size, p.grids)
         large = _fitted(image, columns * size, rows * size, p)
         for y in range(rows):
             for x in range(columns):
@@ -111,12 +114,8 @@ def _grid(image: Image, p: VisionParams) -> Pieces:
     yield np.asarray(image.resize((size, size), _filter(p.projector.resample)))
 
 
-def best_grid(width: int, height: int, size: int, tiles: tuple[int, int], longest: int = 0) -> tuple[int, int]:
-    """(columns, rows) of the grid that shows most pixels of an image; of equal ones the smallest.
-    `longest`: tiles of a side at most; 0: as many as of the grid."""
-    least, most = tiles
-    sides = range(1, (longest or most) + 1)
-    grids = [(x, y) for x in sides for y in sides if least <= x * y <= most]
+def fullest_grid(width: int, height: int, size: int, grids: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """(columns, rows) of the grid that shows most pixels of an image; of equal ones the smallest."""
 
     def shown(grid: tuple[int, int]) -> tuple[int, int]:
         factor = min(F32(grid[0] * size) / F32(width), F32(grid[1] * size) / F32(height))
@@ -221,18 +220,18 @@ def _filter(how: Resample) -> Resampling:
 def _sized(image: Image, width: int, height: int, p: VisionParams) -> Pixels:
     """The image in a size: stretched, or fitted."""
     if p.projector.pad:
-        return _fitted(image, width, height, p)
+        return _fitted(image, width, height, p, p.projector.pad_color)
     return np.asarray(image.resize((width, height), _filter(p.projector.resample)))
 
 
-def _fitted(image: Image, width: int, height: int, p: VisionParams) -> Pixels:
+def _fitted(image: Image, width: int, height: int, p: VisionParams, color: Color = BLACK) -> Pixels:
     """The image scaled to fit into a size with its aspect, on a plain background."""
     if image.size == (width, height):
         return np.asarray(image)
     factor = min(F32(width) / F32(image.width), F32(height) / F32(image.height))
     inner = min(math.ceil(F32(image.width) * factor), width), min(math.ceil(F32(image.height) * factor), height)
     out = np.empty((height, width, 3), np.uint8)
-    out[:] = p.projector.pad_color
+    out[:] = color
     top, left = (height - inner[1]) // 2, (width - inner[0]) // 2
     out[top : top + inner[1], left : left + inner[0]] = np.asarray(image.resize(inner, _filter(p.projector.resample)))
     return out

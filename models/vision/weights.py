@@ -155,6 +155,8 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
     n_in = p.n_embd if head in (Head.MLP, Head.PATCH_MERGER) else merged
     if head is Head.MERGE_NORM_MLP:
         yield from norm("mm.model.mlp.0", merged, required=True)
+    elif head is Head.MLP:
+        yield from plain("v.image_newline", n_text)  # of no use to tiles one by one, as in llama.cpp
     elif head is Head.PATCH_MERGER:
         yield from norm("mm.input_norm", p.n_embd)
         yield from matrix("mm.patch_merger", p.n_embd, merged, required=False)

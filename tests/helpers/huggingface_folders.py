@@ -36,6 +36,7 @@ def write_folder(folder: Path, family: str, dtype: str = "F32") -> Path:
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
     if "side" in record:
         images = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "size": {"longest_edge": 48}}
+        images |= record.get("images", {})
         (folder / "preprocessor_config.json").write_text(json.dumps(images))
     return folder
 

@@ -17,7 +17,9 @@ def weight(name: str, shape: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float
     """Numbers that make activations of about 1: matrices by their inputs, vectors near one half."""
     random = np.random.default_rng(zlib.crc32(name.encode()))
     values = random.standard_normal(shape)
-    if len(shape) == 1:
+    if not len(shape):  # a bound of activations
+        values = np.array((-1 if name.endswith("min") else 1) * (0.5 + abs(values)))
+    elif len(shape) == 1:
         values = 0.5 + 0.2 * values
     else:
         values *= 0.3 if "embed" in name else 1.5 / math.sqrt(shape[-1])

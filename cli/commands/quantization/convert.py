@@ -13,8 +13,7 @@ from logitless.cli.outputs import check_output
 
 def run(o: SimpleNamespace) -> int:
     from logitless.models.gguf.file import GGUFFile
-    from logitless.models.gguf.parse import FOLDER_PROJECTOR
-    from logitless.models.huggingface.visions import has_projector
+    from logitless.models.huggingface.visions import has_projector, projector_file
     from logitless.models.quantization.presets import PresetError
     from logitless.models.quantization.quantize_model import plan_copy, plan_quantization
 
@@ -29,7 +28,7 @@ def run(o: SimpleNamespace) -> int:
         raise UsageError("convert: --type is of models; a projector has the types of the folder")
     check_output(o.output, "-o")
     try:
-        with GGUFFile.open(Path(o.model) / FOLDER_PROJECTOR if o.mmproj else o.model) as gguf:
+        with GGUFFile.open(projector_file(Path(o.model)) if o.mmproj else o.model) as gguf:
             plan = plan_quantization(gguf, o.type, allow_requantize=True) if o.type else plan_copy(gguf)
             for warning in plan.warnings():
                 print(f"logitless: warning: {warning}", file=sys.stderr)

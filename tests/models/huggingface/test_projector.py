@@ -6,6 +6,7 @@ import base64
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -17,27 +18,47 @@ from logitless.cli.main import main
 from logitless.graph.execution.session import Session
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
+from logitless.models.huggingface.config import Config
+from logitless.models.huggingface.visions import projector_file
 from logitless.models.media.projector_choice import check_projector, fitting_projector, media_of
 from logitless.models.model import hparams_of
 from logitless.models.vision.encoder import VisionEncoder
 from logitless.models.vision.params import read_params
-from tests.helpers.huggingface_folders import DATA, recorded, tokenizer_json, write_folder
-from tests.helpers.huggingface_weights import pixels
+from tests.helpers.huggingface_folders import DATA, recorded, tokenizer_json, write_folder, write_tensors
+from tests.helpers.huggingface_weights import pixels, weight
 from tests.helpers.vision_files import SMOL_TOKENS, picture, png
 from tests.helpers.vision_requests import Runs
 from tests.models.vision.test_llama_cpp_images import theirs
 
 NAMES = sorted(path.stem for path in (DATA / "visions").glob("*.json"))
 FILE = "preprocessor_config.json"
+NEXT = {"architectures": ["LlavaNextForConditionalGeneration"], "image_grid_pinpoints": [[16, 48], [32, 32]]}
+TOKENS = {"smolvlm": SMOL_TOKENS, "pixtral": ["[IMG_BREAK]"], "mistral3": ["[IMG_BREAK]"]}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folders = {name: write_folder(tmp_path_factory.mktemp(name) / "model", f"visions/{name}") for name in NAMES}
-    words = tokenizer_json()
-    words["added_tokens"] += [{"id": 272 + i, "content": word, "special": True} for i, word in enumerate(SMOL_TOKENS)]
-    (folders["smolvlm"] / "tokenizer.json").write_text(json.dumps(words))
+    for name, tokens in TOKENS.items():
+        words = tokenizer_json()
+        words["added_tokens"] += [{"id": 272 + i, "content": word, "special": True} for i, word in enumerate(tokens)]
+        (folders[name] / "tokenizer.json").write_text(json.dumps(words))
+    folders["llava 1.6"] = rewritten(folders["llava"], folders["llava"].parent / "next" / "model", **NEXT)
+    with_newline = {**all_tensors("llava"), "image_newline": np.ones(64, np.float32)}
+    write_tensors(folders["llava 1.6"] / "model.safetensors", with_newline)
     return folders
+
+
+def all_tensors(name: str) -> dict[str, np.ndarray[Any, Any]]:
+    return {tensor: weight(tensor, shape) for tensor, shape in recorded(f"visions/{name}")["tensors"].items()}
+
+
+def rewritten(folder: Path, new: Path, **settings: Any) -> Path:
+    """A copy of a folder with other settings; None: it has not that one."""
+    copytree(folder, new)
+    config = json.loads((new / "config.json").read_text()) | settings
+    (new / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return new
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -80,6 +101,126 @@ def test_folder_says_that_it_reads_images_and_convert_names_the_flag(
     assert "--mmproj -o mmproj.gguf writes its image encoder" in capsys.readouterr().err
     assert main(["convert", str(folder), "--mmproj", "--type", "Q8_0", "-o", str(tmp_path / "p.gguf")]) == 2
     assert not caplog.records  # nothing is left unread
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    with GGUFFile.open(path) as gguf:
+        return {name: gguf.bytes_of(name).tobytes() for name in gguf.tensors}
+
+
+def internvl_chat(name: str) -> str:
+    """A name of `InternVLForConditionalGeneration` as `InternVLChatModel` has it."""
+    if name.startswith("multi_modal_projector."):
+        parts = {"layer_norm": "0", "linear_1": "1", "linear_2": "3"}
+        _, part, end = name.split(".")
+        return f"mlp1.{parts[part]}.{end}"
+    for old, new in (
+        ("vision_tower.encoder.layer.", "vision_model.encoder.layers."),
+        ("vision_tower.", "vision_model."),
+        ("cls_token", "class_embedding"),
+        ("position_embeddings", "position_embedding"),
+        ("patch_embeddings.projection", "patch_embedding"),
+        ("layernorm_before", "norm1"),
+        ("layernorm_after", "norm2"),
+        ("lambda_", "ls"),
+        ("attention.projection_layer", "attn.proj"),
+    ):
+        name = name.replace(old, new)
+    return name
+
+
+def test_internvl_chat_model_is_that_of_transformers(folders: dict[str, Path], tmp_path: Path) -> None:
+    config = recorded("visions/internvl")["config"]
+    chat = {"architectures": ["InternVLChatModel"], "text_config": None, "llm_config": config["text_config"]}
+    chat |= {"vision_config": {**config["vision_config"], "image_size": 16, "patch_size": 4}}
+    folder = rewritten(folders["internvl"], tmp_path / "chat", **chat, max_dynamic_patch=6)
+    tensors = {internvl_chat(name): values for name, values in all_tensors("internvl").items()}
+    for name in [name for name in tensors if ".attention.q_proj." in name]:
+        parts = [tensors.pop(name.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        tensors[name.replace("attention.q_proj", "attn.qkv")] = np.concatenate(parts)
+    write_tensors(folder / "model.safetensors", tensors)
+    assert contents(folder) == contents(folders["internvl"])
+    assert contents(folder / FILE) == contents(folders["internvl"] / FILE)
+    with GGUFFile.open(folder / FILE) as gguf:
+        assert max(x * y for x, y in read_params(gguf).grids) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("llava", "vision_tower.", "vision_tower.vision_model."),  # as transformers 4 has them
+        ("lfm2vl", "vision_tower.", "vision_tower.vision_model."),
+        ("pixtral", "", "model."),
+        ("gemma4", ".linear.weight", ".weight"),
+    ],
+)
+def test_other_names_of_an_encoder_mean_the_same(
+    name: str, old: str, new: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = rewritten(folders[name], tmp_path / "model")
+    tensors = {
+        tensor.replace(old, new, 1) if "vision" in tensor or not old else tensor: values
+        for tensor, values in all_tensors(name).items()
+    }
+    write_tensors(folder / "model.safetensors", tensors)
+    (folder / FILE).rename(folder / "old")  # transformers 5 has all settings of a processor in one file
+    settings = json.dumps({"image_processor": json.loads((folder / "old").read_text())})
+    (folder / "processor_config.json").write_text(settings)
+    assert contents(projector_file(folder)) == contents(folders[name] / FILE)
+    assert contents(folder) == contents(folders[name])
+    assert media_of(folder) == (True, False)
+
+
+def test_settings_that_transformers_leaves_out_are_its_own(tmp_path: Path) -> None:
+    """config.json of gemma-3-4b-it and llava-v1.6-mistral-7b-hf, whose parts have other settings than those alone."""
+    text = {"hidden_size": 2560, "model_type": "gemma3_text", "num_hidden_layers": 34}
+    (tmp_path / "config.json").write_text(json.dumps({"text_config": text}))
+    gemma = Config.read(tmp_path)
+    names = ("num_attention_heads", "num_key_value_heads", "vocab_size", "num_hidden_layers")
+    assert [gemma.count(name) for name in names] == [8, 4, 262208, 34]
+    assert (gemma.head_dim, gemma.rope["rope_theta"], gemma.rope_local["rope_theta"]) == (256, 1e6, 1e4)
+    encoder = {"hidden_size": 1024, "model_type": "clip_vision_model"}
+    whole = {"text_config": {"model_type": "mistral", "vocab_size": 32064}, "vision_config": encoder}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    llava = Config.read(tmp_path)
+    assert [llava.count(name) for name in (*names, "hidden_size")] == [32, 8, 32064, 32, 4096]
+    assert Config.of_vision(llava).get("hidden_act") == "quick_gelu"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "problem"),
+    [
+        ("llava", {"vision_feature_layer": -1}, "'vision_feature_layer' is not one of -2 to -2, the supported ones"),
+        ("llava", {"vision_feature_select_strategy": "full"}, "'vision_feature_select_strategy' is not default"),
+        ("llava", {"vision_config": {"hidden_act": "mish"}}, "'hidden_act' is 'mish'; supported are gelu, quick_gelu"),
+        ("llava", {"vision_config": {"model_type": "dinov2"}}, "has no image encoder of a supported kind"),
+        ("llava 1.6", {"image_grid_pinpoints": [[16, 20]]}, "'clip.vision.image_grid_pinpoints' has not pairs of mul"),
+        ("llava 1.6", {"image_grid_pinpoints": [[16, "x"]]}, "'image_grid_pinpoints' has not pairs of sizes"),
+        ("internvl", {"downsample_ratio": 0.3}, "'downsample_ratio' is 0.3, not one by a whole number"),
+        ("internvl", {"vision_config": {"norm_type": "rms_norm"}}, "'norm_type' is not layer_norm without norms"),
+        ("internvl", {"max_dynamic_patch": 1 << 20}, "key 'clip.vision.preproc_max_tiles' is 1048576, more than 256"),
+        ("lfm2vl", {"vision_feature_layer": -2}, "'vision_feature_layer' is not -1, the supported one"),
+        ("gemma4", {"vision_config": {"patch_size": 8}}, r"tensor 'v.patch_embd.weight' has shape \(32, 3, 4, 4\)"),
+        ("pixtral", {"vision_config": {"hidden_size": 1.5}}, "'hidden_size' is '1.5', not a count"),
+    ],
+)
+def test_settings_of_an_encoder_that_are_not_supported_are_named_in_one_line(
+    name: str, changes: dict[str, Any], problem: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    config = json.loads((folders[name] / "config.json").read_text())
+    if isinstance(own := changes.get("vision_config"), dict):
+        changes = {"vision_config": {**config["vision_config"], **own}}
+    folder = rewritten(folders[name], tmp_path / "model", **changes)
+    with GGUFFile.open(folder) as text, pytest.raises(ModelFileError, match=problem) as error:
+        check_projector(folder / FILE, text, hparams_of(text))
+    assert "\n" not in str(error.value)
+
+
+def test_break_of_lines_that_no_token_is_refused_in_one_line(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = rewritten(folders["pixtral"], tmp_path / "model")
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    with pytest.raises(ModelFileError, match=r"tokenizer.json: has no token \[IMG_BREAK\], which ends lines"):
+        GGUFFile.open(folder / FILE)
 
 
 @pytest.mark.parametrize(

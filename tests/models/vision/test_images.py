@@ -22,7 +22,7 @@ from logitless.models.media.params import read_media_params
 from logitless.models.vision import images
 from logitless.models.vision.images import ImageError, decode_image
 from logitless.models.vision.params import VisionParams, read_params
-from logitless.models.vision.preprocess import best_grid, dynamic_size, enlarged_size, pieces_of
+from logitless.models.vision.preprocess import dynamic_size, enlarged_size, fullest_grid, pieces_of
 from tests.helpers.vision_files import SPECS, Fill, picture, png, write_projector, write_text_model
 from tests.helpers.vision_requests import Runs
 
@@ -143,9 +143,9 @@ def test_tiles_are_whole_units_within_the_limits(params: dict[str, VisionParams]
         for size in ((5, 5), (5, 6), (400, 300), (1000, 20), (20, 1000), (97, 41)):
             width, height = dynamic_size(*size, p)
             assert n // 2 <= p.n_rows(height, width) <= n
-    assert best_grid(300, 100, 100, (1, 6)) == (3, 1)
-    assert best_grid(100, 100, 100, (1, 6)) == (1, 1)
-    assert best_grid(47, 48, 16, (1, 6)) == (2, 2)  # in f32 (2, 3) shows as much
+    grids = [(x, y) for x in range(1, 7) for y in range(1, 1 + 6 // x)]
+    for size, side, grid in (((300, 100), 100, (3, 1)), ((100, 100), 100, (1, 1)), ((47, 48), 16, (2, 2))):
+        assert fullest_grid(*size, side, grids) == grid  # of the last (2, 3) shows as much in f32
     for size, expected in (((46, 31), (48, 32)), ((30, 88), (16, 48)), ((110, 104), (48, 46)), ((200, 1), (48, 1))):
         assert enlarged_size(*size, 48) == expected
 

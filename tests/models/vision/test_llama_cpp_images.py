@@ -95,14 +95,16 @@ OLD = replace(
     keys={"clip.minicpmv_version": np.int32(2), "clip.minicpmv_query_num": 40},
     swapped=False,
 )
+TILED = {name: SPECS[name] for name in ("idefics3", "internvl", "llama4", "resampler")} | {"resampler 2.5": OLD}
+_GRIDS = [16, 32, 32, 16, 32, 32, 48, 16]
+TILED["llava 1.6"] = replace(SPECS["mlp"], keys={"clip.vision.image_grid_pinpoints": _GRIDS})
 
 
-@pytest.mark.parametrize("name", ["idefics3", "internvl", "llama4", "resampler", "resampler 2.5"])
+@pytest.mark.parametrize("name", TILED)
 def test_tiles_of_odd_sizes_are_as_in_llama_cpp(name: str, shared_data: Path, tmp_path: Path) -> None:
     """Shorter sides that become 32.4, 16.4 and 45.4 of 48 pixels; a grid that another fits as well in f64."""
-    spec = OLD if name == "resampler 2.5" else SPECS[name]
-    model = write_text_model(tmp_path / "t.gguf", spec, shared_data / "models" / "stories260K.gguf")
-    projector = write_projector(tmp_path / "p.gguf", spec)
+    model = write_text_model(tmp_path / "t.gguf", TILED[name], shared_data / "models" / "stories260K.gguf")
+    projector = write_projector(tmp_path / "p.gguf", TILED[name])
     images = [png(picture(*size)) for size in ((46, 31), (88, 30), (104, 110), (47, 48))]
     asked = [("h<image>g", [base64.b64encode(image).decode()]) for image in images]
     (answers,) = theirs([(str(model), str(projector), asked)])
