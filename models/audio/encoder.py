@@ -102,17 +102,21 @@ class WhisperEncoder(AudioEncoder):
         x = reshape(transpose(x, axes=(0, 2, 1)), shape=(total, TAPS * p.n_embd))
         x = gelu(w.linear("a.conv1d.2", x))
         x = add(x, get_rows(w["a.position_embd"], feed("audio.places", (total,), "i32")))
-        count = feed("audio.count", (n_chunks,), "i32")
-        for layer in range(p.n_layer):
-            b = replace(w, prefix=f"a.blk.{layer}.")
-            x = add(x, self._attention(b, self._normed(b, "ln1", x), count))
-            x = add(x, b.linear("ffn_down", gelu(b.linear("ffn_up", self._normed(b, "ln2", x)))))
+        x = self.layers(x, feed("audio.count", (n_chunks,), "i32"))
         if p.projector.pooled:
             first, pooled = (feed(f"audio.{name}", (total // 2,), "i32") for name in ("first", "pooled"))
             x = mean_rows(x, first, pooled)
-        return [self._projected(self._stacked(self._normed(w, "a.post_ln", x), n_chunks))]
+        return [self.projected(self._stacked(self.normed(w, "a.post_ln", x), n_chunks))]
 
-    def _normed(self, b: Weights, name: str, x: Tensor) -> Tensor:
+    def layers(self, x: Tensor, count: Tensor) -> Tensor:
+        """The transformer's layers of x (T, n_embd), whose chunks of as many rows have `count` rows in use."""
+        for layer in range(self.p.n_layer):
+            b = replace(self.w, prefix=f"a.blk.{layer}.")
+            x = add(x, self._attention(b, self.normed(b, "ln1", x), count))
+            x = add(x, b.linear("ffn_down", gelu(b.linear("ffn_up", self.normed(b, "ln2", x)))))
+        return x
+
+    def normed(self, b: Weights, name: str, x: Tensor) -> Tensor:
         bias = b.bias(name)
         assert bias is not None  # DeclaredTensors.load adds it
         return layer_norm(x, b[name], bias, eps=self.p.eps)
@@ -121,7 +125,8 @@ class WhisperEncoder(AudioEncoder):
         p = self.p
         shape = (x.shape[0], p.n_head, p.head_dim)
         q, k, v = (reshape(b.linear(name, x), shape=shape) for name in ("attn_q", "attn_k", "attn_v"))
-        y = full_attention(q, k, v, count, length=N_POSITIONS, scale=p.head_dim**-0.5)
+        length = x.shape[0] // count.shape[0]
+        y = full_attention(q, k, v, count, length=length, scale=p.head_dim**-0.5)
         return b.linear("attn_out", reshape(y, shape=x.shape))
 
     def _stacked(self, x: Tensor, n_chunks: int) -> Tensor:
@@ -133,7 +138,7 @@ class WhisperEncoder(AudioEncoder):
             x = take_block(x, start=(0, 0, 0), shape=(n_chunks, used, p.n_embd))
         return reshape(x, shape=(n_chunks * p.n_rows(), p.stack * p.n_embd))
 
-    def _projected(self, x: Tensor) -> Tensor:
+    def projected(self, x: Tensor) -> Tensor:
         w = self.w
         if self.p.projector.head is AudioHead.LINEAR:
             return w.linear("mm.a.fc", x)
@@ -158,7 +163,14 @@ def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
         in_file, in_graph = (n, n_in, TAPS), (n, TAPS * n_in)
         yield f"{name}.weight", TensorSlice(f"{name}.weight", (n * n_in, TAPS), in_file=in_file, in_graph=in_graph)
         yield f"{name}.bias", TensorSlice(f"{name}.bias", (n,), in_file=(n, 1))
-    places = max(N_POSITIONS, n_rows(gguf, "a.position_embd.weight"))
+    yield from transformer_tensors(gguf, p, N_POSITIONS)
+    yield from _head(gguf, p, n_text)
+
+
+def transformer_tensors(gguf: GGUFFile, p: AudioParams, n_places: int) -> Declared:
+    """The position table of at least so many places, the layers and the last norm."""
+    n = p.n_embd
+    places = max(n_places, n_rows(gguf, "a.position_embd.weight"))
     yield "a.position_embd.weight", TensorSlice("a.position_embd.weight", (places, n))
     for i in range(p.n_layer):
         b = f"a.blk.{i}."
@@ -169,7 +181,10 @@ def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
         yield from matrix(f"{b}ffn_up", p.n_ff, n)
         yield from matrix(f"{b}ffn_down", n, p.n_ff)
     yield from norm("a.post_ln", n, required=True)
-    head, n_in = p.projector.head, n * p.stack
+
+
+def _head(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
+    head, n_in = p.projector.head, p.n_embd * p.stack
     if head is AudioHead.LINEAR:
         yield from matrix("mm.a.fc", n_text, n_in)
         return

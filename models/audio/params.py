@@ -1,7 +1,6 @@
 """Audio projectors, and the hyper-parameters of an audio encoder by GGUF's names.
 
-A projector type is one row of data; sizes and tensors come from the file. The encoder is Whisper's
-(Radford et al., 2022), or Gemma 4's conformer."""
+A projector type is one row of data; sizes and tensors come from the file."""
 
 from __future__ import annotations
 
@@ -17,6 +16,15 @@ from logitless.models.hparams.keys import Keys
 N_FRAMES = 3000  # frames of a chunk: 30 seconds
 N_POSITIONS = N_FRAMES // 2  # of a chunk in Whisper's encoder
 MAX_MEL = 256  # bins of a spectrogram
+SPAN, SPANS = 100, 8  # frames that are convolved by themselves, and most of such spans in a chunk (Qwen 3)
+
+
+class AudioEncoderKind(Enum):
+    """Layers from a spectrogram to rows."""
+
+    WHISPER = auto()  # two convolutions over a chunk of 30 seconds, a transformer (Radford et al., 2022)
+    CONFORMER = auto()  # Gemma 4's: any number of frames, attention to the rows before
+    SPANS = auto()  # three convolutions over each second, a transformer over eight of them (Qwen 3)
 
 
 class AudioHead(Enum):
@@ -40,7 +48,7 @@ class AudioProjector:
     # the number of chunks is rounded up, and the last frames see the sound mirrored; else silence
     # follows a sound, and the encoder reads one chunk more than the sound fills, as in llama.cpp
     mirrored: bool = False
-    conformer: bool = False  # the encoder is a conformer: it reads any number of frames
+    encoder: AudioEncoderKind = AudioEncoderKind.WHISPER
 
 
 _QWEN2 = AudioProjector(AudioHead.LINEAR, "<|audio_bos|>", "<|audio_eos|>", pooled=True)
@@ -50,7 +58,8 @@ AUDIO_PROJECTORS: dict[str, AudioProjector] = {
     "qwen2a": _QWEN2,
     "qwen2.5o": _QWEN2,
     "voxtral": AudioProjector(AudioHead.MLP, "[BEGIN_AUDIO]", stacked=True, mirrored=True),
-    "gemma4a": AudioProjector(AudioHead.NORM_LINEAR, "<|audio>", "<audio|>", conformer=True),
+    "gemma4a": AudioProjector(AudioHead.NORM_LINEAR, "<|audio>", "<audio|>", encoder=AudioEncoderKind.CONFORMER),
+    "qwen3a": AudioProjector(AudioHead.MLP, "<|audio_start|>", "<|audio_end|>", encoder=AudioEncoderKind.SPANS),
 }
 
 
@@ -77,8 +86,10 @@ class AudioParams:
 
     def n_rows(self, n_frames: int = N_FRAMES) -> int:
         """Rows of a chunk in the prompt, without a last stack that is not full."""
-        if self.projector.conformer:
+        if self.projector.encoder is AudioEncoderKind.CONFORMER:
             return halved(halved(n_frames))
+        if self.projector.encoder is AudioEncoderKind.SPANS:
+            return n_frames // SPAN * halved(halved(halved(SPAN)))
         return N_POSITIONS // (2 if self.projector.pooled else 1) // self.stack
 
 

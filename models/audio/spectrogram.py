@@ -1,4 +1,4 @@
-"""Log-mel spectrograms of waveforms, in chunks of 30 seconds: Whisper's, and Gemma 4's."""
+"""Log-mel spectrograms of waveforms, in chunks: Whisper's of 30 seconds, Gemma 4's, Qwen 3's."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from logitless.models.audio.params import N_FRAMES, AudioParams
+from logitless.models.audio.params import N_FRAMES, SPAN, SPANS, AudioEncoderKind, AudioParams
 from logitless.models.audio.waveform import RATE, Waveform
 
 F32 = npt.NDArray[np.float32]
@@ -20,12 +20,16 @@ LEAST_MAGNITUDE = 1e-3  # minimum of a magnitude of Gemma 4
 
 
 def chunks_of(waveform: Waveform, p: AudioParams) -> list[F32]:
-    """Log-mel spectrograms (N_FRAMES, n_mel) f32 of the chunks of a sound, in order.
+    """Log-mel spectrograms (frames, n_mel) f32 of the chunks of a sound, in order.
 
     Whisper's values are relative to the loudest of the sound: 8 decades below it is silence. Gemma 4's
-    are absolute, and its last chunk has fewer frames."""
+    are absolute, and its last chunk has fewer frames, as Qwen 3's has, which is filled up with zeros."""
     samples = np.asarray(waveform.samples, np.float32)
-    if p.projector.conformer:
+    if p.projector.encoder is AudioEncoderKind.SPANS:
+        frames = _relative(_log_power(_mirrored(samples, N_FFT), 1 + len(samples) // HOP, p.n_mel))
+        chunks = [frames[i : i + SPANS * SPAN] for i in range(0, len(frames), SPANS * SPAN)]
+        return [np.pad(chunk, ((0, -len(chunk) % SPAN), (0, 0))) for chunk in chunks]
+    if p.projector.encoder is AudioEncoderKind.CONFORMER:
         return [_magnitudes(samples[i : i + _CHUNK], p.n_mel) for i in range(0, max(1, len(samples)), _CHUNK)]
     n = len(samples)
     n_chunks = -(-n // _CHUNK) if p.projector.mirrored else (n // HOP + N_FRAMES + 1) // N_FRAMES
@@ -39,13 +43,36 @@ def chunks_of(waveform: Waveform, p: AudioParams) -> list[F32]:
     if p.projector.mirrored and len(padded) >= end + _EDGE:
         padded[end : end + _EDGE] = padded[end - _EDGE - 1 : end - 1][::-1]
     out = np.full((n_chunks * N_FRAMES, p.n_mel), np.log10(_FLOOR), np.float32)
+    out[:n_frames] = _log_power(padded, n_frames, p.n_mel)
+    return list(_relative(out).reshape(n_chunks, N_FRAMES, p.n_mel))
+
+
+def _mirrored(samples: F32, n_fft: int) -> F32:
+    """A sound between half a frame of its mirrored begin and of its mirrored end, with zeros where it is shorter."""
+    edge = n_fft // 2
+    padded = np.zeros(max(1, len(samples)) + n_fft, np.float32)
+    padded[edge : edge + len(samples)] = samples
+    before, after = samples[1 : edge + 1][::-1], samples[-edge - 1 : -1][::-1]
+    padded[edge - len(before) : edge] = before
+    padded[len(padded) - edge :][: len(after)] = after
+    return padded
+
+
+def _log_power(padded: F32, n_frames: int, n_mel: int) -> F32:
+    """Logarithms of powers (n_frames, n_mel) of Whisper's frames."""
+    out = np.empty((n_frames, n_mel), np.float32)
     frames = np.lib.stride_tricks.sliding_window_view(padded, N_FFT)[::HOP]
     for i in range(0, n_frames, N_FRAMES):
         part = slice(i, min(i + N_FRAMES, n_frames))
         power = np.abs(np.fft.rfft(frames[part] * _window())) ** 2
-        out[part] = np.log10(np.maximum(power @ mel_filters(p.n_mel).T, _FLOOR))
-    out = (np.maximum(out, out.max() - 8) + 4) / 4
-    return list(out.astype(np.float32).reshape(n_chunks, N_FRAMES, p.n_mel))
+        out[part] = np.log10(np.maximum(power @ mel_filters(n_mel).T, _FLOOR))
+    return out
+
+
+def _relative(logs: F32) -> F32:
+    """Logarithms of powers as Whisper scales them, 8 decades below the loudest at least."""
+    scaled: F32 = ((np.maximum(logs, logs.max() - 8) + 4) / 4).astype(np.float32)
+    return scaled
 
 
 def _magnitudes(samples: F32, n_mel: int) -> F32:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,8 @@ from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor
 from logitless.models.audio.conformer import ConformerEncoder, conformer_tensors
 from logitless.models.audio.encoder import WhisperEncoder, whisper_tensors
+from logitless.models.audio.params import AudioEncoderKind, AudioParams
+from logitless.models.audio.span_encoder import SpanEncoder, span_tensors
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.params import MediaParams
 from logitless.models.media.projector_weights import DeclaredTensors
@@ -49,8 +51,8 @@ class Encoders:
         vision = None if p.vision is None else VisionEncoder.define(session, gguf, p.vision, n_embd_text)
         if p.audio is None:
             return cls(vision, None)
-        kind = ConformerEncoder if p.audio.projector.conformer else WhisperEncoder
-        return cls(vision, kind.define(session, gguf, p.audio, n_embd_text))
+        encoder, _ = _AUDIO[p.audio.projector.encoder]
+        return cls(vision, encoder.define(session, gguf, p.audio, n_embd_text))
 
     @staticmethod
     def check(gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> None:
@@ -81,10 +83,17 @@ class Encoders:
         return self.vision.extra_rows(kinds)
 
 
+_AUDIO: dict[AudioEncoderKind, tuple[Any, Callable[[GGUFFile, AudioParams, int], DeclaredTensors]]] = {
+    AudioEncoderKind.WHISPER: (WhisperEncoder, whisper_tensors),
+    AudioEncoderKind.CONFORMER: (ConformerEncoder, conformer_tensors),
+    AudioEncoderKind.SPANS: (SpanEncoder, span_tensors),
+}
+
+
 def _declared(gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> Iterator[DeclaredTensors]:
     """The tensors of each encoder."""
     if p.vision is not None:
         yield vision_tensors(gguf, p.vision, n_embd_text)
     if p.audio is not None:
-        of_audio = conformer_tensors if p.audio.projector.conformer else whisper_tensors
-        yield of_audio(gguf, p.audio, n_embd_text)
+        _, tensors = _AUDIO[p.audio.projector.encoder]
+        yield tensors(gguf, p.audio, n_embd_text)

@@ -6,6 +6,7 @@ import io
 import wave
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 from gguf import GGUFWriter
@@ -14,6 +15,7 @@ from logitless.models.audio.waveform import RATE, Waveform
 from tests.helpers.vision_files import (
     N_TEXT,
     SPECS,
+    Faults,
     Fill,
     VisionSpec,
     add_vision,
@@ -47,14 +49,15 @@ AUDIO_SPECS = {
     "qwen2a": AudioSpec("qwen2a", n_mel=128, tokens=BOS_EOS),
     "voxtral": AudioSpec("voxtral", stack=4, n_mel=128, tokens=("[BEGIN_AUDIO]",)),
     "qwen2.5o audio": AudioSpec("qwen2.5o", n_mel=128, vision=SPECS["qwen2.5o"]),
+    "qwen3a": AudioSpec("qwen3a", n_mel=128, tokens=("<|audio_start|>", "<|audio_end|>")),
     "gemma4a": AudioSpec("gemma4a", n_mel=24, text=SPECS["gemma4v"]),
 }
 
 
-def write_audio_projector(path: Path, spec: AudioSpec, seed: int = 0) -> Path:
+def write_audio_projector(path: Path, spec: AudioSpec, seed: int = 0, faults: Faults = MappingProxyType({})) -> Path:
     """Write the projector file of a spec."""
     w = GGUFWriter(path, "clip")
-    fill = filler(w, seed)
+    fill = filler(w, seed, faults)
     if spec.vision is None or spec.vision.kind == spec.kind:
         w.add_string("clip.projector_type", spec.kind)
     else:
@@ -79,7 +82,7 @@ def write_audio_projector(path: Path, spec: AudioSpec, seed: int = 0) -> Path:
     if spec.kind == "gemma4a":
         _add_conformer(fill, spec)
     else:
-        _add_encoder(fill, spec)
+        (_add_spans if spec.kind == "qwen3a" else _add_encoder)(fill, spec)
         _add_head(fill, spec)
     return written(w, path)
 
@@ -89,6 +92,19 @@ def _add_encoder(fill: Fill, spec: AudioSpec) -> None:
     for i, n_in in ((1, spec.n_mel), (2, n)):
         fill(f"a.conv1d.{i}.weight", n, n_in, 3, std=(3 * n_in) ** -0.5)
         fill(f"a.conv1d.{i}.bias", n, 1)
+    _add_transformer(fill, spec)
+
+
+def _add_spans(fill: Fill, spec: AudioSpec) -> None:
+    for i, n_in in ((1, 1), (2, 12), (3, 12)):
+        fill(f"a.conv2d.{i}.weight", 12, n_in, 3, 3, std=2 * (9 * n_in) ** -0.5)
+        fill(f"a.conv2d.{i}.bias", 12, 1, 1)
+    fill("a.conv_out.weight", spec.n_embd, 12 * (spec.n_mel // 8))
+    _add_transformer(fill, spec)
+
+
+def _add_transformer(fill: Fill, spec: AudioSpec) -> None:
+    n = spec.n_embd
     fill("a.position_embd.weight", 1500, n, std=0.3)
     for i in range(spec.n_layer):
         b = f"a.blk.{i}."
@@ -144,9 +160,12 @@ def _add_head(fill: Fill, spec: AudioSpec) -> None:
         fill("mm.a.mlp.1.weight", 2 * hidden, n)
         fill("mm.a.norm_mid.weight", hidden, mean=1.0)
         fill("mm.a.mlp.2.weight", N_TEXT, hidden)
-    elif spec.kind == "voxtral":
+    elif spec.kind in ("voxtral", "qwen3a"):
         fill("mm.a.mlp.1.weight", hidden, n)
         fill("mm.a.mlp.2.weight", N_TEXT, hidden)
+        if spec.kind == "qwen3a":
+            fill("mm.a.mlp.1.bias", hidden)
+            fill("mm.a.mlp.2.bias", N_TEXT)
     else:
         fill("mm.a.fc.weight", N_TEXT, n)
         fill("mm.a.fc.bias", N_TEXT)

@@ -54,11 +54,7 @@ def rows(path: Path, spec: AudioSpec, mel: Array) -> Array:
     x = mel.T
     for i in (1, 2):
         x = _gelu(_convolved(x, w[f"a.conv1d.{i}.weight"], stride=i) + w[f"a.conv1d.{i}.bias"].reshape(-1, 1))
-    x = x.T + w["a.position_embd.weight"][:1500]
-    for i in range(spec.n_layer):
-        b = f"a.blk.{i}."
-        x = x + _attention(w, b, _layer_norm(w, f"{b}ln1", x), spec.n_head)
-        x = x + _linear(w, f"{b}ffn_down", _gelu(_linear(w, f"{b}ffn_up", _layer_norm(w, f"{b}ln2", x))))
+    x = _transformer(w, spec, x.T + w["a.position_embd.weight"][:1500])
     if spec.kind == "qwen2a":
         x = x.reshape(750, 2, -1).mean(1)
     x = _layer_norm(w, "a.post_ln", x)
@@ -72,6 +68,31 @@ def rows(path: Path, spec: AudioSpec, mel: Array) -> Array:
     x = _linear(w, "mm.a.mlp.1", _rms_norm(x) * w["mm.a.norm_pre.weight"])
     value, gate = np.split(x, 2, 1)
     return _linear(w, "mm.a.mlp.2", _rms_norm(value * gate / (1 + np.exp(-gate))) * w["mm.a.norm_mid.weight"])
+
+
+def span_rows(path: Path, spec: AudioSpec, mel: Array) -> Array:
+    """Rows of the text model of one chunk's spectrogram (100 · n, n_mel), by Qwen 3's encoder."""
+    w = {t.name: t.data.astype(np.float64) for t in GGUFReader(path).tensors}
+    spans = []
+    for span in np.split(mel, len(mel) // 100):
+        x = span.T[None]  # channels, bins, frames
+        for i in (1, 2, 3):
+            padded = np.pad(x, ((0, 0), (1, 1), (1, 1)))
+            windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), (1, 2))[:, ::2, ::2]
+            x = np.einsum("cftyx,ocyx->oft", windows, w[f"a.conv2d.{i}.weight"]) + w[f"a.conv2d.{i}.bias"]
+            x = _gelu(x)
+        x = _linear(w, "a.conv_out", x.reshape(-1, x.shape[2]).T)
+        spans.append(x + w["a.position_embd.weight"][: len(x)])
+    x = _layer_norm(w, "a.post_ln", _transformer(w, spec, np.concatenate(spans)))
+    return _linear(w, "mm.a.mlp.2", _gelu(_linear(w, "mm.a.mlp.1", x)))
+
+
+def _transformer(w: dict[str, Any], spec: AudioSpec, x: Array) -> Array:
+    for i in range(spec.n_layer):
+        b = f"a.blk.{i}."
+        x = x + _attention(w, b, _layer_norm(w, f"{b}ln1", x), spec.n_head)
+        x = x + _linear(w, f"{b}ffn_down", _gelu(_linear(w, f"{b}ffn_up", _layer_norm(w, f"{b}ln2", x))))
+    return x
 
 
 def _gelu(x: Array) -> Array:

@@ -17,6 +17,7 @@ from tests.helpers.reference_model import Spec, write
 
 N_TEXT = 64  # vectors of the text models
 E2B = 1536  # those of Gemma 4 E2B, by which llama.cpp tells models with causal images
+Faults = Mapping[str, tuple[int, ...]]  # other shapes of tensors, by name; (): they are missing
 Fill = Callable[..., None]  # (name, *shape, std=, mean=): adds a random tensor
 SECTIONS = {"rope.dimension_sections": [3, 3, 2, 0]}
 GEMMA4 = {
@@ -432,19 +433,16 @@ SPECS: dict[str, VisionSpec] = {
 SPECS["qwen2.5o"] = replace(SPECS["qwen2.5vl"], kind="qwen2.5o")
 
 
-def write_projector(
-    path: Path, spec: VisionSpec, seed: int = 0, faults: Mapping[str, tuple[int, ...]] = MappingProxyType({})
-) -> Path:
-    """Write the projector file of a spec. `faults`: see `filler`."""
+def write_projector(path: Path, spec: VisionSpec, seed: int = 0, faults: Faults = MappingProxyType({})) -> Path:
+    """Write the projector file of a spec."""
     w = GGUFWriter(path, "clip")
     w.add_string("clip.projector_type", spec.kind)
     add_vision(w, spec, filler(w, seed, faults))
     return written(w, path)
 
 
-def filler(w: GGUFWriter, seed: int, faults: Mapping[str, tuple[int, ...]] = MappingProxyType({})) -> Fill:
-    """A function that adds random tensors to a file. `faults`: other shapes of tensors, by name; (): they are left
-    out."""
+def filler(w: GGUFWriter, seed: int, faults: Faults = MappingProxyType({})) -> Fill:
+    """A function that adds random tensors to a file."""
     r = np.random.default_rng(seed)
 
     def fill(

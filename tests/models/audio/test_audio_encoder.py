@@ -15,6 +15,7 @@ from logitless.graph import Session
 from logitless.models.audio.conformer import ConformerEncoder
 from logitless.models.audio.encoder import WhisperEncoder
 from logitless.models.audio.params import AudioParams, read_audio_params
+from logitless.models.audio.span_encoder import SpanEncoder
 from logitless.models.audio.spectrogram import chunks_of
 from logitless.models.audio.waveform import Waveform
 from logitless.models.errors import ModelFileError
@@ -65,6 +66,21 @@ def test_rows_of_a_conformer_are_those_of_the_reference(tmp_path: Path) -> None:
         assert np.abs(rows - expected).max() < 1e-4
 
 
+def test_rows_of_spans_are_those_of_the_reference(tmp_path: Path) -> None:
+    """Of two chunks of two seconds at once, each as alone; but for GELU's tanh approximation."""
+    spec = AUDIO_SPECS["qwen3a"]
+    path = write_audio_projector(tmp_path / "mm.gguf", spec)
+    with GGUFFile.open(path) as gguf, Session(open_backends(["cpu"])) as session:
+        p = read_audio_params(gguf)
+        chunks = [chunks_of(sound(1.2, seed), p)[0] for seed in range(2)]
+        encoder = SpanEncoder.define(session, gguf, p, N_TEXT)
+        (result,) = session.compute(encoder.rows(2, *chunks[0].shape), encoder.feeds(chunks))
+    assert p.n_rows(200) == 26
+    for chunk, rows in zip(chunks, np.split(result, 2), strict=True):
+        expected = reference_audio.span_rows(path, spec, chunk.astype(np.float64))
+        assert np.abs(rows - expected).max() < 2e-3 * expected.std()
+
+
 def test_chunks_of_long_sounds() -> None:
     """As in llama.cpp; of Voxtral as many as a sound has begun, and its end is mirrored."""
     usual = AudioParams("qwen2a", 8, 8, 1, 1, 80, 1, 1e-5)
@@ -92,10 +108,24 @@ def test_chunks_of_a_conformer_have_their_own_sizes() -> None:
         assert all((chunk == np.log(np.float32(1e-3))).all() for chunk in chunks)
 
 
+def test_chunks_of_spans_are_filled_up_with_zeros() -> None:
+    """Of 8 seconds each, the last of as many seconds as the sound has begun; the loudest is of the whole sound."""
+    p = AudioParams("qwen3a", 8, 8, 1, 1, 16, 1, 1e-5)
+    for seconds, expected in ((0.0, [100]), (0.01, [100]), (0.98, [100]), (1, [200]), (8, [800, 100])):
+        chunks = chunks_of(Waveform(np.ones(int(seconds * 16000), np.float32)), p)
+        assert [len(chunk) for chunk in chunks] == expected, seconds
+    heard = sound(9.3)
+    expected_frames = reference_audio.spectrogram(heard, 16, seconds=9.3)
+    frames = np.concatenate(chunks_of(heard, p))
+    assert np.abs(frames[: len(expected_frames)] - expected_frames).max() < 1e-4
+    assert frames[931:].size
+    assert not frames[931:].any()
+
+
 def test_silence_is_finite() -> None:
-    p = AudioParams("qwen2a", 8, 8, 1, 1, 128, 1, 1e-5)
-    (chunk,) = chunks_of(Waveform(np.zeros(500, np.float32)), p)
-    assert np.abs(chunk + 1.5).max() < 1e-6
+    for kind, length in (("qwen2a", 3000), ("qwen3a", 4)):
+        (chunk,) = chunks_of(Waveform(np.zeros(500, np.float32)), AudioParams(kind, 8, 8, 1, 1, 128, 1, 1e-5))
+        assert np.abs(chunk[:length] + 1.5).max() < 1e-6
 
 
 def write(path: Path, spec: AudioSpec, **changes: int) -> Path:
@@ -107,7 +137,7 @@ def test_faults_of_files_are_one_line(tmp_path: Path) -> None:
     for changes, text in (
         (
             {"kind": "lfm2a"},
-            "audio projector type 'lfm2a' is not supported; docs/models.md lists the 5 that are",
+            "audio projector type 'lfm2a' is not supported; docs/models.md lists the 6 that are",
         ),
         ({"n_head": 3}, "key 'clip.audio.attention.head_count' is 3, for vectors of 40"),
         ({"n_mel": 300}, "key 'clip.audio.num_mel_bins' is 300, at most 256 are possible"),

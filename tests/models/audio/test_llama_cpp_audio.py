@@ -21,10 +21,13 @@ pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama
 
 
 SHORT, LONG, CHUNKS = sound(0.4), sound(12, seed=1), sound(30.3, seed=2, bits=8)  # in 8 bits, for the size of a body
-FILES = {SHORT: wav(SHORT), LONG: wav(LONG), CHUNKS: wav(CHUNKS, bits=8)}
+SECONDS = sound(8.005, seed=3)  # whose last frame begins another chunk
+FILES = {SHORT: wav(SHORT), LONG: wav(LONG), CHUNKS: wav(CHUNKS, bits=8), SECONDS: wav(SECONDS)}
+FAR = {"qwen3a": 0.015}  # llama.cpp's convolutions read 16 bits; float64 is nearer (test_audio_encoder.py)
 PROMPTS: dict[str, list[tuple[str, list[bytes | Waveform]]]] = {
     "ultravox": [("h<image>g", [LONG]), ("h<image>ab", [CHUNKS])],
     "qwen2a": [("so<image> a long<image>b", [LONG, SHORT])],
+    "qwen3a": [("so<image> a long<image>b", [LONG, SHORT]), ("h<image>ab", [SECONDS])],
     "gemma4a": [("so<image> a long<image>b", [LONG, SHORT]), ("h<image>ab", [CHUNKS])],
     "qwen2.5o audio": [("h<image>g<image>a", [png(picture(50, 30)), SHORT])],
 }
@@ -32,7 +35,7 @@ PROMPTS: dict[str, list[tuple[str, list[bytes | Waveform]]]] = {
 
 @pytest.mark.parametrize("name", PROMPTS)
 def test_sounds_are_answered_as_by_llama_cpp(name: str, shared_data: Path, tmp_path: Path) -> None:
-    spec, prompts = AUDIO_SPECS[name], PROMPTS[name]
+    spec, prompts, most = AUDIO_SPECS[name], PROMPTS[name], FAR.get(name, 0.005)
     model = write_audio_text_model(tmp_path / "m.gguf", spec, shared_data / "models" / "stories260K.gguf")
     projector = write_audio_projector(tmp_path / "mm.gguf", spec)
     asked = [
@@ -45,4 +48,4 @@ def test_sounds_are_answered_as_by_llama_cpp(name: str, shared_data: Path, tmp_p
             n, got = runs.first(text, media)
             assert n == n_tokens, text
             assert max(got, key=lambda id: got[id]) == tops[0][0], text
-            assert [got[id] for id, _ in tops] == pytest.approx([value for _, value in tops], abs=0.005), text
+            assert [got[id] for id, _ in tops] == pytest.approx([value for _, value in tops], abs=most), text

@@ -1,0 +1,99 @@
+"""Audio encoder of Qwen 3 (ASR, Omni): spectrograms → rows of the text model.
+
+Three convolutions make 13 rows of each span of 100 frames, by itself; then a transformer like
+Whisper's sees up to eight spans. Chunks of one size are a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.conv import patches
+from logitless.graph.ops.elementwise import add, gelu
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.shape import reshape
+from logitless.graph.ops.slicing import transpose
+from logitless.graph.tensor import Tensor, feed
+from logitless.models.audio.encoder import Array, WhisperEncoder, transformer_tensors
+from logitless.models.audio.params import SPAN, SPANS, AudioParams, halved
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.media.projector_weights import Declared, DeclaredTensors, matrix, n_rows
+from logitless.models.weights.tensor_map import TensorSlice
+
+SIDE = 3  # of the convolutions, each of which halves both sides
+ROWS = halved(halved(halved(SPAN)))  # of a span
+
+
+@dataclass(frozen=True)
+class SpanEncoder(WhisperEncoder):
+    """Qwen 3's encoder and the projector of one file."""
+
+    @classmethod
+    def define(cls, session: Session, gguf: GGUFFile, p: AudioParams, n_embd_text: int) -> SpanEncoder:
+        """Define the weights. ModelFileError names the tensor at fault."""
+        return cls(p, span_tensors(gguf, p, n_embd_text).load(session, gguf))
+
+    @property
+    def usual_size(self) -> tuple[int, int]:
+        """(frames, mel bins) of a whole chunk."""
+        return SPANS * SPAN, self.p.n_mel
+
+    def n_inputs(self, n_frames: int, n_mel: int) -> int:
+        """Points of a chunk's smallest map, which bound the memory of a batch."""
+        return self.p.n_rows(n_frames) * halved(halved(halved(n_mel)))
+
+    def feeds(self, chunks: Sequence[Array]) -> dict[str, Array]:
+        """Inputs of `rows` for spectrograms (frames, n_mel) f32 of one size, of whole spans."""
+        n, n_rows = len(chunks), self.p.n_rows(len(chunks[0]))
+        return {
+            "audio.frames": np.concatenate(chunks),
+            "audio.places": np.tile(np.arange(ROWS, dtype=np.int32), n * n_rows // ROWS),
+            "audio.count": np.full(n, n_rows, np.int32),
+        }
+
+    def rows(self, n_chunks: int, n_frames: int, n_mel: int) -> list[Tensor]:
+        """Rows (n_chunks · rows of a chunk, n_embd_text) f32; `feeds` has the inputs."""
+        w, total = self.w, n_chunks * self.p.n_rows(n_frames)
+        x = transpose(
+            reshape(feed("audio.frames", (n_chunks * n_frames, n_mel)), shape=(-1, SPAN, n_mel)), axes=(0, 2, 1)
+        )
+        x = reshape(x, shape=(*x.shape, 1))
+        for i in (1, 2, 3):
+            x = self._halved(f"a.conv2d.{i}", x)
+        x = reshape(transpose(x, axes=(0, 2, 3, 1)), shape=(total, x.shape[3] * x.shape[1]))
+        x = w.linear("a.conv_out", x)
+        x = add(x, get_rows(w["a.position_embd"], feed("audio.places", (total,), "i32")))
+        x = self.layers(x, feed("audio.count", (n_chunks,), "i32"))
+        return [self.projected(self.normed(w, "a.post_ln", x))]
+
+    def _halved(self, name: str, x: Tensor) -> Tensor:
+        """The convolution of maps (N, H, W, C), of half their sides."""
+        n, height, width, channels = x.shape
+        near = reshape(patches(x, size=(SIDE, SIDE), stride=2, padding=1), shape=(-1, SIDE**2, channels))
+        near = reshape(transpose(near, axes=(0, 2, 1)), shape=(-1, channels * SIDE**2))
+        return reshape(gelu(self.w.linear(name, near)), shape=(n, halved(height), halved(width), -1))
+
+
+def span_tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> DeclaredTensors:
+    """The tensors of the encoder and the projector of a text model of this width."""
+    norms = ("ln1.weight", "ln2.weight", "post_ln.weight")
+    return DeclaredTensors(p.kind, dict(_tensors(gguf, p, n_text)), audio=True, biased=norms)
+
+
+def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
+    n_in = 1
+    for i in (1, 2, 3):
+        name = f"a.conv2d.{i}"
+        n_out = n_rows(gguf, f"{name}.weight")
+        rows, in_file = (n_out * n_in * SIDE, SIDE), (n_out, n_in, SIDE, SIDE)
+        yield f"{name}.weight", TensorSlice(f"{name}.weight", rows, in_file=in_file, in_graph=(n_out, n_in * SIDE**2))
+        yield f"{name}.bias", TensorSlice(f"{name}.bias", (n_out,), in_file=(n_out, 1, 1))
+        n_in = n_out
+    yield from matrix("a.conv_out", p.n_embd, n_in * halved(halved(halved(p.n_mel))))
+    yield from transformer_tensors(gguf, p, ROWS)
+    n_hidden = n_rows(gguf, "mm.a.mlp.1.weight")
+    yield from matrix("mm.a.mlp.1", n_hidden, p.n_embd)
+    yield from matrix("mm.a.mlp.2", n_text, n_hidden)

@@ -1,0 +1,37 @@
+"""Projector files with a tensor that is missing or has another shape: one line that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from gguf import GGUFReader
+
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.media.encoders import Encoders
+from logitless.models.media.params import read_media_params
+from tests.helpers.audio_files import AUDIO_SPECS, write_audio_projector
+from tests.helpers.vision_files import N_TEXT, SPECS, Faults, write_projector
+
+OPTIONAL = ("resampler.pos_embed_k", "v.post_ln.weight")
+
+
+def write(path: Path, name: str, faults: Faults | None = None) -> tuple[Path, int]:
+    """The file of a spec, and the width of its text model."""
+    if name in AUDIO_SPECS:
+        return write_audio_projector(path, AUDIO_SPECS[name], faults=faults or {}), N_TEXT
+    return write_projector(path, SPECS[name], faults=faults or {}), SPECS[name].n_text
+
+
+@pytest.mark.parametrize("name", ["resampler", "qwen3a"])
+def test_every_tensor_of_a_projector_is_named_if_it_is_missing_or_has_another_shape(name: str, tmp_path: Path) -> None:
+    whole, _ = write(tmp_path / "whole.gguf", name)
+    names = [t.name for t in GGUFReader(whole).tensors if t.name not in OPTIONAL and not t.name.endswith(".bias")]
+    for fault in names:
+        for shape in ((), (3, 5)):
+            path, n_text = write(tmp_path / "p.gguf", name, {fault: shape})
+            with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError) as refused:
+                Encoders.check(gguf, read_media_params(gguf), n_text)
+            assert fault in str(refused.value)
+            assert "\n" not in str(refused.value)
