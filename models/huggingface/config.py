@@ -52,6 +52,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "siglip_vision_model": _SIGLIP,
     "siglip2_vision_model": _SIGLIP,
     "idefics3": {**_SIGLIP, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32},
+    "gemma3n_vision": {**dict(zip(_ROWS, (2048, 8192, 128, 8), strict=True)), "image_size": 768, "patch_size": 3},
     "pixtral": {
         **dict(zip(_ROWS, (1024, 4096, 24, 16), strict=True)),
         "patch_size": 16,

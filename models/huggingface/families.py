@@ -400,7 +400,6 @@ def _per_layer_inputs(c: Config) -> Keys:
 
 def _gemma3n(c: Config) -> Keys:
     yield from _per_layer_inputs(c)
-    yield "vocab_size", u32(_own_rows(c))
     if isinstance(c.get("intermediate_size"), list):
         widths = [int(n) for n in c.numbers("intermediate_size")]
         yield "feed_forward_length", numbers(widths, ValueType.INT32)
@@ -411,8 +410,9 @@ def _gemma3n(c: Config) -> Keys:
     yield "activation_sparsity_scale", numbers(deviations, ValueType.FLOAT32)
 
 
-def _own_rows(c: Config) -> int:
-    return min(c.count("vocab_size"), c.count("vocab_size_per_layer_input", default=c.count("vocab_size")))
+def _behind_rows(c: Config) -> int:
+    """Tokens of images and sounds, which have no inputs of layers; llama.cpp's files have zeros."""
+    return c.count("vocab_size") - c.count("vocab_size_per_layer_input", default=c.count("vocab_size"))
 
 
 def _gemma4(c: Config) -> Keys:
@@ -583,10 +583,13 @@ _QWEN35 = Family(
         ("experts.down_proj$", (("ffn_down_exps.weight", None),)),
     ),
 )
+_PADDED = Move(
+    lambda array, c: np.pad(array, ((0, _behind_rows(c)), (0, 0))), lambda s, c: (s[0] + _behind_rows(c), *s[1:])
+)
 _GEMMA3N = Family(
     "gemma3n",
     _gemma3n,
-    (("token_embd.weight", Move(lambda array, c: array[: _own_rows(c)], lambda s, c: (_own_rows(c), *s[1:]))),),
+    (("per_layer_token_embd.weight", _PADDED),),
     (
         ("altup_projections.weight$", (("altup_proj.weight", None),)),
         ("altup_unembed_projections.weight$", (("altup_unembd_proj.weight", None),)),

@@ -169,7 +169,7 @@ class Converted:
         before, move = self.weights[0].dtype, self.move
         arrays = [weight.read(parts) for weight in self.weights]
         array = arrays[0] if len(arrays) == 1 else np.stack(arrays)
-        counts = info.dtype == "f32" or (move is not None and move.counts)
+        counts = info.dtype != before or (move is not None and move.counts)
         if counts and before != "f32":
             array = as_f32(array, before)
         if move is not None:

@@ -88,7 +88,10 @@ def _tensors(s: Settings, vision: Vision, checkpoint: Checkpoint) -> Iterator[tu
                 raise checkpoint.error(name, f"has {len(weight.shape)} dimensions, which no {target} has") from None
             small = len(shape) < 2 or _SMALL.search(target) is not None
             plain = (weight.floats or weight) if small or move is not None else weight
-            yield target, tensor_info(target, shape, "f32" if small else plain.dtype, Converted((plain,), config, move))
+            dtype = "f32" if small or len(shape) == 4 else plain.dtype
+            if len(shape) == 4 and shape[1] == 1 < shape[3]:  # llama.cpp computes depthwise convolutions of no others
+                dtype = "f16"
+            yield target, tensor_info(target, shape, dtype, Converted((plain,), config, move))
 
 
 def _targets(s: Settings, vision: Vision, names: Names, name: str) -> Iterator[tuple[str, Move | None]]:

@@ -77,10 +77,25 @@ def _gemma3(s: Settings) -> Keys:
     yield "projector.scale_factor", u32(patches // side)
 
 
+def _gemma3n(s: Settings) -> Keys:
+    """The keys that llama.cpp's files have; numbers of layers, heads and units are of no use."""
+    size = s.images.get("size")
+    if isinstance(size, dict) and "height" in size:
+        height = Config(s.images.path, size).count("height")
+        yield "image_size", u32(height)
+        yield "patch_size", u32(max(1, height // 256))
+
+
 def _qwen(s: Settings) -> Keys:
     yield "spatial_merge_size", u32(s.vision.count("spatial_merge_size", default=2))
     yield "image_size", u32(560)  # any, for images keep their sizes
     yield "attention.layer_norm_epsilon", f32(1e-6)
+    size = s.images.get("size")
+    limits = Config(s.images.path, {**(size if isinstance(size, dict) else {}), **s.images.values})
+    names = (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge"))
+    if all(any(name in limits for name in pair) for pair in names):
+        for pair in names:
+            yield f"image_{pair[0]}", u32(limits.count(*pair))
 
 
 def _qwen2vl(s: Settings) -> Keys:
@@ -193,6 +208,7 @@ _CONVOLUTION = Move(_of_flat_patches, _flat_patches)  # of rows whose patches ar
 _TABLE = reshaped(lambda shape, _: shape[-2:])
 # llama.cpp's patches count from 0, and the class token comes last; here it comes first
 _CLASS_LAST = then(_TABLE, Move(lambda array, _: np.roll(array, -1, 0)))
+_CHANNELS = reshaped(lambda shape, _: (1, *shape, 1, 1))
 _FRAMES: Splits = (
     (r"patch_embed\.proj\.weight$", tuple(("v.patch_embd.weight" + n, _frame(i)) for i, n in enumerate(("", ".1")))),
 )
@@ -296,6 +312,19 @@ _GEMMA4 = Vision(
     ),
 )
 
+_GEMMA3N = Vision(
+    "gemma3nv",
+    _gemma3n,
+    (
+        (r"timm_model\.blocks\.(\d+\.\d+\..+)$", ((r"v.blk.\1", None),)),
+        (r"timm_model\.conv_stem\.conv\.bias$", (("v.conv_stem.conv.bias", _CHANNELS),)),
+        (r"timm_model\.((?:conv_stem|msfa)\..+)$", ((r"v.\1", None),)),
+        (r"embed_vision\.embedding_projection\.weight$", (("mm.input_projection.weight", None),)),
+        (r"embed_vision\.(soft|hard)_embedding_norm\.weight$", ((r"mm.\1_emb_norm.weight", None),)),
+        (r"embed_vision\.embedding\.weight$", (("mm.embedding.weight", None),)),
+    ),
+)
+
 # By the name of the whole model's architecture, or by it and the kind of its encoder.
 VISIONS: dict[str, Vision] = {
     "Gemma3ForConditionalGeneration": Vision(
@@ -315,6 +344,7 @@ VISIONS: dict[str, Vision] = {
     "Mistral3ForConditionalGeneration of pixtral": _PIXTRAL,
     **dict.fromkeys(("InternVLChatModel", "InternVLForConditionalGeneration"), _INTERNVL),
     "Lfm2VlForConditionalGeneration": _LFM2,
+    "Gemma3nForConditionalGeneration": _GEMMA3N,
     "Gemma4ForConditionalGeneration": _GEMMA4,
 }
 # Architectures of whole models, of which families.py has the row of their text part alone.

@@ -96,6 +96,8 @@ def mobilenet_tensors(gguf: GGUFFile, blocks: tuple[Block, ...], n_text: int) ->
     yield from _vector("v.msfa.norm.weight", n)
     yield from _vector("mm.soft_emb_norm.weight", n)
     yield "mm.input_projection.weight", TensorSlice("mm.input_projection.weight", (n_text, n))
+    for name, shape in (("embedding", (_rows(gguf, "mm.embedding"), n)), ("hard_emb_norm", (n,))):  # of no use here
+        yield f"mm.{name}.weight", TensorSlice(f"mm.{name}.weight", shape, required=False)
 
 
 def _attention(gguf: GGUFFile, block: Block, n: int) -> Declared:

@@ -111,7 +111,7 @@ class Projector:
 
 
 _QWEN2VL = Projector(Head.MERGER, Sizing.DYNAMIC, "<|vision_start|>", "<|vision_end|>", merge=2,
-                     merge_key="spatial_merge_size", tokens=(8, 4096), positions=Positions.NONE,
+                     merge_key="spatial_merge_size", tokens=(8, 4096), pixel_limits=True, positions=Positions.NONE,
                      rope=PatchRope.SECTIONS, two_patch_weights=True)  # fmt: skip
 
 _QWEN25VL = replace(_QWEN2VL, rms_norm=True, windows=True)

@@ -22,11 +22,12 @@ from logitless.models.huggingface.config import Config
 from logitless.models.huggingface.visions import projector_file
 from logitless.models.media.projector_choice import check_projector, fitting_projector, media_of
 from logitless.models.model import hparams_of
+from logitless.models.quantization.quantize import dequantized
 from logitless.models.vision.encoder import VisionEncoder
 from logitless.models.vision.params import read_params
 from tests.helpers.huggingface_folders import DATA, recorded, tokenizer_json, write_folder, write_tensors
 from tests.helpers.huggingface_weights import pixels, weight
-from tests.helpers.vision_files import SMOL_TOKENS, picture, png
+from tests.helpers.vision_files import SMOL_TOKENS, SPECS, picture, png, write_projector
 from tests.helpers.vision_requests import Runs
 from tests.models.vision.test_llama_cpp_images import theirs
 
@@ -169,6 +170,67 @@ def test_other_names_of_an_encoder_mean_the_same(
     assert contents(projector_file(folder)) == contents(folders[name] / FILE)
     assert contents(folder) == contents(folders[name])
     assert media_of(folder) == (True, False)
+
+
+def test_gemma3n_has_the_projector_that_llama_cpp_reads(tmp_path: Path) -> None:
+    """Its encoder is that of timm; the file is one of tests/models/vision, which compares it with llama.cpp."""
+    folder = write_folder(tmp_path / "model", "gemma3n")
+    config = json.loads((folder / "config.json").read_text())
+    config = {**config, "vocab_size": 280, "vocab_size_per_layer_input": 272}
+    tensors = {tensor: weight(tensor, shape) for tensor, shape in recorded("gemma3n")["tensors"].items()}
+    for name in [name for name in tensors if name.endswith("embed_tokens.weight")]:
+        tensors[name] = np.concatenate([tensors[name], np.ones((8, 64), np.float32)])
+    with GGUFFile.open(write_projector(tmp_path / "p.gguf", SPECS["gemma3nv"])) as expected:
+        for name, info in expected.tensors.items():
+            values = dequantized(info, expected.bytes_of(name)).reshape(info.shape)
+            flat = values.reshape(-1) if "layer_scale" in name or name == "v.conv_stem.conv.bias" else values
+            tensors[gemma3n_name(name)] = flat
+        whole = {"architectures": ["Gemma3nForConditionalGeneration"], "text_config": config}
+        whole |= {"model_type": "gemma3n", "vision_config": {"model_type": "gemma3n_vision", "hidden_size": 64}}
+        (folder / "config.json").write_text(json.dumps(whole))
+        images = {"do_normalize": False, "size": {"height": 256, "width": 256}}
+        (folder / FILE).write_text(json.dumps(images))
+        tensors["model.embed_vision.embedding.weight"] = np.ones((16, 64), np.float32)
+        tensors["model.embed_vision.hard_embedding_norm.weight"] = np.ones(64, np.float32)
+        write_tensors(folder / "model.safetensors", tensors)
+        with GGUFFile.open(folder) as text, GGUFFile.open(folder / FILE) as own:
+            check_projector(folder / FILE, text, hparams_of(text))
+            assert text.tensors["per_layer_token_embd.weight"].shape[0] == text.tensors["token_embd.weight"].shape[0]
+            assert not text.bytes_of("per_layer_token_embd.weight").view(np.float32).reshape(280, -1)[272:].any()
+            for name, info in expected.tensors.items():
+                if "layer_scale" not in name:
+                    assert (own.tensors[name].shape, own.tensors[name].dtype) == (info.shape, info.dtype)
+                assert own.bytes_of(name).tobytes() == expected.bytes_of(name).tobytes(), name
+            assert set(own.tensors) - set(expected.tensors) == {"mm.embedding.weight", "mm.hard_emb_norm.weight"}
+            params = read_params(own)
+            assert (params.image_size, params.mean, params.std) == (256, (0.0,) * 3, (1.0,) * 3)
+
+
+def gemma3n_name(name: str) -> str:
+    """The name of a tensor of its projector in a folder."""
+    names = {"mm.soft_emb_norm": "soft_embedding_norm", "mm.input_projection": "embedding_projection"}
+    if (own := name.removesuffix(".weight")) in names:
+        return f"model.embed_vision.{names[own]}.weight"
+    return "model.vision_tower.timm_model." + name.removeprefix("v.").replace("blk.", "blocks.", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("qwen2vl", {"min_pixels": 4096, "max_pixels": 8192}),
+        ("qwen3vl", {"size": {"shortest_edge": 4096, "longest_edge": 8192}}),
+    ],
+)
+def test_limits_of_pixels_are_those_of_the_folder(
+    name: str, settings: dict[str, Any], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = rewritten(folders[name], tmp_path / "model")
+    with GGUFFile.open(folder / FILE) as gguf:
+        assert read_params(gguf).tokens == (8, 4096)  # those of llama.cpp
+    (folder / FILE).write_text(json.dumps(json.loads((folder / FILE).read_text()) | settings))
+    with GGUFFile.open(folder / FILE) as gguf:
+        assert read_params(gguf).tokens == (4096 // 8**2, 8192 // 8**2)
+        assert read_params(gguf, (0, 100)).tokens == (64, 100)  # --image-max-tokens
 
 
 def test_settings_that_transformers_leaves_out_are_its_own(tmp_path: Path) -> None:
