@@ -138,6 +138,8 @@ def computed_bounds(t: Tensor) -> Ranges:
     """The bounds of the indices that an op computes; none: no other op takes them for indices."""
     if t.op in ("top_experts", "argmax"):
         return ((0, t.src[0].shape[1]),)
+    if t.op == "ngram_rows":
+        return ((0, t.attrs["n_rows"]),)
     if t.op == "text_begins":
         return ((-1, 1),)
     if t.op == "chunk_starts":

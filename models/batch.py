@@ -271,8 +271,8 @@ class PagedMemory:
         for i in (*range(h.n_layer_kv), *((h.n_layer,) if mtp else ())):
             size = h.sizes(i)
             if r := h.recurrent_of(i):
-                names = (f"{prefix}conv.{i}", f"{prefix}shift.{i}")[: r.n_convs]
-                convs[i] = [session.define(name, (n_states, *r.conv_shape)) for name in names]
+                named = zip(("conv", "shift", "tokens"), r.conv_shapes(i), strict=False)
+                convs[i] = [session.define(f"{prefix}{name}.{i}", (n_states, *shape)) for name, shape in named]
                 if r.n_heads:
                     recurrent[i] = session.define(f"{prefix}recurrent.{i}", (n_states, *r.state_shape))
             if not h.attends(i):

@@ -151,6 +151,7 @@ EXAMPLES = {  # architecture → models that have it
     "qwen3next": "Qwen 3 Next",
     "qwen3vl": "Qwen 3 VL",
     "qwen3vlmoe": "Qwen 3 VL MoE",
+    "qwen4exp": "Qwen 4, experimental (up to so many positions as its indexer chooses)",
     "refact": "Refact",
     "rwkv6": "RWKV 6 (Finch)",
     "rwkv6qwen2": "QRWKV 6",

@@ -39,6 +39,42 @@ Kernel(
     "  FOR_EACH(i, n) { if (i >= before && i - before < inside) Y[i] = X[i - before]; else Y[i] = 0.0f; }",
     wg=64,
 )
+Kernel(
+    "token_columns",
+    [Arg("X", "i32"), Arg("Y", "f32", "w")],
+    ["uint n", "uint n_columns"],
+    "  FOR_EACH(i, n) Y[i] = FLOAT(X[i / n_columns] + 1);",
+    wg=64,
+)
+# 64 bits as two words: their product modulo 2^64, and the remainder of a division by less than 2^31, bit by bit.
+Kernel(
+    "ngram_rows",
+    [Arg("X", "i32"), Arg("BEFORE", "f32"), Arg("HASHES", "i32"), Arg("Y", "i32", "w")],
+    ["uint n", "uint n_before", "uint n_heads", "uint stop"],
+    """
+  FOR_EACH(i, n) {
+    uint t = i / n_heads, head = i % n_heads, last = head * n_before / n_heads + 1u;
+    uint low = 0u, high = 0u, cut = 0u;
+    for (uint j = 0u; j <= last; j++) {
+      uint token = UINT(X[t]);
+      if (j > 0u) {
+        int own = INT(BEFORE[t * n_before + j - 1u]) - 1;
+        if (own < 0 || UINT(own) == stop) cut = 1u;
+        token = cut != 0u ? stop : UINT(own);
+      }
+      uint a = UINT(HASHES[2u * j]), b = UINT(HASHES[2u * j + 1u]);
+      low ^= token * a;
+      high ^= MULHI(token, a) + token * b;
+    }
+    uint size_ = UINT(HASHES[2u * (n_before + 1u + head)]), left = high % size_;
+    for (uint bit = 0u; bit < 32u; bit++) {
+      left = 2u * left + ((low >> (31u - bit)) & 1u);
+      left = left >= size_ ? left - size_ : left;
+    }
+    Y[i] = INT(left) + HASHES[2u * (n_before + 1u + head) + 1u];
+  }""",
+    wg=64,
+)
 
 
 @lower("get_rows")
@@ -69,3 +105,16 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     row = n_elements(t) // t.shape[0]
     words = (n_elements(t), t.attrs["before"] * row, n_elements(x))
     return [dispatch("pad_rows", shape, (x, t), words, groups_for(n_elements(t), shape, 64))]
+
+
+@lower("token_columns")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    n = n_elements(t)
+    return [dispatch("token_columns", shape, (t.src[0], t), (n, t.attrs["n"]), groups_for(n, shape, 64))]
+
+
+@lower("ngram_rows")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    n, (n_tokens, n_before) = n_elements(t), t.src[1].shape
+    words = n, n_before, n // n_tokens, t.attrs["stop"]
+    return [dispatch("ngram_rows", shape, (*t.src, t), words, groups_for(n, shape, 64))]

@@ -1,4 +1,4 @@
-"""Gather and scatter-add of rows by their indices."""
+"""Gather and scatter-add of rows by their indices, or by hashes of n-grams."""
 
 from __future__ import annotations
 
@@ -96,3 +96,63 @@ def _case(dtype: str) -> Callable[[np.random.Generator], Case]:
 
 for _dtype in (name for name in DTYPES if name not in ("i32", "u32") and not name.endswith("_act")):
     get_rows.case(_case(_dtype))
+
+
+@op
+def token_columns(tokens: Array, *, n: int) -> Array:
+    """(T, n): tokens (T,) plus 1 in each of n columns, as a short convolution keeps them; 0 stands for no token."""
+    return np.repeat(tokens[:, None] + 1.0, n, axis=1)
+
+
+token_columns.takes("tokens i32 (T)")
+
+
+@token_columns.shape
+def _(tokens: Tensor, n: int) -> tuple[Shape, str]:
+    require(len(tokens.shape) == 1 and n > 0, "token_columns", "expected tokens (T,)", tokens)
+    return (tokens.shape[0], n), "f32"
+
+
+token_columns.case(lambda r: ([np.array([0, 7, 151935], np.int32)], {"n": 2}))
+
+
+@op
+def ngram_rows(tokens: Array, before: Array, hashes: Array, *, n_rows: int, stop: int) -> Array:
+    """Rows (T · H,) i32, of n_rows, by n-grams that end with tokens (T,): for n = 2 … N, H / (N − 1) hashes of each.
+
+    before (T, N − 1): the tokens before, the nearest first, as `token_columns` has them. Behind a token `stop` or the
+    beginning all are `stop`. hashes (2 · (N + H),): N factors of 64 bits, as words with the lower first; size and
+    first row of H heads. A hash is tokens · factors, joined by exclusive or, modulo the head's size."""
+    n = before.shape[1] + 1
+    factors = np.ascontiguousarray(hashes[: 2 * n], np.int32).view(np.uint64)
+    heads = hashes[2 * n :].reshape(-1, 2).astype(np.int64)
+    context, cut = [tokens.astype(np.uint64)], np.zeros(len(tokens), bool)
+    for column in before.T.astype(np.int64) - 1:
+        cut = cut | (column < 0) | (column == stop)
+        context.append(np.where(cut, stop, column).astype(np.uint64))
+    products = [token * factor for token, factor in zip(context, factors, strict=True)]
+    rows = []
+    for h, (size, first) in enumerate(heads):
+        mixed = np.bitwise_xor.reduce(products[: h * (n - 1) // len(heads) + 2])
+        rows.append((mixed % np.uint64(size)).astype(np.int64) + first)
+    return np.stack(rows, 1).reshape(-1).astype(np.int32)
+
+
+ngram_rows.takes("tokens i32 (T)", "before f32 (T, M)", "hashes i32 (R)")
+
+
+@ngram_rows.shape
+def _(tokens: Tensor, before: Tensor, hashes: Tensor, n_rows: int, stop: int) -> tuple[Shape, str]:
+    n_heads = hashes.shape[0] // 2 - before.shape[1] - 1
+    ok = before.shape[0] == tokens.shape[0] and n_heads > 0 and n_heads % before.shape[1] == 0
+    require(ok, "ngram_rows", "expected tokens (T,), those before and their hashes", tokens, before, hashes)
+    return (tokens.shape[0] * n_heads,), "i32"
+
+
+@ngram_rows.case
+def _(r: np.random.Generator) -> Case:
+    before = np.array([[0, 0], [4, 0], [9, 4], [3, 9], [3, 3], [200000, 3]], np.float64)
+    factors = [[0x7F4A7C15, -1640531527], [3, 0], [668265295, -1028477379]]
+    heads = [[101, 0], [97, 101], [2**31 - 400, 198], [83, 287]]
+    hashes = np.array(factors + heads, np.int32).reshape(-1)
+    return [np.array([3, 8, 2, 2, 199999, 5], np.int32), before, hashes], {"n_rows": 2**31 - 1, "stop": 2}

@@ -48,6 +48,7 @@ class Residual(Enum):
     PLAIN = "plain"
     HYPER = "hyper-connections"  # several streams, mixed with each other at each block (GLM 5.3)
     INDEPENDENT = "independent hyper-connections"  # the same, each apart but for the block (Hunyuan 4)
+    GATED = "gated hyper-connections"  # each apart, with gates of elements, of low rank (Qwen 4)
     ATTENTION = "attention"  # a block's input is attention over the streams of earlier layers (Kimi K3)
 
 
@@ -87,6 +88,7 @@ class Norm:
 
     layer_norm: bool = False  # LayerNorm with optional bias (Ba et al., 2016); else RMSNorm
     weighted: bool = True  # False: norms have no weights (OLMo)
+    final: bool = True  # output_norm
     pre: bool = True  # pre_norm: the input of attention and of the feed-forward block
     post: bool = False  # post_norm: their output, before the residual sum
     post_residual: bool = False  # post-LN: the residual sum instead (BERT)
@@ -225,6 +227,7 @@ class States:
     grouped_heads: bool = False
     # a layer is either a state layer, attention, or a feed-forward block (Nemotron H)
     one_sublayer: bool = False
+    sigmoid_gate: bool = False  # of the output of the gated delta rule; else SiLU
     feed_forward: bool = False  # blocks of a model without attention have it
     negated: bool = False  # KDA's factors of decays are negative, with a lower bound, too
     channel_mix: bool = False  # its input is mixed with that of the token before (RWKV)
@@ -279,6 +282,7 @@ class Architecture:
     dense_embeddings: bool = False
     output_of_embeddings: bool = False  # output.weight is such a dense layer (EmbeddingGemma 2)
     learned_positions: bool = False  # position embeddings are added to token embeddings; no RoPE, no ALiBi
+    ngrams: bool = False  # one layer may add embeddings of hashed n-grams (Qwen 4)
     loops: bool = False  # the layers may run several times, each time with a KV cache of their own (Nanbeige 4.2)
     embedding_skips: bool = False  # each layer adds the token embeddings times a number of its own (Talkie)
     residual: Residual = Residual.PLAIN

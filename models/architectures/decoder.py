@@ -11,12 +11,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
 
-from logitless.graph.ops.elementwise import add, gelu, mul, scaled, sum_to
-from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.elementwise import add, broadcast_to, gelu, mul, scaled, silu, sum_to
+from logitless.graph.ops.gather import get_rows, ngram_rows, token_columns
 from logitless.graph.ops.norm import rms_norm
-from logitless.graph.ops.pointwise import div, sigmoid
+from logitless.graph.ops.pointwise import clamp, div, sigmoid, sign, sqrt
 from logitless.graph.ops.shape import reshape
-from logitless.graph.ops.slicing import concat, take_columns
+from logitless.graph.ops.slicing import concat, set_block, take_block, take_columns
 from logitless.graph.ops.training.loss import softmax
 from logitless.graph.tensor import Tensor, const
 from logitless.models.architectures.attention import AttentionInputs, KeysValues, keys_values, self_attention
@@ -24,8 +24,9 @@ from logitless.models.architectures.feed_forward import feed_forward
 from logitless.models.architectures.linear_attention import OUTPUT, channel_mix, recurrent
 from logitless.models.architectures.mla import mla_attention, mla_keys
 from logitless.models.architectures.rope import Rotary
-from logitless.models.batch import Memory, Rows, rope_positions
+from logitless.models.batch import Memory, RecurrentMemory, Rows, rope_positions
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.hparams.ssm import NGrams
 from logitless.models.weights.weights import Weights
 
 KeysOf = Callable[[AttentionInputs, Hparams, int], KeysValues]
@@ -53,13 +54,15 @@ def forward(
     keys_of, attention = attention_of(h)
     kv_of: dict[int, KeysValues] = {}
     first_values: list[Tensor] = []
-    streams, embedded, n_blocks = streams_of(h, x), x, h.n_layer // h.n_loops
+    streams, embedded, n_blocks = streams_of(h, rotary, x), x, h.n_layer // h.n_loops
     for layer in range(h.n_layer):
         if h.norm_between_loops and layer and layer % n_blocks == 0:
             x = w.norm("output_norm", x, h)
         layer_inputs.append(x)
         b, local = w.block(layer % n_blocks), h.is_local(layer)
-        x = x if streams is None else streams.input_of(b, "attn", layer)
+        if streams is not None:
+            streams.enter(w, b, layer, rows.tokens, memory)
+            x = streams.input_of(b, "attn", layer)
         y = b.norm("attn_norm", x, h)
         recurrent_output, attends = None, h.attends(layer)
         if r := h.recurrent_of(layer):
@@ -123,6 +126,9 @@ class Streams:
     def steer(self, w: Weights, layer: int) -> None:
         """Add the directions of control vectors."""
         self.streams = [w.steered(layer, x) for x in self.streams]
+
+    def enter(self, w: Weights, b: Weights, layer: int, tokens: Tensor, memory: Memory) -> None:
+        """Add what a layer has for the tokens (T,) before its blocks."""
 
     def input_of(self, b: Weights, name: str, layer: int) -> Tensor:
         """Input (T, n_embd) of a block, before its norm."""
@@ -201,8 +207,82 @@ class HyperConnections(Streams):
         self.streams = [add(mul(y, take_columns(self._of_output, to, 1)), x) for to, x in enumerate(mixed)]
 
 
-def streams_of(h: Hparams, x: Tensor) -> Streams | None:
+class GatedConnections(HyperConnections):
+    """Hyper-connections whose block reads the mean of the normed streams, each element with a gate (Qwen 4).
+    `hashes`: of n-grams, if a layer has embeddings of them."""
+
+    def __init__(self, h: Hparams, streams: list[Tensor], hashes: Tensor | None) -> None:
+        super().__init__(h, streams)
+        self._hashes = hashes
+
+    def enter(self, w: Weights, b: Weights, layer: int, tokens: Tensor, memory: Memory) -> None:
+        grams = self.h.ngrams
+        if grams is not None and layer == grams.layer:
+            assert isinstance(memory, RecurrentMemory)
+            assert self._hashes is not None
+            columns = token_columns(tokens, n=grams.n - 1)
+            before = memory.causal_conv(layer, columns, shifts(grams.n), 2)
+            rows = ngram_rows(tokens, before, self._hashes, n_rows=grams.n_rows, stop=grams.stop)
+            embedded = get_rows(w["per_layer_token_embd"], rows)
+            self.streams = with_ngrams(b, self.h, grams, embedded, self.streams, memory)
+
+    def input_of(self, b: Weights, name: str, layer: int) -> Tensor:
+        n, size = len(self.streams), self.h.n_embd
+        name = "output_hc" if name == "output" else f"hc_{name}"
+        normed = [rms_norm(x, b[f"{name}_norm.{i}"], eps=self.h.eps) for i, x in enumerate(self.streams)]
+        whole = concat(*normed)
+        gates = sigmoid(b.linear(f"{name}_up", silu(scaled(b.linear(f"{name}_down", whole), 1 / n))))
+        if name != "output_hc":
+            self._of_output = scaled(sigmoid(scaled(b.linear(f"{name}_inject", whole), 1 / n)), 2.0)
+        gated = (mul(x, take_columns(gates, i * size, size)) for i, x in enumerate(normed))
+        return scaled(reduce(add, gated), 1 / n)
+
+
+def with_ngrams(
+    b: Weights, h: Hparams, grams: NGrams, embedded: Tensor, streams: list[Tensor], memory: RecurrentMemory
+) -> list[Tensor]:
+    """The streams (T, n_embd), each plus the embeddings (T · H, width) of n-grams, times a gate by their likeness,
+    and a convolution of these."""
+    n, size = len(streams), h.n_embd
+    embedded = reshape(embedded, shape=(-1, size))
+    keys, value, gated = b.linear("ple_key", embedded), b.linear("ple_value", embedded), []
+    for i, x in enumerate(streams):
+        key = rms_norm(take_columns(keys, i * size, size), b[f"ple_norm_key.{i}"], eps=h.eps)
+        query = rms_norm(x, b[f"ple_norm_query.{i}"], eps=h.eps)
+        likeness = scaled(sum_to(mul(key, query), shape=(x.shape[0], 1)), size**-0.5)
+        gated.append(mul(value, sigmoid(signed_root(likeness))))
+    normed = concat(*(rms_norm(x, b[f"ple_norm_conv.{i}"], eps=h.eps) for i, x in enumerate(gated)))
+    mixed = silu(memory.causal_conv(grams.layer, normed, dilated(b["ple_conv1d"], grams.n), 1))
+    parts = (take_columns(mixed, i * size, size) for i in range(n))
+    return [add(x, add(own, part)) for x, own, part in zip(streams, gated, parts, strict=True)]
+
+
+def signed_root(x: Tensor) -> Tensor:
+    """The root of |x|, or of 1e-6 where that is less, with the sign of x."""
+    return mul(sign(x), sqrt(clamp(mul(sign(x), x), low=1e-6, high=1e30)))
+
+
+def shifts(n: int) -> Tensor:
+    """Taps (n − 1, 1, n) of a short convolution whose column i is that of i + 1 rows before."""
+    taps, one = broadcast_to(const(0.0), shape=(n - 1, 1, n)), broadcast_to(const(1.0), shape=(1, 1, 1))
+    for i in range(n - 1):
+        taps = set_block(taps, one, start=(i, 0, n - 2 - i))
+    return taps
+
+
+def dilated(taps: Tensor, step: int) -> Tensor:
+    """Taps (C, 1, K) of a convolution `step` rows apart, (C, 1, (K − 1) · step + 1)."""
+    columns, _, n = taps.shape
+    own, apart = mul(taps, const(1.0)), broadcast_to(const(0.0), shape=(columns, 1, (n - 1) * step + 1))
+    for i in range(n):
+        apart = set_block(apart, take_block(own, start=(0, 0, i), shape=(columns, 1, 1)), start=(0, 0, i * step))
+    return apart
+
+
+def streams_of(h: Hparams, rotary: Rotary, x: Tensor) -> Streams | None:
     """The residual's streams, which begin as the embeddings x (T, n_embd); None: there is one."""
+    if h.hyper_rank:
+        return GatedConnections(h, [x] * h.n_hyper, rotary.hashes)
     if h.n_hyper:
         return HyperConnections(h, [x] * h.n_hyper)
     return ResidualAttention(h, [x]) if h.residual_period else None

@@ -69,7 +69,7 @@ def delta_net(b: Weights, h: Hparams, r: RecurrentParams, layer: int, x: Tensor,
         layer, q, k, v, decay, learned, LinearAttentionParams(r.size**-0.5, True, h.architecture.states.grouped_heads)
     )
     gate = reshape(b.linear("attn_gate", x), shape=y.shape)
-    y = mul(rms_norm(y, b["ssm_norm"], eps=h.eps), silu(gate))
+    y = mul(rms_norm(y, b["ssm_norm"], eps=h.eps), (sigmoid if h.architecture.states.sigmoid_gate else silu)(gate))
     return reshape(y, shape=(-1, r.n_heads * r.size))
 
 

@@ -24,7 +24,7 @@ from logitless.models.weights.weights import vector
 @dataclass(frozen=True)
 class Rotary:
     """RoPE frequencies (rope_dim/2,) of full-attention layers, and of sliding-window layers
-    where they differ; biases of scores by distance."""
+    where they differ; biases of scores by distance; hashes of tokens."""
 
     frequency: Tensor
     magnitude: float
@@ -32,6 +32,7 @@ class Rotary:
     temperature: Tensor | None = None  # (positions, 1): attention-temperature scale of queries
     component: Tensor | None = None  # (rope_dim/2,) i32: M-RoPE's component of a position for each pair
     bias: tuple[Tensor, ...] = ()  # models/architectures/position_bias.py
+    hashes: Tensor | None = None  # of n-grams (graph/ops/gather.py, ngram_rows)
 
     def angles(self, pos: Tensor) -> tuple[Tensor, Tensor]:
         """Cos and sin (T, 2, rope_dim/2) of full-attention layers, and of sliding-window layers.
@@ -82,15 +83,17 @@ def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int, pref
         steps = (np.arange(n_ctx) + t.offset) // t.length
         scales = 1 + t.scale * np.log(steps + 1)
         temperature = define("attention.temperature", scales.astype(np.float32)[:, None])
-    component = None
-    if h.mrope:
-        components = np.array(h.mrope, np.int32).view(np.uint8)
-        name = prefix + "rope.component"
-        component = session.define(name, (len(h.mrope),), "i32", lambda: components, constant=True)
+
+    def define_integers(name: str, values: npt.NDArray[np.int32]) -> Tensor:
+        raw = values.view(np.uint8).reshape(-1)
+        return session.define(prefix + name, values.shape, "i32", lambda: raw, constant=True)
+
+    component = define_integers("rope.component", np.array(h.mrope, np.int32)) if h.mrope else None
+    hashes = define_integers("ngrams.hashes", h.ngrams.hashes) if h.ngrams else None
     if not frequency.size:  # no layer rotates
         frequency = np.zeros(1, np.float32)
     bias = define_bias(session, gguf, h, n_ctx)
-    return Rotary(define("rope.frequency", frequency), magnitude, local, temperature, component, bias)
+    return Rotary(define("rope.frequency", frequency), magnitude, local, temperature, component, bias, hashes)
 
 
 def frequencies(

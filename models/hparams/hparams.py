@@ -24,7 +24,7 @@ from logitless.models.hparams.layer_sizes import LayerSizes, read_layer_sizes, r
 from logitless.models.hparams.mla import MLAParams, read_mla
 from logitless.models.hparams.moe import Experts, read_experts
 from logitless.models.hparams.rope_scaling import RopeScaling, RopeScalingType
-from logitless.models.hparams.ssm import RecurrentParams, read_recurrent
+from logitless.models.hparams.ssm import NGrams, RecurrentParams, read_ngrams, read_recurrent
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
 MAX_STREAMS = 64
@@ -59,6 +59,7 @@ class Hparams:
     residual_period: int = 0  # attention over residuals: each so many layers the stream is set aside; 0: never
     n_hyper: int = 0  # hyper-connections: streams of the residual, rounds of Sinkhorn's algorithm, its epsilon
     hyper_iterations: int = 0
+    hyper_rank: int = 0  # of gates (Qwen 4); 0: streams have weights instead
     hyper_eps: float = 0.0
     hyper_magnitude: float = 2.0  # the most of a block's output that a stream takes
     rope_base_local: float = 0.0  # RoPE base of sliding-window layers, unscaled; 0: as the others
@@ -80,6 +81,7 @@ class Hparams:
     n_shared: int = 0  # number of last layers without their own KV cache
     n_embd_per_layer: int = 0  # width of per-layer embeddings (PLE); 0: none
     n_streams: int = 1  # AltUp streams
+    ngrams: NGrams | None = None  # embeddings of hashed n-grams
     n_loops: int = 1  # how often the file's blocks run, each time as layers of their own
     norm_between_loops: bool = False
     sparsity: tuple[float | None, ...] = ()  # Gaussian top-k of FFN gates, in deviations, by layer
@@ -232,6 +234,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         rope_base *= keys.factor("rope.scaling.alpha") ** (most.head_dim / (most.head_dim - 2))
     scaling = _rope_scaling(keys, n_ctx_train)
     alibi = _alibi(keys, n_layer)
+    ngrams = read_ngrams(keys, n_layer, n_embd) if architecture.ngrams else None
     h = Hparams(
         arch=arch,
         n_ctx_train=min(n_ctx_train, _indexed(keys)) if architecture.attention.sparse else n_ctx_train,
@@ -284,7 +287,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         parallel=architecture.norm.parallel_attention
         or (architecture.ffn.may_be_parallel and keys.flag("use_parallel_residual")),
         interleaved=architecture.rope.interleaved and not _of_several_positions(keys),
-        recurrent=read_recurrent(keys, n_layer, n_embd, n_mtp),
+        recurrent=read_recurrent(keys, n_layer, n_embd, n_mtp, ngrams),
+        ngrams=ngrams,
         mrope=_mrope(keys, most.rope_dim // 2, interleaved=architecture.rope.interleaved_sections),
         alibi=alibi,
         n_buckets=_n_buckets(keys),
@@ -334,7 +338,8 @@ def _with_scales(h: Hparams, keys: Keys) -> Hparams:
 
 def _indexed(keys: Keys) -> int:
     """Number of positions that a token attends to at most."""
-    if keys.arch == "hy_v4" and not keys.count_or_none("attention.indexer.top_k"):  # a file without an indexer
+    with_indexer = {"hy_v4": "indexer.top_k", "qwen4exp": "compress_ratios"}.get(keys.arch)
+    if with_indexer and not np.any(keys.get(f"attention.{with_indexer}", 0)):  # a file without an indexer
         return keys.count("context_length")
     return keys.count("attention.indexer.top_k") * keys.count("attention.indexer.block_size", 1)
 
@@ -393,13 +398,15 @@ def _activation(keys: Keys) -> Activation:
 
 def _hyper(keys: Keys) -> dict[str, Any]:
     kind = TRAITS[keys.arch].residual
-    if kind not in (Residual.HYPER, Residual.INDEPENDENT):
+    if kind not in (Residual.HYPER, Residual.INDEPENDENT, Residual.GATED):
         return {}
     n, apart = keys.count("hyper_connection.count"), kind is Residual.INDEPENDENT
-    iterations = 0 if apart else keys.count("hyper_connection.sinkhorn_iterations")
+    iterations = keys.count("hyper_connection.sinkhorn_iterations") if kind is Residual.HYPER else 0
     for key, value in (("count", n), ("sinkhorn_iterations", iterations)):
         if value > MAX_STREAMS:
             raise keys.error(f"hyper_connection.{key}", f"is {value}; at most {MAX_STREAMS} are supported")
+    if kind is Residual.GATED:
+        return {"n_hyper": n, "hyper_rank": keys.count("hyper_connection.low_rank")}
     eps = keys.at_least_0("hyper_connection.epsilon")
     magnitude = keys.positive("hyper_connection.magnitude", 0.0) if apart else 2.0
     return {"n_hyper": n, "hyper_iterations": iterations, "hyper_eps": eps, "hyper_magnitude": magnitude}

@@ -1,4 +1,4 @@
-"""Sizes of recurrent layers (SSM, gated delta rule, short convolution), from GGUF keys."""
+"""Sizes of recurrent layers (SSM, gated delta rule, short convolution, n-grams), from GGUF keys."""
 
 from __future__ import annotations
 
@@ -7,12 +7,46 @@ import operator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from logitless.models.architectures.architecture import StateKind
 from logitless.models.architectures.registry import TRAITS
 from logitless.models.hparams.keys import Keys
 
 CHANNELS = 32  # of Mamba's that are a head here
+
+
+@dataclass(frozen=True, slots=True)
+class NGrams:
+    """Embeddings (n_rows, width) that a layer adds: a row for each of the hashes of 2 to N tokens, of head h
+    `sizes[h]` rows from `offsets[h]` on; a convolution of `n_taps` follows, whose taps are N tokens apart."""
+
+    layer: int
+    width: int
+    n_taps: int
+    stop: int  # id of the token behind which no n-gram reaches
+    multipliers: tuple[int, ...]  # of the N tokens, 64 bits
+    sizes: tuple[int, ...]
+    offsets: tuple[int, ...]
+
+    @property
+    def n(self) -> int:
+        return len(self.multipliers)
+
+    @property
+    def n_rows(self) -> int:
+        return max(map(sum, zip(self.sizes, self.offsets, strict=True)))
+
+    @property
+    def hashes(self) -> npt.NDArray[np.int32]:
+        """Multipliers and heads as graph/ops/gather.py, ngram_rows, takes them."""
+        factors = np.array(self.multipliers, np.uint64).view(np.int32)
+        return np.concatenate([factors, np.array([self.sizes, self.offsets], np.int32).T.reshape(-1)])
+
+    @property
+    def conv_shapes(self) -> tuple[tuple[int, int], ...]:
+        """Shape of the tokens before, as a convolution keeps them."""
+        return ((self.n - 1, self.n - 1),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +68,15 @@ class RecurrentParams:
     normed: bool = False
     lower_bound: float = 0.0  # of KDA's logarithmic decays; 0: none
     n_convs: int = 1  # convolutions of a layer, each with a state: RWKV mixes tokens before both blocks
+    # layer whose state has further convolutions, of these shapes (embeddings of n-grams)
+    more_convs: tuple[int, tuple[tuple[int, int], ...]] = (-1, ())
     n_channels: int = 0  # width of RWKV's channel mix
     rescale_period: int = 0  # the residual stream is halved behind every n-th layer; 0: it is not
 
-    @property
-    def conv_shape(self) -> tuple[int, int]:
-        """Shape of a sequence's convolution state: the last rows."""
-        return self.n_taps - 1, self.n_columns
+    def conv_shapes(self, layer: int) -> list[tuple[int, int]]:
+        """Shapes of a sequence's convolution states: the last rows of each."""
+        more = self.more_convs[1] if layer == self.more_convs[0] else ()
+        return [(self.n_taps - 1, self.n_columns)] * self.n_convs + [*more]
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
@@ -49,15 +85,24 @@ class RecurrentParams:
     @property
     def nbytes(self) -> int:
         """Bytes of a sequence's state in all layers."""
-        return 4 * sum(self.layers) * (self.n_convs * math.prod(self.conv_shape) + math.prod(self.state_shape))
+        layers = [i for i, keeps in enumerate(self.layers) if keeps]
+        convs = sum(math.prod(shape) for i in layers for shape in self.conv_shapes(i))
+        return 4 * (convs + len(layers) * math.prod(self.state_shape))
 
 
-def read_recurrent(keys: Keys, n_layer: int, n_embd: int, n_mtp: int = 0) -> RecurrentParams | None:
+def read_recurrent(
+    keys: Keys, n_layer: int, n_embd: int, n_mtp: int = 0, ngrams: NGrams | None = None
+) -> RecurrentParams | None:
     """Recurrent sizes; None for a model without such layers. ModelFileError names the key at fault."""
     kind = TRAITS[keys.arch].states.kind
     sizes = _read(keys, n_layer, n_embd, kind) if kind else None
     if sizes is None:
         return None
+    if ngrams is not None:
+        if not sizes.layers[ngrams.layer]:
+            raise keys.error("ple.layers", f"has layer {ngrams.layer}, which has no recurrent state")
+        rows = (ngrams.n_taps - 1) * ngrams.n, n_embd * keys.count("hyper_connection.count")
+        sizes = replace(sizes, more_convs=(ngrams.layer, (rows, *ngrams.conv_shapes)))
     return replace(sizes, layers=sizes.layers + (False,) * n_mtp, attention=sizes.attention + (True,) * n_mtp)
 
 
@@ -209,3 +254,35 @@ def _but_every(keys: Keys, n_layer: int) -> tuple[bool, ...]:
     if all(layers):
         raise keys.error(key, f"leaves none of {n_layer} layers that attends, which is not supported")
     return layers
+
+
+def read_ngrams(keys: Keys, n_layer: int, n_embd: int) -> NGrams | None:
+    """None: no layer adds such embeddings. ModelFileError names the key at fault."""
+    if "ple.layers" not in keys:
+        return None
+    (layer, *others) = _numbers(keys, "ple.layers", 1)
+    if others or layer >= n_layer:
+        raise keys.error("ple.layers", f"are {1 + len(others)}, the first {layer}; supported is one of {n_layer}")
+    n, per_gram = keys.count("ple.ngram_size"), keys.count("ple.heads_per_ngram")
+    n_taps, width = keys.count("ple.conv_kernel"), keys.count("embedding_length_per_layer_input")
+    if not 2 <= n <= 8:
+        raise keys.error("ple.ngram_size", f"is {n}; supported are 2 to 8")
+    if not 2 <= n_taps <= 8:
+        raise keys.error("ple.conv_kernel", f"is {n_taps}; supported are 2 to 8")
+    n_heads = (n - 1) * per_gram
+    if n_heads * width != n_embd:
+        raise keys.error("embedding_length_per_layer_input", f"is {width}: {n_heads} of them are not {n_embd}")
+    sizes, offsets = (_numbers(keys, f"ple.head_{name}", n_heads) for name in ("vocab_sizes", "offsets"))
+    if not all(size and size + offset < 1 << 31 for size, offset in zip(sizes, offsets, strict=True)):
+        raise keys.error("ple.head_vocab_sizes", "has a number that is not a possible size")
+    multipliers = _numbers(keys, "ple.layer_multipliers", n)
+    stop = keys.count_or_none("ple.eos_token_id", None)
+    return NGrams(layer, width, n_taps, stop, multipliers, sizes, offsets)
+
+
+def _numbers(keys: Keys, key: str, n: int) -> tuple[int, ...]:
+    """The first n whole numbers of an array; of `ple.layers` all."""
+    value = keys.get(key)
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "iu" or len(value) < n or (value < 0).any():
+        raise keys.error(key, f"has not {n} whole numbers of at least 0")
+    return tuple(int(number) for number in (value if key == "ple.layers" else value[:n]))

@@ -93,7 +93,7 @@ def _tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[st
         yield from _one("position_embd.weight", h.n_ctx_train, h.n_embd)
     if h.architecture.norm.embedding and h.architecture.norm.weighted:
         yield from _norm("token_embd_norm", h)
-    if h.architecture.norm.weighted:
+    if h.architecture.norm.weighted and h.architecture.norm.final:
         yield from _norm("output_norm", h, h.architecture.norm.output_name)
     if h.architecture.output_of_embeddings:
         yield "dense_2.weight", TensorSlice("output.weight", (_rows(present, "output"), h.n_embd))
@@ -114,8 +114,13 @@ def _tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[st
     for i in range(n):
         part = TensorSlice("altup_unembd_proj.weight", (h.n_embd, h.n_embd), i * h.n_embd, stacked=True)
         yield f"altup_unembd_proj.{i}.weight", part
-    if h.n_hyper and not h.hyper_iterations:
+    if h.hyper_rank:
+        yield from _gated_tensors(h, "output_hc")
+    elif h.n_hyper and not h.hyper_iterations:
         yield from _hyper_tensors(h, "output_hc", (h.n_hyper,))
+    if h.ngrams:
+        rows = max(_rows(present, "per_layer_token_embd"), h.ngrams.n_rows)
+        yield from _one("per_layer_token_embd.weight", rows, h.ngrams.width)
     if h.residual_period:
         yield from _one("output_res_score.weight", h.n_embd)
     for i in range(h.n_layer // h.n_loops):
@@ -165,7 +170,18 @@ def layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iter
         yield from _feed_forward_tensors(h, i, present)
     n = h.n_hyper if i < h.n_layer else 0
     for name in ("attn", "ffn") if n else ():
+        if h.hyper_rank:
+            yield from _gated_tensors(h, f"{b}hc_{name}")
+            yield from _one(f"{b}hc_{name}_inject.weight", n, n * h.n_embd)
+            continue
         yield from _hyper_tensors(h, f"{b}hc_{name}", (n, n, n * n) if h.hyper_iterations else (n, n))
+    if h.ngrams and i == h.ngrams.layer:
+        yield from _one(b + "ple_key.weight", n * h.n_embd, h.n_embd)
+        yield from _one(b + "ple_value.weight", h.n_embd, h.n_embd)
+        for name in ("key", "query", "conv"):
+            yield from _norms_of_streams(h, f"{b}ple_norm_{name}")
+        conv = f"{b}ple_conv1d.weight"
+        yield conv, TensorSlice(conv, (n * h.n_embd, h.ngrams.n_taps), as_f32=True)
     if h.residual_period:
         for name in ("attn", "ffn")[i == 0 :]:  # nothing is set aside before the first
             yield from _one(f"{b}{name}_res_score.weight", h.n_embd)
@@ -187,6 +203,18 @@ def _hyper_tensors(h: Hparams, name: str, widths: tuple[int, ...]) -> Iterator[t
     for i, width in enumerate(widths):
         for of, shape, start in (("scale", 1, i), ("base", width, i * h.n_hyper)):
             yield f"{name}_{of}.{i}.weight", TensorSlice(f"{name}_{of}.weight", (shape,), start)
+
+
+def _gated_tensors(h: Hparams, name: str) -> Iterator[tuple[str, TensorSlice]]:
+    """Tensors of hyper-connections whose streams have gates of low rank."""
+    yield from _norms_of_streams(h, f"{name}_norm")
+    yield from _one(f"{name}_down.weight", h.hyper_rank, h.n_hyper * h.n_embd)
+    yield from _one(f"{name}_up.weight", h.n_hyper * h.n_embd, h.hyper_rank)
+
+
+def _norms_of_streams(h: Hparams, name: str) -> Iterator[tuple[str, TensorSlice]]:
+    for i in range(h.n_hyper):
+        yield f"{name}.{i}.weight", TensorSlice(f"{name}.weight", (h.n_embd,), i * h.n_embd)
 
 
 def _one(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, TensorSlice]]:

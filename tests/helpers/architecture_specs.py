@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tests.helpers.mla_specs import DENSE_FIRST, GROUPS, LATENT
 from tests.helpers.random_blocks import RANDOM_TYPES
 from tests.helpers.reference_linear_attention import DELTA, OF_MAMBA
@@ -656,6 +658,25 @@ MAPPED = {  # llama.cpp is the only reference of these
             | {"expert_gating_func": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True}
             | {"kda.gate_lower_bound": -5.0, "attention.q_lora_rank": 24, "swiglu_clamp_exp": [0.0, 0.3, 0.2]},
             traits=("head gates", "attn_gate", "balanced"),
+        ),
+        "qwen4exp": Spec(
+            "qwen4exp",
+            n_layer=4,
+            head_dim=32,
+            n_ff=32,
+            n_expert=6,
+            n_expert_used=2,
+            keys=DELTA
+            | QWEN35_ROPE
+            | {"expert_shared_feed_forward_length": 64, "hyper_connection.count": 4, "hyper_connection.low_rank": 16}
+            | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 32, "attention.indexer.top_k": 256}
+            | {"attention.compress_ratios": [0, 4, 0, 4], "expert_feed_forward_length": 32}
+            | {"ple.layers": np.array([2], np.uint32), "ple.ngram_size": 3, "ple.heads_per_ngram": 2}
+            | {"ple.conv_kernel": 4, "ple.eos_token_id": 2, "embedding_length_per_layer_input": 16}
+            | {"ple.layer_multipliers": np.array([0x9E3779B97F4A7C15, 3, 0xC2B2AE3D27D4EB4F], np.uint64)}
+            | {"ple.head_offsets": np.array([0, 101, 198, 287], np.uint64)}
+            | {"ple.head_vocab_sizes": np.array([101, 97, 89, 83], np.uint64)},
+            traits=("ffn_gate_inp_shexp", "blocks"),
         ),
         "rwkv6": Spec("rwkv6", n_layer=3, untied=True, biases=OF_RWKV, keys=RWKV6 | {"rescale_every_n_layers": 2}),
         "rwkv7": Spec("rwkv7", n_embd=128, n_layer=3, untied=True, biases=OF_RWKV, keys=RWKV7, traits=("time_mix_v0",)),

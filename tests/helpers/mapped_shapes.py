@@ -85,7 +85,7 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             if pool := keys.get("attention.indexer.kpool"):
                 out[f"blk.{i}.indexer_compressor_gate"] = (size, h.n_embd)
                 out[f"blk.{i}.indexer_compressor_ape"] = (pool, size)
-        if "blocks" in s.traits and h.experts_of(i):
+        if "blocks" in s.traits and (h.attends(i) if h.recurrent else h.experts_of(i)):
             n, size = keys["attention.indexer.head_count"], keys["attention.indexer.key_length"]
             of_indexer = {
                 "k_norm": (size,),

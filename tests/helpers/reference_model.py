@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from gguf import GGUFWriter, quants
-from gguf.constants import GGMLQuantizationType
+from gguf.constants import GGMLQuantizationType, GGUFValueType
 
 from logitless.graph.dtype import dequantize
 from logitless.models.quantization.quantize import DTYPES, quantize
@@ -256,7 +256,10 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
     for name, value in file_keys(s).items():
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, list: writer.add_array}
         add[bool] = writer.add_bool
-        if value is not None:
+        if isinstance(value, np.ndarray):
+            kind = GGUFValueType.UINT64 if value.dtype == np.uint64 else GGUFValueType.UINT32
+            writer.add_key_value(f"{s.arch}.{name}", value.tolist(), GGUFValueType.ARRAY, kind)
+        elif value is not None:
             add[type(value)](name if name.startswith(("xielu.", "tokenizer.")) else f"{s.arch}.{name}", value)
     if s.vocabulary:
         add_vocabulary(writer, s.n_vocab)

@@ -240,3 +240,14 @@ def _(t: Tensor, at: At) -> list[Task]:
         args = (at(table), at(ids), at(t), k, LAYOUTS[table.dtype].group_nbytes(k))
         return [Task(f"get_rows:{table.dtype}", args, t.shape[0], 1)]
     return [Task("get_rows:rows", (at(table), at(ids), at(t), k, 0), t.shape[0], rows_of(t)[2])]
+
+
+@lower("token_columns")
+def _(t: Tensor, at: At) -> list[Task]:
+    return [Task("token_columns", (at(t.src[0]), at(t), t.attrs["n"]), t.shape[0], 4096)]
+
+
+@lower("ngram_rows")
+def _(t: Tensor, at: At) -> list[Task]:
+    n, n_before = t.src[1].shape
+    return [Task("ngram_rows", (*map(at, t.src), at(t), n_before, t.shape[0] // n, t.attrs["stop"]), n, 256)]

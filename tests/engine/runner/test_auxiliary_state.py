@@ -23,7 +23,7 @@ from tests.helpers.reference_model import write
 from tests.models.architectures.test_gemma3n import GEMMA3N, SMALL
 
 STATES = ["qwen35", "qwen35 with a state last", "lfm2", "lfm2moe"]
-STATES += ["granitehybrid", "nemotron_h", "falcon-h1", "mamba2", "rwkv6", "rwkv7", "kimi-k3", "glm5-next"]
+STATES += ["granitehybrid", "nemotron_h", "falcon-h1", "mamba2", "rwkv6", "rwkv7", "kimi-k3", "glm5-next", "qwen4exp"]
 WINDOWS = {
     "gpt-oss": replace(PLAIN["gpt-oss"], keys={"attention.sliding_window": 20}),
     "llama4": replace(PLAIN["llama4"], keys=PLAIN["llama4"].keys | {"attention.chunk_size": 20}),
