@@ -397,6 +397,7 @@ FAMILIES = {  # name → (architecture, settings beside SMALL)
     "cohere": ("Cohere", {"tie_word_embeddings": True}),
     "olmo": ("Olmo", {}),
     "nemotron": ("Nemotron", {"partial_rotary_factor": 0.5}),
+    "apertus": ("Apertus", {"rope_parameters": LLAMA3}),
     "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}}),
 }
 
@@ -428,6 +429,18 @@ ENCODERS = {  # name → (class, settings beside ENCODER)
     "nomic": ("NomicBertModel", {}),
     "modern": ("ModernBertModel", MODERN),
     "modern-rank": ("ModernBertForSequenceClassification", MODERN),
+    "jina3": ("JinaEmbeddingsV3Model", {"pad_token_id": 1}),
+    "gemma": (
+        "Gemma3TextModel",
+        {
+            "num_hidden_layers": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "use_bidirectional_attention": True,
+            "sliding_window": 8,
+        },
+    ),
 }
 
 

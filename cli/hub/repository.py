@@ -22,7 +22,7 @@ _BLOCK = re.compile(r"(?:.*/)?(mtp|eagle3|dflash|dspark)-[^/]*\.gguf", re.IGNORE
 _PROJECTOR = re.compile(r".*mmproj.*\.gguf", re.IGNORECASE)
 _OF_FOLDER = re.compile(
     r"(generation_config|tokenizer|tokenizer_config|added_tokens|chat_template|(?:pre)?processor_config)\.json"
-    r"|tokenizer\.model|chat_template\.jinja|model\.safetensors\.index\.json|[1-9]_\w+/config\.json"
+    r"|tokenizer\.model|chat_template\.jinja|model\.safetensors\.index\.json|[1-9]_\w+/(?:config\.json|model\.safetensors)"
 )
 _FOLDER = re.compile(r"models--([\w.-]+?)--([\w.-]+)", re.ASCII)
 
@@ -64,7 +64,7 @@ def choose_folder(names: Iterable[str]) -> list[str]:
     """The files of a repository whose model is config.json and safetensors: small ones first; [] where it has GGUF
     files, or no such model."""
     top = sorted(n for n in names if "/" not in n or _OF_FOLDER.fullmatch(n))
-    weights = [n for n in top if n.endswith(".safetensors") and not n.startswith(("adapter_", "consolidated"))]
+    weights = [n for n in top if re.fullmatch(r"(?!adapter_|consolidated)[^/]*\.safetensors", n)]
     whole = [n for n in weights if n == "model.safetensors"] or weights
     if "config.json" not in top or not whole or any(True for _ in _models(names)):
         return []

@@ -5,6 +5,7 @@ keys of all models lack, and what differs in the tensors."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from statistics import NormalDist
@@ -32,12 +33,15 @@ from logitless.models.huggingface.moves import (
     TRANSPOSED,
     VECTOR,
     Move,
+    Shape,
     half,
+    reshaped,
     then,
     tiled,
     times,
 )
 
+log = logging.getLogger(__name__)
 Keys = Iterator[tuple[str, Key]]
 Rules = tuple[tuple[str, Move], ...]  # (end of a tensor's name in GGUF, its move)
 # (end of a name of Hugging Face, tensors that are made of it), before the map of names
@@ -55,6 +59,8 @@ class Family:
     moves: Rules = ()
     splits: Splits = ()
     unused: str = ""  # a pattern of names whose tensors are not of the network here
+    required: tuple[str, ...] = ()  # tensors that GGUF's architecture may lack, and this one may not
+    numbers: tuple[tuple[str, str], ...] = ()  # (end of a name, key) of one number of each layer
 
 
 def numbers(values: list[int] | list[float] | list[bool], item: ValueType) -> Key:
@@ -469,6 +475,39 @@ def _encoder(c: Config) -> Keys:
     yield "tokenizer.ggml.token_type_count", u32(c.count("type_vocab_size", default=1))
 
 
+def _gemma_embedding(c: Config) -> Keys:
+    yield from _gemma3(c)
+    if not c.flag("use_bidirectional_attention"):
+        raise c.error("use_bidirectional_attention", "is not true, as it is of the supported model EmbeddingGemma")
+
+
+def _nomic(c: Config) -> Keys:
+    yield from _encoder(c)
+    if "max_trained_positions" in c:
+        yield "context_length", u32(min(c.count("n_positions"), c.count("max_trained_positions")))
+
+
+def _nomic_moe(c: Config) -> Keys:
+    yield from _nomic(c)
+    if c.get("activation_function", default="gelu") != "gelu":
+        raise c.error("activation_function", "is not gelu, the supported one")
+    yield "context_length", u32(512)  # as it was trained; positions may be more
+    yield "moe_every_n_layers", u32(c.count("moe_every_n_layers"))
+    yield "expert_used_count", u32(c.count("moe_top_k"))
+
+
+def _of_experts(shape: Shape, c: Config) -> Shape:
+    n = max(1, c.count("num_experts"))
+    return n, shape[0] // n, shape[1]
+
+
+def _jina3(c: Config) -> Keys:
+    yield from _encoder(c)
+    if names := [str(name) for name in c.items("lora_adaptations")]:
+        log.warning("%s: vectors are the base model's: its adapters are not read (%s)", c.path, ", ".join(names))
+        yield "context_length", u32(max(0, c.count("max_position_embeddings") - _behind_padding(c)))
+
+
 def _behind_padding(c: Config) -> int:
     """RoBERTa's first position."""
     return c.count("pad_token_id", default=1) + 1
@@ -550,9 +589,11 @@ _GRANITE_DENSE: Splits = (
 )
 _CUT = Move(lambda array, c: array[_behind_padding(c) :], lambda shape, c: (shape[0] - _behind_padding(c), *shape[1:]))
 _UNUSED_HEADS = r"position_ids$|(^|\.)pooler\.|^(cls|lm_head|decoder|head)\."
+_EXPERTS = reshaped(_of_experts)
 _BERT = Family("bert", _encoder, unused=_UNUSED_HEADS)
 _ROBERTA = Family("bert", _roberta, (("position_embd.weight", _CUT),), unused=_UNUSED_HEADS)
 _CLASSIFIER: Splits = ((r"^classifier\.(weight|bias)$", ((r"cls.output.\1", None),)),)
+_OUTPUT = ("cls.output.weight", "cls.output.bias")
 _NEMOTRON_H: Splits = ((r"mixer\.experts\.(up|down)_proj\.weight$", ((r"ffn_\1_exps.weight", None),)),)
 _LFM2_MOE: Splits = (
     *(
@@ -671,17 +712,44 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), Family("gemma4", _gemma4, splits=_GEMMA4)),
     **dict.fromkeys(("BertModel", "BertForMaskedLM", "BertForPreTraining"), _BERT),
     "BertForSequenceClassification": replace(
-        _BERT, splits=(*_CLASSIFIER, (r"pooler\.dense\.(weight|bias)$", ((r"cls.\1", None),))), unused="position_ids$"
+        _BERT,
+        splits=(*_CLASSIFIER, (r"pooler\.dense\.(weight|bias)$", ((r"cls.\1", None),))),
+        unused="position_ids$",
+        required=("cls.weight", *_OUTPUT),
     ),
     **dict.fromkeys(
         (f"{kind}{end}" for kind in ("Roberta", "XLMRoberta") for end in ("Model", "ForMaskedLM")), _ROBERTA
     ),
-    **dict.fromkeys((f"{kind}ForSequenceClassification" for kind in ("Roberta", "XLMRoberta")), _ROBERTA),
-    "NomicBertModel": Family("nomic-bert", _encoder, unused=_UNUSED_HEADS),
+    **dict.fromkeys(
+        (f"{kind}ForSequenceClassification" for kind in ("Roberta", "XLMRoberta")),
+        replace(_ROBERTA, required=("cls.weight", *_OUTPUT)),
+    ),
+    "NomicBertModel": Family("nomic-bert", _nomic, unused=_UNUSED_HEADS),
+    "NomicBertModel of experts": Family(
+        "nomic-bert-moe",
+        _nomic_moe,
+        splits=(
+            (r"mlp\.experts\.mlp\.w1$", (("ffn_up_exps.weight", _EXPERTS),)),
+            (r"mlp\.experts\.mlp\.w2$", (("ffn_down_exps.weight", then(_EXPERTS, TRANSPOSED)),)),
+        ),
+        unused=rf"{_UNUSED_HEADS}|mlp\.experts\.bias$",
+    ),
+    **dict.fromkeys(
+        ("JinaEmbeddingsV3Model", "XLMRobertaModel of adapters"),
+        Family("jina-bert-v3", _jina3, unused=rf"{_UNUSED_HEADS}|\.lora_[AB]$"),
+    ),
+    "Gemma3TextModel": Family("gemma-embedding", _gemma_embedding, _GEMMA),
+    "ApertusForCausalLM": Family(
+        "apertus",
+        unused=r"act_fn\.",
+        numbers=tuple((f"act_fn.{name}", f"xielu.{name}") for name in ("alpha_n", "alpha_p", "beta", "eps")),
+    ),
     **dict.fromkeys(
         ("ModernBertModel", "ModernBertForMaskedLM"), Family("modern-bert", _modern_bert, unused=_UNUSED_HEADS)
     ),
-    "ModernBertForSequenceClassification": Family("modern-bert", _modern_bert, splits=_CLASSIFIER),
+    "ModernBertForSequenceClassification": Family(
+        "modern-bert", _modern_bert, splits=_CLASSIFIER, required=("cls.weight", "cls.norm.weight", *_OUTPUT)
+    ),
     "Ernie4_5_MoeForCausalLM": Family("ernie4_5-moe", _ernie_moe, (("exp_probs_b.bias", VECTOR),)),
     "HunYuanMoEV1ForCausalLM": Family("hunyuan-moe", _hunyuan_moe),
     "MiniMaxM2ForCausalLM": Family("minimax-m2", _minimax_m2),

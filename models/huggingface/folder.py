@@ -15,22 +15,26 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from logitless.models.architectures.registry import ARCHITECTURES
 from logitless.models.errors import ModelFileError, shown, unsupported
 from logitless.models.gguf.metadata import Metadata
 from logitless.models.gguf.parse import Part, TensorInfo
 from logitless.models.gguf.types import FILE_TYPES, TENSOR_TYPES, ValueType
 from logitless.models.gguf.write import Key, f32, text, u32
 from logitless.models.huggingface.checkpoint import (
+    FLOATS,
     Checkpoint,
     Weight,
     as_f32,
     of_f32,
     open_checkpoint,
+    plain,
 )
 from logitless.models.huggingface.config import Config, read_json, repository_name
 from logitless.models.huggingface.families import FAMILIES, Family, common_keys, gemma4_far, has_experts
 from logitless.models.huggingface.moves import Move
 from logitless.models.huggingface.quantized import weights_of
+from logitless.models.huggingface.safetensors import read_safetensors
 from logitless.models.huggingface.tokens.vocabulary import vocabulary_keys
 from logitless.models.huggingface.visions import OF_IMAGES, WHOLE, vision_of
 
@@ -39,10 +43,15 @@ _EXPERT = re.compile(r"(.+\.experts|.*altup_(?:unembed_)?projections)\.(\d+)\.(.
 _LAYER = re.compile(r"\.(?:layers?|h|blocks)\.(\d+)\.")
 _ENCODERS = re.compile(r"^(bert|roberta|nomic_bert|model)\.")
 _POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # of sentence-transformers; numbers are GGUF's
+_DENSE = {"2_Dense": "dense_2", "3_Dense": "dense_3"}  # modules of sentence-transformers that GGUF names
 _PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")
 _OTHER_PARTS = re.compile(rf"(?:^|\.)({'|'.join(OF_IMAGES)}|audio_tower|embed_audio|mtp)(?:\.|$)")
 _BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
-_RENAMED = ((".dt_bias", ".dt_proj.bias"), (".e_score_correction_bias", ".e_score_correction.bias"))
+_RENAMED = (
+    (".parametrizations.weight.original", ".weight"),
+    (".dt_bias", ".dt_proj.bias"),
+    (".e_score_correction_bias", ".e_score_correction.bias"),
+)
 _SMALL = re.compile(r"_norm\.|ffn_gate_inp\.|conv1d\.|shortconv\.conv\.|ssm_[ad]$|token_types\.|position_embd\.|rope_")
 _SAMPLING = (
     ("temperature", "temp"),
@@ -68,7 +77,11 @@ def read_folder(folder: Path) -> list[Part]:
     checkpoint = open_checkpoint(folder)
     try:
         tensors = dict(sorted(_tensors(config, family, checkpoint), key=lambda item: _place(item[0])))
-        keys = _keys(config, family, tensors)
+        keys = _keys(config, family, tensors) | _numbers(config, family, checkpoint)
+        for name in family.required:
+            if name not in tensors:
+                raise ModelFileError(folder, f"no safetensors file has the classifier's tensor {name}")
+        tensors |= dict(_dense_layers(config, family, checkpoint, keys))
     except BaseException:
         checkpoint.close()
         raise
@@ -90,8 +103,8 @@ def family_of(config: Config) -> Family:
                 raise ModelFileError(config.path, unsupported(f"text model of {name}", kind, FAMILIES))
             name = by_kind[kind]
         if name in FAMILIES:
-            other = FAMILIES.get(f"{name} of experts")
-            return other if other is not None and has_experts(config) else FAMILIES[name]
+            kind = "adapters" if "lora_adaptations" in config else "experts" if has_experts(config) else ""
+            return FAMILIES.get(f"{name} of {kind}", FAMILIES[name])
     if not names:
         raise config.error("architectures", "is missing, so the model's architecture is unknown")
     raise ModelFileError(config.path, unsupported("Hugging Face architecture", names[0], FAMILIES))
@@ -120,15 +133,27 @@ def _keys(config: Config, family: Family, tensors: dict[str, TensorInfo]) -> dic
     return keys | sampling_keys(config) | vocabulary_keys(config, embedding.shape[0])
 
 
+def _numbers(config: Config, family: Family, checkpoint: Checkpoint) -> dict[str, Key]:
+    """Keys of numbers that the folder has as a tensor of each layer."""
+    keys, n = {}, config.count("num_hidden_layers") if family.numbers else 0
+    for end, key in family.numbers:
+        values = np.zeros(n)
+        for i in range(n):
+            name = f"model.layers.{i}.mlp.{end}"
+            stored = checkpoint.tensors.get(name)
+            if stored is None or stored.dtype not in FLOATS or math.prod(stored.shape) != 1:
+                raise checkpoint.error(name, "is missing, or not one number")
+            weight = plain(stored)
+            values[i] = as_f32(weight.read(checkpoint.parts), weight.dtype).item()
+        keys[key] = Key(values.astype(np.float32), ValueType.ARRAY, ValueType.FLOAT32)
+    return keys
+
+
 def _pooling(config: Config) -> Iterator[tuple[str, Key]]:
     """The kind of pooling: of a classifier, or by the files of sentence-transformers."""
     if any(str(name).endswith("ForSequenceClassification") for name in config.items("architectures")):
         yield "pooling_type", u32(4)
         return
-    modules = sorted(path.parent.name for path in config.path.parent.glob("[1-9]_*/config.json"))
-    if others := [name for name in modules if name[2:] not in ("Pooling", "Normalize")]:
-        problem = f"has the module {shown(others[0])} of sentence-transformers, which is not supported"
-        raise ModelFileError(config.path.parent, problem)
     path = config.path.with_name("1_Pooling") / "config.json"
     settings = read_json(path)
     named = settings.get("pooling_mode")
@@ -138,6 +163,35 @@ def _pooling(config: Config) -> Iterator[tuple[str, Key]]:
         yield "pooling_type", u32(_POOLINGS[kinds[0]])
     elif kinds:
         raise ModelFileError(path, f"has the pooling {shown(', '.join(kinds))}; supported are {', '.join(_POOLINGS)}")
+
+
+def _dense_layers(
+    config: Config, family: Family, checkpoint: Checkpoint, keys: dict[str, Key]
+) -> Iterator[tuple[str, TensorInfo]]:
+    """The matrices of sentence-transformers behind the pooling, whose sizes become keys. ModelFileError: a module that
+    is not supported."""
+    if "ForSequenceClassification" in str(config.get("architectures")):
+        return
+    folder = config.path.parent
+    modules = sorted(path.parent.name for path in folder.glob("[1-9]_*/config.json"))
+    for module in [name for name in modules if name[2:] not in ("Pooling", "Normalize")]:
+        settings = Config(folder / module / "config.json", read_json(folder / module / "config.json"))
+        known = module in _DENSE and ARCHITECTURES[family.arch].dense_embeddings
+        plainly = str(settings.get("activation_function")).endswith(".Identity") and not settings.flag("bias")
+        if not known or not plainly:
+            problem = f"has the module {shown(module)} of sentence-transformers, which is not supported"
+            raise ModelFileError(folder, problem)
+        part, stored = read_safetensors(folder / module / "model.safetensors", len(checkpoint.parts))
+        checkpoint.parts.append(part)
+        if set(stored) != {"linear.weight"} or stored["linear.weight"].dtype not in FLOATS:
+            raise ModelFileError(part.path, "is not one matrix of floats, linear.weight")
+        weight, name = plain(stored["linear.weight"]), _DENSE[module]
+        sizes = settings.count("out_features"), settings.count("in_features")
+        if weight.shape != sizes:
+            raise ModelFileError(part.path, f"has linear.weight of shape {weight.shape}, config.json says {sizes}")
+        for which, size in zip(("out", "in"), sizes, strict=True):
+            keys[f"{family.arch}.{name}_feat_{which}"] = u32(size)
+        yield f"{name}.weight", tensor_info(f"{name}.weight", sizes, weight.dtype, Converted((weight,), config))
 
 
 def sampling_keys(config: Config) -> dict[str, Key]:

@@ -29,6 +29,8 @@ def write_folder(out: Path, base: GGUFFile, tuned: GGUFFile) -> None:
         for file in sorted(base.path.iterdir()):
             if file.suffix in _COPIED and file.is_file():
                 shutil.copyfile(file, out / file.name)
+        for module in base.path.glob("[1-9]_*"):  # of sentence-transformers
+            shutil.copytree(module, out / module.name)
         for i, part in enumerate(checkpoint.parts):
             tensors = {name: stored for name, stored in checkpoint.tensors.items() if stored.part == i}
             pieces = {n: changed.get(n, partial(_stored, checkpoint, n)) for n in tensors}
@@ -59,7 +61,13 @@ def _changed(checkpoint: Checkpoint, base: GGUFFile, tuned: GGUFFile) -> Iterato
             new.dtype == info.dtype and np.array_equal(base.bytes_of(name), tuned.bytes_of(name))
         ):
             continue
-        own = [names[weight.sources[0].part, weight.sources[0].offset] for weight in source.weights]
+        places = [(weight.sources[0].part, weight.sources[0].offset) for weight in source.weights]
+        if not names.keys() >= set(places):
+            problem = (
+                f"tensor {shown(name)} is of a module of sentence-transformers, which is not written: save FILE.gguf"
+            )
+            raise ModelFileError(base.path, problem)
+        own = [names[place] for place in places]
         is_plain = all(checkpoint.tensors[n].dtype in FLOATS for n in own) and all(
             len(weight.sources) == 1 for weight in source.weights
         )

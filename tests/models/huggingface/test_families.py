@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ NOT_IN_LLAMA_CPP = {
     "exaone4": "with a sliding window only of 64 layers",
     "stablelm": "its likeliest tokens are bytes that are no text, for which there is no answer",
 }
-ENCODERS = ("bert", "bert-rank", "roberta", "roberta-rank", "nomic", "modern", "modern-rank")
+ENCODERS = ("bert", "bert-rank", "roberta", "roberta-rank", "nomic", "modern", "modern-rank", "jina3", "gemma")
 OF_REPOSITORIES: dict[str, dict[str, Any]] = {  # settings that `save_pretrained` writes otherwise
     "gemma4moe": {"per_layer_config": None, "global_head_dim": 32, "num_global_key_value_heads": 1},
     "nemotron-h": {"layers_block_type": None, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4},
@@ -53,6 +54,7 @@ OF_REPOSITORIES: dict[str, dict[str, Any]] = {  # settings that `save_pretrained
     },
     "granitehybrid": {"layer_types": ["mamba", "attention", "mamba"], "num_experts_per_tok": 0},
 }
+DENSE = (("2_Dense", 96, 64), ("3_Dense", 64, 96))  # (module, rows, columns)
 Array = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 
@@ -111,6 +113,13 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         write_folder(folder, f"encoders/{name}")
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true, "include_prompt": true}')
+    for module, n_out, n_in in DENSE:
+        dense = folders["gemma"] / module
+        dense.mkdir()
+        settings = {"in_features": n_in, "out_features": n_out, "bias": False}
+        settings["activation_function"] = "torch.nn.modules.linear.Identity"
+        (dense / "config.json").write_text(json.dumps(settings))
+        write_tensors(dense / "model.safetensors", {"linear.weight": weight(module, (n_out, n_in))})
     shapes = recorded("encoders/bert")["tensors"]
     tensors = {name: ("F32", tuple(shape), [weight(name, shape)]) for name, shape in shapes.items()}
     places = {"embeddings.position_ids": ("I64", (1, 64), [np.arange(64)])}  # as older files have them
@@ -124,6 +133,9 @@ def test_encoder_has_the_vectors_and_scores_of_transformers(name: str, encoders:
     session, embedder = opened(encoders[name])
     expected, kind = (record["score"], "rank") if "score" in record else (record["vector"], "mean")
     assert embedder.default == kind
+    if name == "gemma":  # with the dense layers of sentence-transformers
+        for module, *sizes in DENSE:
+            expected = weight(module, sizes) @ np.array(expected)
     assert np.abs(embedder.embed([IDS], kind)[0] - expected).max() < 5e-4  # GELU by tanh, as in llama.cpp
     session.close()
 
@@ -142,6 +154,109 @@ def test_llama_cpp_has_the_same_vectors_of_converted_encoders(encoders: dict[str
         vector = embedder.embed([ids], embedder.default)[0]
         assert np.abs(vector / np.linalg.norm(vector) - json.loads(line)[0]).max() < 1e-3, path
         session.close()
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    with GGUFFile.open(path) as gguf:
+        return {name: gguf.bytes_of(name).tobytes() for name in gguf.tensors}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"bias": True}, "has the module '2_Dense' of sentence-transformers, which is not supported"),
+        ({"activation_function": "torch.nn.modules.activation.Tanh"}, "has the module '2_Dense' of sentence-transf"),
+        ({"out_features": 32}, r"has linear.weight of shape \(96, 64\), config.json says \(32, 64\)"),
+        ({"in_features": None}, "2_Dense/config.json: 'in_features' is missing"),
+        (None, "2_Dense/model.safetensors"),
+    ],
+)
+def test_dense_module_that_does_not_fit_is_named(
+    change: dict[str, Any] | None, problem: str, encoders: dict[str, Path], tmp_path: Path
+) -> None:
+    dense = copytree(encoders["gemma"], tmp_path / "model") / "2_Dense"
+    if change is None:
+        (dense / "model.safetensors").unlink()
+    else:
+        (dense / "config.json").write_text(json.dumps(json.loads((dense / "config.json").read_text()) | change))
+    with pytest.raises(ModelFileError, match=problem) as error:
+        GGUFFile.open(tmp_path / "model")
+    assert "\n" not in str(error.value)
+
+
+def test_jina_with_adapters_is_its_base_and_says_so(
+    encoders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """jinaai/jina-embeddings-v3, whose weights have an adapter for each task beside them."""
+    folder = copytree(encoders["jina3"], tmp_path / "model")
+    own = {"architectures": ["XLMRobertaModel"], "lora_adaptations": ["separation", "text-matching"]}
+    own |= {"rope_parameters": None, "rotary_emb_base": 20000.0, "max_position_embeddings": 66}
+    (folder / "config.json").write_text(json.dumps(recorded("encoders/jina3")["config"] | own))
+    tensors = {}
+    for name, shape in recorded("encoders/jina3")["tensors"].items():
+        parametrized = name.endswith(("Wqkv.weight", "embeddings.weight"))
+        new = name.removesuffix("weight") + "parametrizations.weight.original" if parametrized else name
+        tensors[f"roberta.{new}"] = weight(name, shape)
+        if parametrized:
+            tensors[f"roberta.{new.replace('original', '0.lora_A')}"] = np.ones((2, 4, 64), np.float32)
+    write_tensors(folder / "model.safetensors", tensors)
+    assert contents(folder) == contents(encoders["jina3"])
+    assert "its adapters are not read (separation, text-matching)" in caplog.text
+    with GGUFFile.open(folder) as gguf:
+        assert (hparams_of(gguf).arch, hparams_of(gguf).n_ctx_train) == ("jina-bert-v3", 64)
+
+
+def test_nomic_experts_are_rows_of_their_two_matrices(tmp_path: Path) -> None:
+    """nomic-embed-text-v2-moe: experts in every second layer, below each other in both matrices."""
+    folder = write_folder(tmp_path / "model", "encoders/nomic")
+    sizes = {"n_embd": 64, "n_inner": 96, "n_layer": 2, "n_head": 4, "n_positions": 2048, "max_trained_positions": 2048}
+    experts = {"num_experts": 4, "moe_top_k": 2, "moe_every_n_layers": 2, "activation_function": "gelu"}
+    own = {"architectures": ["NomicBertModel"], "vocab_size": 272, "layer_norm_epsilon": 1e-5}
+    (folder / "config.json").write_text(json.dumps(own | sizes | experts | {"rotary_emb_base": 10000.0}))
+    layer = {"attn.Wqkv": (192, 64), "attn.out_proj": (64, 64), "norm1": (64,), "norm2": (64,)}
+    plain = {"mlp.fc1": (96, 64), "mlp.fc2": (64, 96)}
+    moe = {"mlp.router.layer": (4, 64), "mlp.experts.mlp.w1": (384, 64), "mlp.experts.mlp.w2": (384, 64)}
+    shapes = {"embeddings.word_embeddings.weight": (272, 64), "embeddings.token_type_embeddings.weight": (1, 64)}
+    shapes |= {"emb_ln.weight": (64,), "emb_ln.bias": (64,)}
+    for i, parts in enumerate((layer | plain, layer | moe)):
+        for part, shape in parts.items():
+            name = f"encoder.layers.{i}.{part}"
+            shapes[name if ".experts." in name else f"{name}.weight"] = shape
+            if part in layer or part in plain:
+                shapes[f"{name}.bias"] = shape[:1]
+    shapes["encoder.layers.1.mlp.experts.bias"] = (64,)
+    tensors = {name: weight(name, shape) for name, shape in shapes.items()}
+    write_tensors(folder / "model.safetensors", tensors)
+    session, embedder = opened(folder)
+    assert np.isfinite(embedder.embed([IDS], "mean")[0]).all()
+    session.close()
+    with GGUFFile.open(folder) as gguf:
+        h = hparams_of(gguf)
+        assert (h.arch, h.n_ctx_train, [h.experts_of(i) is not None for i in range(2)]) == (
+            "nomic-bert-moe",
+            512,
+            [False, True],
+        )
+        for name, part, inverse in (("up", "w1", (0, 1, 2)), ("down", "w2", (0, 2, 1))):
+            stored = gguf.bytes_of(f"blk.1.ffn_{name}_exps.weight").view(np.float32)
+            expected = tensors[f"encoder.layers.1.mlp.experts.mlp.{part}"].reshape(4, 96, 64).transpose(inverse)
+            assert np.array_equal(stored, expected.reshape(-1))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("modern-rank", "head.dense.weight"),
+        ("bert-rank", "bert.pooler.dense.weight"),
+        ("roberta-rank", "classifier.out_proj.bias"),
+    ],
+)
+def test_reranker_without_a_part_of_its_head_is_refused(name: str, tensor: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", f"encoders/{name}")
+    shapes = recorded(f"encoders/{name}")["tensors"]
+    write_tensors(folder / "model.safetensors", {n: weight(n, shape) for n, shape in shapes.items() if n != tensor})
+    with pytest.raises(ModelFileError, match=r"no safetensors file has the classifier's tensor cls\."):
+        GGUFFile.open(folder)
 
 
 def test_names_without_a_prefix_are_those_of_the_model(tmp_path: Path) -> None:

@@ -40,8 +40,11 @@ def test_tuned_file_as_a_folder_has_its_numbers(family: str, dtype: str, tmp_pat
 
 def test_unchanged_model_as_a_folder_is_the_folder(tmp_path: Path) -> None:
     base = write_folder(tmp_path / "base", "gpt-oss", "BF16")  # whose experts could not be written
+    (base / "2_Normalize").mkdir()
+    (base / "2_Normalize" / "config.json").write_text("{}")
     assert main(f"convert {base} -o {tmp_path}/m.gguf".split()) == 0
     assert main(f"convert {tmp_path}/m.gguf --base {base} -o {tmp_path}/out".split()) == 0
+    assert (tmp_path / "out" / "2_Normalize" / "config.json").read_text() == "{}"
     with GGUFFile.open(base) as one, GGUFFile.open(tmp_path / "out") as other:
         assert all((one.bytes_of(name) == other.bytes_of(name)).all() for name in one.tensors)
 
