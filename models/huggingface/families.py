@@ -61,6 +61,7 @@ class Family:
     unused: str = ""  # a pattern of names whose tensors are not of the network here
     required: tuple[str, ...] = ()  # tensors that GGUF's architecture may lack, and this one may not
     numbers: tuple[tuple[str, str], ...] = ()  # (end of a name, key) of one number of each layer
+    mtp: bool = False  # the folder may have blocks that predict one token more, which models/architectures/mtp.py runs
 
 
 def numbers(values: list[int] | list[float] | list[bool], item: ValueType) -> Key:
@@ -530,7 +531,7 @@ def _modern_bert(c: Config) -> Keys:
 
 
 _LLAMA: Rules = (("attn_q.(weight|bias)", PAIRS_OF_QUERIES), ("attn_k.(weight|bias)", PAIRS_OF_KEYS))
-_GEMMA: Rules = (("norm.weight", PLUS_ONE),)
+_GEMMA: Rules = (("norm.weight", PLUS_ONE), ("nextn.[eh]norm.weight", PLUS_ONE))
 _STATES: Rules = (("conv1d.weight", TAPS), ("shortconv.conv.weight", TAPS))
 _NAMES = ("gate", "up")
 _GRANITE: Splits = (
@@ -623,6 +624,7 @@ _QWEN35 = Family(
         ),
         ("experts.down_proj$", (("ffn_down_exps.weight", None),)),
     ),
+    mtp=True,
 )
 _PADDED = Move(
     lambda array, c: np.pad(array, ((0, _behind_rows(c)), (0, 0))), lambda s, c: (s[0] + _behind_rows(c), *s[1:])
@@ -679,7 +681,9 @@ FAMILIES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": Family("qwen2moe"),
     "Qwen3ForCausalLM": Family("qwen3"),
     "Qwen3MoeForCausalLM": Family("qwen3moe"),
-    "Qwen3NextForCausalLM": Family("qwen3next", _qwen3_next, (*_GEMMA, ("ssm_a", MINUS_EXP), *_STATES), _QWEN3_NEXT),
+    "Qwen3NextForCausalLM": Family(
+        "qwen3next", _qwen3_next, (*_GEMMA, ("ssm_a", MINUS_EXP), *_STATES), _QWEN3_NEXT, mtp=True
+    ),
     "GemmaForCausalLM": Family("gemma", moves=_GEMMA),
     "Gemma2ForCausalLM": Family("gemma2", _gemma2, _GEMMA),
     **dict.fromkeys(("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), Family("gemma3", _gemma3, _GEMMA)),
@@ -693,9 +697,12 @@ FAMILIES: dict[str, Family] = {
         ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), Family("granitemoe", _scales, _LLAMA, _GRANITE)
     ),
     "GptOssForCausalLM": Family("gpt-oss", _gpt_oss, splits=_GPT_OSS),
-    **dict.fromkeys(("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM"), Family("deepseek2", _mla, splits=_LATENT)),
+    **dict.fromkeys(
+        ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"),
+        Family("deepseek2", _mla, splits=_LATENT, mtp=True),
+    ),
     "Glm4ForCausalLM": Family("glm4"),
-    "Glm4MoeForCausalLM": Family("glm4moe", _glm4_moe),
+    "Glm4MoeForCausalLM": Family("glm4moe", _glm4_moe, mtp=True),
     "Lfm2ForCausalLM": Family("lfm2", _lfm2, _STATES),
     "Lfm2MoeForCausalLM": Family("lfm2moe", _lfm2_moe, _STATES, _LFM2_MOE),
     "FalconH1ForCausalLM": Family("falcon-h1", _mamba2, _FALCON_H1),
@@ -755,7 +762,6 @@ FAMILIES: dict[str, Family] = {
     "MiniMaxM2ForCausalLM": Family("minimax-m2", _minimax_m2),
     "Dots1ForCausalLM": Family("dots1", _sigmoid),
     "ExaoneMoeForCausalLM": Family("exaone-moe", _exaone_moe),
-    "Glm4MoeLiteForCausalLM": Family("deepseek2", _mla, splits=_LATENT),
     "CohereForCausalLM": Family("command-r", _cohere),
     "OlmoForCausalLM": Family("olmo", _layer_norm, _LLAMA),
     "NemotronForCausalLM": Family("nemotron", _layer_norm, _GEMMA),

@@ -46,6 +46,15 @@ _POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # of sentence-transformers; n
 _DENSE = {"2_Dense": "dense_2", "3_Dense": "dense_3"}  # modules of sentence-transformers that GGUF names
 _PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")
 _OTHER_PARTS = re.compile(rf"(?:^|\.)({'|'.join(OF_IMAGES)}|audio_tower|embed_audio|mtp)(?:\.|$)")
+# Names of blocks that predict one token more: Qwen's, and those of them all in GGUF.
+_MTP_LAYER = re.compile(r"(?:model\.)?mtp\.layers\.(\d+)\.(.+)")
+_MTP_PARTS = {
+    "mtp.fc": "eh_proj",
+    "mtp.pre_fc_norm_embedding": "enorm",
+    "mtp.pre_fc_norm_hidden": "hnorm",
+    "mtp.norm": "shared_head.norm",
+}
+_NEXTN = re.compile(r"model\.layers\.(\d+)\.(eh_proj|enorm|hnorm|embed_tokens|shared_head\.(?:head|norm))\.weight")
 _BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
 _RENAMED = (
     (".parametrizations.weight.original", ".weight"),
@@ -129,6 +138,9 @@ def _keys(config: Config, family: Family, tensors: dict[str, TensorInfo]) -> dic
     }
     own = {**dict(common_keys(config)), **dict(family.keys(config))}
     own |= dict(_pooling(config))
+    if n_mtp := sum(name.endswith(".nextn.eh_proj.weight") for name in tensors):
+        own["block_count"] = u32(config.count("num_hidden_layers") + n_mtp)
+        own["nextn_predict_layers"] = u32(n_mtp)
     keys |= {name if name.startswith("tokenizer.") else f"{family.arch}.{name}": key for name, key in own.items()}
     return keys | sampling_keys(config) | vocabulary_keys(config, embedding.shape[0])
 
@@ -259,19 +271,21 @@ class Constant:
 
 
 def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator[tuple[str, TensorInfo]]:
-    names = Names(config, family.arch)
-    weights = weights_of(checkpoint, config)
+    names, weights = Names(config, family.arch), weights_of(checkpoint, config)
+    stacks = _stacks(checkpoint, weights)
+    if family.mtp:
+        stacks = names.with_mtp(stacks)
     tied = config.get("tie_word_embeddings")
     if tied is False and names.has_output and not any(name.endswith("lm_head.weight") for name in checkpoint.tensors):
         log.warning("%s: there is no lm_head.weight: the embedding's matrix takes its place", checkpoint.folder)
     others, images = set[str](), vision_of(config)
     own_names = {target for _, targets in family.splits for target, _ in targets}
-    for name, group in _stacks(checkpoint, weights).items():
+    for name, group in stacks.items():
         if family.unused and re.search(family.unused, name):
             continue
         if _BUFFERS.search(name) or (name.endswith("lm_head.weight") and (tied is True or not names.has_output)):
             continue
-        if (other := _OTHER_PARTS.search(name)) or names.is_mtp(name):  # models/architectures/mtp.py reads GGUF only
+        if (other := _OTHER_PARTS.search(name)) or names.is_mtp(name):
             part = other[1] if other else "mtp"
             if images is None or part not in OF_IMAGES:
                 others.add(part)
@@ -353,13 +367,28 @@ class Names:
         assert isinstance(kinds[arch], MODEL_ARCH)
         self._map = get_tensor_name_map(kinds[arch], 1)  # of one layer, which stands for all
         self._n_layers = config.count("num_hidden_layers")
-        self._n_mtp = config.count("num_nextn_predict_layers", default=0)
+        self._n_mtp = config.count("num_nextn_predict_layers", default=0)  # left out of the network, unless with_mtp
         self.has_output = self._map.get_name("lm_head") is not None
 
     def is_mtp(self, name: str) -> bool:
-        """True for a tensor of a block that predicts one token more."""
+        """True for a tensor of a block that predicts one token more, and is left out."""
         layer = _LAYER.search(f".{name}")
         return layer is not None and self._n_layers <= int(layer[1]) < self._n_layers + self._n_mtp
+
+    def with_mtp(self, stacks: dict[str, list[Weight]]) -> dict[str, list[Weight]]:
+        """The same under the names of layers behind the last one, which are tensors of the network from here on."""
+        first = f"model.layers.{self._n_layers}."
+
+        def as_layer(name: str) -> str:
+            if block := _MTP_LAYER.fullmatch(name):
+                return f"model.layers.{self._n_layers + int(block[1])}.{block[2]}"
+            part = _MTP_PARTS.get(name.removeprefix("model.").removesuffix(".weight"))
+            return name if part is None else f"{first}{part}.weight"
+
+        stacks = {as_layer(name): group for name, group in stacks.items()}
+        n = sum(name.endswith(".eh_proj.weight") for name in stacks)
+        self._n_layers, self._n_mtp = self._n_layers + n, self._n_mtp - n
+        return stacks
 
     def of(self, name: str) -> str | None:
         """The GGUF name; None: it has none."""
@@ -371,6 +400,8 @@ class Names:
                 name = "model." + name.removeprefix(prefix).removeprefix("model.")
                 break
         name = name.removeprefix("model.") if name.startswith("model.lm_head") else name
+        if nextn := _NEXTN.fullmatch(name):
+            return f"blk.{nextn[1]}.nextn.{nextn[2].replace('.', '_')}.weight"
         bare = _ENCODERS.sub("", name)
         return self._mapped(name) or self._mapped(bare) or self._mapped(f"model.{name}")
 

@@ -11,18 +11,24 @@ from typing import Any
 import numpy as np
 import pytest
 
+from logitless.backends.cpu.backend import CPUBackend
 from logitless.engine.batch import UBatch
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
+from logitless.engine.speculation.mtp import MTPDrafter
+from logitless.graph.execution.session import Session
+from logitless.models.architectures.mtp import can_guess
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.huggingface.safetensors import write_safetensors
-from logitless.models.model import hparams_of
+from logitless.models.model import define_model, hparams_of
 from logitless.models.quantization.quantize_model import plan_copy
 from logitless.models.tokenizer import from_metadata
+from logitless.models.weights.weights import check_weights
 from tests.helpers.huggingface_folders import FAMILIES, recorded, write_folder, write_tensors
 from tests.helpers.huggingface_weights import IDS, STEP, weight
 from tests.models.architectures.test_encoder import opened
 from tests.models.architectures.test_llama_cpp import LLAMA_CPP, VECTORS, answers
+from tests.models.architectures.test_mtp_llama_cpp import ours
 
 NOT_IN_LLAMA_CPP = {
     "deepseek2": "without q_lora_rank only of 27 layers",
@@ -154,6 +160,78 @@ def test_llama_cpp_has_the_same_vectors_of_converted_encoders(encoders: dict[str
         vector = embedder.embed([ids], embedder.default)[0]
         assert np.abs(vector / np.linalg.norm(vector) - json.loads(line)[0]).max() < 1e-3, path
         session.close()
+
+
+MTP = {  # the layer whose parts the block has, and the settings that name it
+    "glm4moe": (1, {"num_nextn_predict_layers": 1}),
+    "deepseek3": (1, {"num_nextn_predict_layers": 1}),
+    "qwen3next": (3, {}),
+    "qwen35": (3, {"mtp_num_hidden_layers": 1}),
+}
+
+
+def write_mtp(folder: Path, family: str, left_out: str = "") -> dict[str, np.ndarray[Any, Any]]:
+    """A folder with a block behind its layers, as its repository names it; the block's tensors by their ends."""
+    write_folder(folder, family)
+    like, settings = MTP[family]
+    config, shapes = recorded(family)["config"], recorded(family)["tensors"]
+    (folder / "config.json").write_text(json.dumps(config | settings))
+    own, n = f"model.layers.{like}.", config["num_hidden_layers"]
+    ends = {name.removeprefix(own): shape for name, shape in shapes.items() if name.startswith(own)}
+    ends |= {f"{name}.weight": [64] for name in ("enorm", "hnorm", "shared_head.norm")} | {"eh_proj.weight": [64, 128]}
+    if "qwen" not in family:
+        ends |= {f"{name}.weight": [272, 64] for name in ("embed_tokens", "shared_head.head")}
+    qwen = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden"}
+    qwen |= {"shared_head.norm": "norm"}
+    block = {end: weight(f"block.{end}", shape) for end, shape in ends.items() if end != left_out}
+    tensors = {name: weight(name, shape) for name, shape in shapes.items()}
+    for end, values in block.items():
+        bare = end.removesuffix(".weight")
+        name = f"mtp.{qwen[bare]}.weight" if bare in qwen else f"mtp.layers.0.{end}"
+        tensors[name if "qwen" in family else f"model.layers.{n}.{end}"] = values
+    write_tensors(folder / "model.safetensors", tensors)
+    return block
+
+
+@pytest.mark.parametrize("family", MTP)
+def test_block_that_predicts_one_token_more_is_read_and_written(family: str, tmp_path: Path) -> None:
+    block, n = write_mtp(tmp_path / "model", family), recorded(family)["config"]["num_hidden_layers"]
+    with GGUFFile.open(tmp_path / "model") as folder:
+        plan_copy(folder).write(tmp_path / "m.gguf")
+        own = {name: folder.bytes_of(name).tobytes() for name in folder.tensors if name.startswith(f"blk.{n}.")}
+    with GGUFFile.open(tmp_path / "m.gguf") as gguf:
+        h = hparams_of(gguf)
+        assert (h.n_layer, h.n_mtp, can_guess(gguf, h)) == (n, 1, True)
+        check_weights(gguf, h)
+        assert own == {name: gguf.bytes_of(name).tobytes() for name in own}
+        b, one = f"blk.{n}.", np.float32("qwen" in family)  # Qwen's norms count from one
+        for name, end in (("eh_proj", ""), ("enorm", ""), ("hnorm", ""), ("shared_head_norm", "shared_head.norm")):
+            values = block[f"{end or name}.weight"]
+            stored = gguf.bytes_of(f"{b}nextn.{name}.weight").view(np.float32).reshape(values.shape)
+            assert np.array_equal(stored, values + one if "norm" in name else values)
+        assert np.array_equal(
+            gguf.bytes_of(f"{b}attn_norm.weight").view(np.float32), block["input_layernorm.weight"] + one
+        )
+
+
+def test_drafts_of_a_folder_change_no_token_of_its_answers(tmp_path: Path) -> None:
+    write_mtp(tmp_path / "model", "qwen35")
+    (*drafted, (alone, n, _)) = ours(tmp_path / "model", MTPDrafter, 12)
+    assert n == 0
+    assert all(text == alone and n_drafted > 0 for text, n_drafted, _ in drafted)
+
+
+@pytest.mark.parametrize(
+    ("family", "left_out", "problem"),
+    [
+        ("qwen35", "eh_proj.weight", r"tensor 'model.layers.4.\S+' is unknown in qwen35, of 4 layers"),
+        ("glm4moe", "hnorm.weight", "tensor 'blk.2.nextn.hnorm.weight' is missing"),
+    ],
+)
+def test_block_without_one_of_its_parts_is_refused(family: str, left_out: str, problem: str, tmp_path: Path) -> None:
+    write_mtp(tmp_path / "model", family, left_out)
+    with pytest.raises(ModelFileError, match=problem), GGUFFile.open(tmp_path / "model") as gguf:
+        define_model(Session([CPUBackend(1)]), gguf, hparams_of(gguf), 64, mtp=True)
 
 
 def contents(path: Path) -> dict[str, bytes]:
