@@ -18,7 +18,7 @@ from logitless.models.gguf.metadata import Metadata
 from logitless.models.gguf.parse import Part, TensorInfo
 from logitless.models.gguf.types import ValueType
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.huggingface.checkpoint import FLOATS, Array, Checkpoint, open_checkpoint, plain
+from logitless.models.huggingface.checkpoint import FLOATS, Array, Checkpoint, as_f32, open_checkpoint, plain
 from logitless.models.huggingface.config import Config, read_json
 from logitless.models.huggingface.families import FAMILIES, Family
 from logitless.models.huggingface.folder import Constant, Converted, Names, targets_of, tensor_info
@@ -27,6 +27,12 @@ from logitless.models.weights.weights import check_weights, numbers_of
 
 CONFIG = "adapter_config.json"
 _MAGNITUDE = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_magnitude_vector(?:\.\w+)*")
+# A module that is trained as a whole, or rows of one (2).
+_WHOLE = re.compile(
+    r"(?:base_model\.model\.)?(.+?)(?:\.modules_to_save(?:\.\w+)?)?"
+    r"(?:\.weight|(\.token_adapter\.trainable_tokens_delta)(?:\.\w+)?)"
+)
+_MOST_ROWS = 256  # the rank of the pair that they become
 _HALF = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(embedding_)?([AB])(?:\.\w+)?(?:\.weight)?")
 
 
@@ -42,7 +48,7 @@ def read_peft(folder: Path, h: Hparams, base: GGUFFile) -> list[Part]:
             raise ModelFileError(folder / CONFIG, f"{name!r} is {shown(str(value))}; supported is {known}")
     checkpoint = open_checkpoint(folder)
     try:
-        tensors = dict(_tensors(checkpoint, settings, h))
+        tensors = dict(_tensors(checkpoint, settings, h, base))
         for target in [name.removesuffix(".lora_a") for name in tensors if name.endswith(".lora_a")]:
             if settings.get("use_dora") and target != EMBEDDING:
                 tensors |= _dora(checkpoint, tensors, target, base, h)
@@ -55,7 +61,9 @@ def read_peft(folder: Path, h: Hparams, base: GGUFFile) -> list[Part]:
     return [replace(first, metadata=metadata, tensors=tensors), *checkpoint.parts[1:]]
 
 
-def _tensors(checkpoint: Checkpoint, settings: Mapping[str, Any], h: Hparams) -> Iterator[tuple[str, TensorInfo]]:
+def _tensors(
+    checkpoint: Checkpoint, settings: Mapping[str, Any], h: Hparams, base: GGUFFile
+) -> Iterator[tuple[str, TensorInfo]]:
     family = next((family for family in FAMILIES.values() if family.arch == h.arch), None)
     if family is None:
         raise ModelFileError(checkpoint.folder, f"adapters of peft are not read for {h.arch}")
@@ -72,7 +80,8 @@ def _tensors(checkpoint: Checkpoint, settings: Mapping[str, Any], h: Hparams) ->
             continue
         half = _HALF.fullmatch(name)
         if half is None:
-            raise checkpoint.error(name, "is no pair of LoRA: weights that are trained as a whole are not supported")
+            yield from _rows(checkpoint, family, names, name, settings, base, h)
+            continue
         if stored.dtype not in FLOATS or len(stored.shape) != 2:
             raise checkpoint.error(name, f"is {stored.dtype} of shape {stored.shape}, expected a matrix of floats")
         module, of_embedding, which = half[1], bool(half[2]), half[3]
@@ -87,6 +96,58 @@ def _tensors(checkpoint: Checkpoint, settings: Mapping[str, Any], h: Hparams) ->
         shape = stored.shape if own is None else own.shape(stored.shape, config)
         target = f"{of}.lora_{which.lower()}"
         yield target, tensor_info(target, shape, "f32", Converted((plain(stored),), config, own))
+
+
+def _rows(
+    checkpoint: Checkpoint,
+    family: Family,
+    names: Names,
+    name: str,
+    settings: Mapping[str, Any],
+    base: GGUFFile,
+    h: Hparams,
+) -> Iterator[tuple[str, TensorInfo]]:
+    """The pair whose product is what a module that is trained as a whole has more than the model's: the embedding or
+    the LM head (`modules_to_save`, `trainable_token_indices`), of which few rows differ."""
+    match = _WHOLE.fullmatch(name)
+    module = match[1] if match else name
+    target = next((of for of, _ in targets_of(family, names, f"{module}.weight")), None)
+    if match is None or target not in (EMBEDDING, "output.weight"):
+        problem = f"is of module {shown(module)}, trained as a whole: read are embed_tokens and lm_head alone"
+        raise checkpoint.error(name, f"{problem}; merge it into its model")
+    stored, info = checkpoint.tensors[name], base.tensors.get(target)
+    ids = _token_ids(settings, module) if match[2] else list(range(len(stored.shape) and stored.shape[0]))
+    whole = match[2] is None
+    fits = info is not None and len(stored.shape) == 2 and stored.dtype in FLOATS and stored.shape[0] == len(ids)
+    if info is None or not fits or stored.shape[1] != info.shape[1] or (whole and stored.shape != info.shape):
+        of_model = "no such matrix" if info is None else f"one of shape {info.shape}"
+        raise checkpoint.error(name, f"is {stored.dtype} of shape {stored.shape}; the model has {of_model}")
+    if any(not 0 <= id < info.shape[0] for id in ids):
+        raise checkpoint.error(name, f"has a row of a token beyond the model's {info.shape[0]}")
+    if match[2] and "output.weight" not in base.tensors:
+        raise checkpoint.error(name, "is of an embedding that is the LM head, too: merge it into its model")
+    weight = plain(stored)
+    own = numbers_of(base, check_weights(base, h), target)[ids]
+    more = as_f32(weight.read(checkpoint.parts), weight.dtype) - own
+    changed = np.flatnonzero((more != 0).any(1))  # NaN, too
+    if len(changed) > _MOST_ROWS:
+        problem = f"differs from the model's in {len(changed)} rows, of which at most {_MOST_ROWS} are read"
+        raise checkpoint.error(name, f"{problem}; merge it into its model")
+    if len(changed):
+        which = np.zeros((info.shape[0], len(changed)), np.float32)
+        which[np.array(ids)[changed], np.arange(len(changed))] = 1
+        pair = (which, more[changed].T) if target == EMBEDDING else (more[changed], which)
+        for half, values in zip("ab", pair, strict=True):
+            of = f"{target}.lora_{half}"
+            yield of, tensor_info(of, values.shape, "f32", Constant(np.ascontiguousarray(values)))
+
+
+def _token_ids(settings: Mapping[str, Any], module: str) -> list[int]:
+    """Tokens whose rows are trained; peft names the module where others have some, too."""
+    ids = settings.get("trainable_token_indices")
+    if isinstance(ids, dict):
+        ids = next((own for name, own in ids.items() if module.endswith(name)), None)
+    return [id for id in ids if type(id) is int] if isinstance(ids, list) else []
 
 
 def _target(checkpoint: Checkpoint, family: Family, names: Names, name: str, module: str) -> tuple[str, Move | None]:

@@ -279,6 +279,84 @@ def test_folder_of_peft_with_unknown_settings_is_refused(
             GGUFFile.open(tmp_path)
 
 
+def with_tensors(folder: Path, base: GGUFFile, more: dict[str, F32], **settings: Any) -> Path:
+    """A folder of peft with these tensors beside its pairs."""
+    write_peft(folder, adapter_of(base, "plain"), base, hparams_of(base))
+    (folder / "adapter_config.json").write_text(json.dumps(read_folder(folder)[0] | settings))
+    whole = {**read_folder(folder)[1], **{f"base_model.model.{name}": values for name, values in more.items()}}
+    rows = {n: ("F32", a.shape, [a.astype(np.float32)]) for n, a in whole.items()}
+    write_safetensors(folder / "adapter_model.safetensors", rows)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("untied") / "m.gguf"
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_head_kv": 2, "n_ff": 48, "n_vocab": 300}
+    write(path, Spec("llama", untied=True, **sizes))
+    return path
+
+
+def test_rows_of_embedding_and_head_that_are_trained_as_a_whole_are_a_pair(untied: Path, tmp_path: Path) -> None:
+    with GGUFFile.open(untied) as base:
+        h, rng, own = hparams_of(base), np.random.default_rng(5), hugging_face(base)
+        embedding, head = own["model.embed_tokens.weight"].copy(), own["lm_head.weight"].copy()
+        embedding[[3, 299]] += rng.normal(size=(2, 32)).astype(np.float32)
+        head[7] = 0
+        more = {"model.embed_tokens.weight": embedding, "lm_head.modules_to_save.weight": head}
+        pairs = read_adapter(with_tensors(tmp_path / "whole", base, more), base, h).pairs
+        a, b = pairs[EMBEDDING].a, pairs[EMBEDDING].b
+        np.testing.assert_allclose(own["model.embed_tokens.weight"] + a @ b.T, embedding, atol=1e-6)
+        a, b = pairs["output.weight"].a, pairs["output.weight"].b
+        np.testing.assert_allclose(own["lm_head.weight"] + b @ a, head, atol=1e-6)
+        assert (pairs[EMBEDDING].rank, pairs["output.weight"].rank) == (2, 1)
+        delta = {"model.embed_tokens.token_adapter.trainable_tokens_delta": embedding[[299, 3]]}
+        folder = with_tensors(tmp_path / "ids", base, delta, trainable_token_indices={"embed_tokens": [299, 3]})
+        again = read_adapter(folder, base, h).pairs[EMBEDDING]
+        np.testing.assert_allclose(again.a @ again.b.T, pairs[EMBEDDING].a @ pairs[EMBEDDING].b.T, atol=1e-6)
+        same = with_tensors(tmp_path / "same", base, {"lm_head.weight": own["lm_head.weight"]})
+        assert "output.weight" not in read_adapter(same, base, h).pairs  # saved, but not trained
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "settings", "problem"),
+    [
+        ("model.norm.weight", (32,), {}, "is of module 'model.norm', trained as a whole: read are embed_tokens and lm"),
+        ("score.weight", (2, 32), {}, "is of module 'score', trained as a whole"),
+        ("lm_head.weight", (300, 32), {}, "differs from the model's in 300 rows, of which at most 256 are read; merge"),
+        ("lm_head.weight", (304, 32), {}, r"is F32 of shape \(304, 32\); the model has one of shape \(300, 32\)"),
+        ("lm_head.weight", (300,), {}, r"is F32 of shape \(300,\)"),
+        ("lm_head.token_adapter.trainable_tokens_delta", (2, 32), {}, r"is F32 of shape \(2, 32\); the model has one"),
+        (
+            "lm_head.token_adapter.trainable_tokens_delta",
+            (1, 32),
+            {"trainable_token_indices": [300]},
+            "has a row of a token beyond the model's 300",
+        ),
+    ],
+)
+def test_module_that_is_trained_as_a_whole_and_not_read_is_named(
+    module: str, shape: tuple[int, ...], settings: dict[str, Any], problem: str, untied: Path, tmp_path: Path
+) -> None:
+    with GGUFFile.open(untied) as base:
+        folder = with_tensors(tmp_path / "peft", base, {module: np.ones(shape)}, **settings)
+        with pytest.raises(ModelFileError, match=problem) as error:
+            read_adapter(folder, base, hparams_of(base))
+    assert "\n" not in str(error.value)
+
+
+def test_head_of_a_model_whose_embedding_is_its_head_is_refused(model: Path, tmp_path: Path) -> None:
+    with GGUFFile.open(model) as base:
+        n = base.tensors[EMBEDDING].shape[0]
+        folder = with_tensors(tmp_path / "peft", base, {"lm_head.weight": np.ones((n, 32))})
+        with pytest.raises(ModelFileError, match="the model has no such matrix"):
+            read_adapter(folder, base, hparams_of(base))
+        delta = {"model.embed_tokens.token_adapter.trainable_tokens_delta": np.ones((1, 32))}
+        folder = with_tensors(tmp_path / "ids", base, delta, trainable_token_indices=[3])
+        with pytest.raises(ModelFileError, match="is of an embedding that is the LM head, too"):
+            read_adapter(folder, base, hparams_of(base))
+
+
 def test_module_unknown_to_peft_is_refused(model: Path, tmp_path: Path) -> None:
     with GGUFFile.open(model) as base:
         h = hparams_of(base)
