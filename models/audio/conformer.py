@@ -22,6 +22,7 @@ from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.audio.encoder import Array, AudioEncoder
 from logitless.models.audio.params import AudioParams, halved
 from logitless.models.gguf.file import GGUFFile
+from logitless.models.media.convolution import convolution
 from logitless.models.media.projector_weights import Declared, DeclaredTensors, matrix, n_rows, plain
 from logitless.models.weights.tensor_map import TensorSlice
 from logitless.models.weights.weights import Weights
@@ -161,10 +162,7 @@ def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
     for i in range(2):
         name = f"a.conv1d.{i}"
         n_out = n_rows(gguf, f"{name}.weight")
-        in_file, in_graph = (n_out, n_in, SIDE, SIDE), (n_out, n_in * SIDE**2)
-        rows = (n_out * n_in * SIDE, SIDE)
-        yield f"{name}.weight", TensorSlice(f"{name}.weight", rows, in_file=in_file, in_graph=in_graph)
-        yield from plain(f"{name}.bias", n_out)
+        yield from convolution(name, n_out, n_in, SIDE)
         yield from plain(f"{name}.norm.weight", n_out)
         n_in = n_out
     yield from matrix("a.input_projection", n, columns * n_in)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from logitless.graph.execution.session import Session
-from logitless.graph.ops.conv import patches
 from logitless.graph.ops.elementwise import add, gelu
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.shape import reshape
@@ -20,6 +19,7 @@ from logitless.graph.tensor import Tensor, feed
 from logitless.models.audio.encoder import Array, WhisperEncoder, transformer_tensors
 from logitless.models.audio.params import SPAN, SPANS, AudioParams, halved
 from logitless.models.gguf.file import GGUFFile
+from logitless.models.media.convolution import convolution, convolved
 from logitless.models.media.projector_weights import Declared, DeclaredTensors, matrix, n_rows
 from logitless.models.weights.tensor_map import TensorSlice
 
@@ -62,19 +62,12 @@ class SpanEncoder(WhisperEncoder):
         )
         x = reshape(x, shape=(*x.shape, 1))
         for i in (1, 2, 3):
-            x = self._halved(f"a.conv2d.{i}", x)
+            x = gelu(convolved(w, f"a.conv2d.{i}", x, side=SIDE, stride=2))
         x = reshape(transpose(x, axes=(0, 2, 3, 1)), shape=(total, x.shape[3] * x.shape[1]))
         x = w.linear("a.conv_out", x)
         x = add(x, get_rows(w["a.position_embd"], feed("audio.places", (total,), "i32")))
         x = self.layers(x, feed("audio.count", (n_chunks,), "i32"))
         return [self.projected(self.normed(w, "a.post_ln", x))]
-
-    def _halved(self, name: str, x: Tensor) -> Tensor:
-        """The convolution of maps (N, H, W, C), of half their sides."""
-        n, height, width, channels = x.shape
-        near = reshape(patches(x, size=(SIDE, SIDE), stride=2, padding=1), shape=(-1, SIDE**2, channels))
-        near = reshape(transpose(near, axes=(0, 2, 1)), shape=(-1, channels * SIDE**2))
-        return reshape(gelu(self.w.linear(name, near)), shape=(n, halved(height), halved(width), -1))
 
 
 def span_tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> DeclaredTensors:
@@ -88,8 +81,7 @@ def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
     for i in (1, 2, 3):
         name = f"a.conv2d.{i}"
         n_out = n_rows(gguf, f"{name}.weight")
-        rows, in_file = (n_out * n_in * SIDE, SIDE), (n_out, n_in, SIDE, SIDE)
-        yield f"{name}.weight", TensorSlice(f"{name}.weight", rows, in_file=in_file, in_graph=(n_out, n_in * SIDE**2))
+        yield from convolution(name, n_out, n_in, SIDE)
         yield f"{name}.bias", TensorSlice(f"{name}.bias", (n_out,), in_file=(n_out, 1, 1))
         n_in = n_out
     yield from matrix("a.conv_out", p.n_embd, n_in * halved(halved(halved(p.n_mel))))

@@ -18,6 +18,7 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.params import MediaParams
 from logitless.models.media.projector_weights import DeclaredTensors
 from logitless.models.vision.encoder import VisionEncoder
+from logitless.models.vision.towers.ocr import OCREncoder
 from logitless.models.vision.weights import vision_tensors
 
 Array = npt.NDArray[Any]
@@ -48,7 +49,8 @@ class Encoders:
     @classmethod
     def define(cls, session: Session, gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> Encoders:
         """Define weights and constants. ModelFileError names the tensor at fault."""
-        vision = None if p.vision is None else VisionEncoder.define(session, gguf, p.vision, n_embd_text)
+        of_images = OCREncoder if p.vision is not None and p.vision.sam else VisionEncoder
+        vision = None if p.vision is None else of_images.define(session, gguf, p.vision, n_embd_text)
         if p.audio is None:
             return cls(vision, None)
         encoder, _ = _AUDIO[p.audio.projector.encoder]

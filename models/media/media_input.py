@@ -78,8 +78,9 @@ class MediaInput:
             raise ImageError("needs a model that reads images, which this is not")
         pieces: Pieces = []
         for piece in pieces_of(decode_image(data), p):
-            if isinstance(piece, str):
-                pieces.append(self._ids(piece))
+            if isinstance(piece, str):  # llama.cpp looks up the token that ends a line of tiles
+                is_line_end = piece == "\n" != p.projector.end
+                pieces.append([self._newline] if is_line_end and self._newline is not None else self._ids(piece))
             else:
                 height, width, _ = piece.shape
                 pieces.append(Tile(piece, p.n_rows(height, width), p.grid(height, width)))
@@ -122,8 +123,6 @@ class MediaInput:
         return next((id for id in range(tokenizer.n_vocab) if tokenizer.piece(id) == b"\n"), None)
 
     def _ids(self, text: str) -> list[int]:
-        if text == "\n" and self._newline is not None:
-            return [self._newline]
         return self._tokenizer.encode(text, add_special=False, parse_special=True)
 
 

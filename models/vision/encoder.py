@@ -28,11 +28,11 @@ from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.architectures.architecture import Activation
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.vision.heads import NORM_EPS, extra_rows, normed, project, project_feeds
-from logitless.models.vision.mobilenet import mobilenet_feeds, mobilenet_rows
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.patches import cubic_shares, filtered_shares, flat_patches, patch_places, resized_places
 from logitless.models.vision.projectors import PatchRope, Positions
 from logitless.models.vision.resampler import resampled, resampler_feeds
+from logitless.models.vision.towers.mobilenet import mobilenet_feeds, mobilenet_rows
 from logitless.models.vision.weights import vision_tensors
 from logitless.models.weights.weights import Weights, vector
 
@@ -221,7 +221,7 @@ class VisionEncoder:
         y = normed(p, w, "v.patch_norm.2", y, NORM_EPS)
         y = normed(p, w, "v.norm_embd", y)
         if self.has_class:
-            y = self._with_class(y, feed("patch.kind", (total,), "i32"))
+            y = self.with_class(y, feed("patch.kind", (total,), "i32"))
         if p.projector.positions in (Positions.RESIZED_TABLE, Positions.ENLARGED_TABLE):
             y = add(y, self._resized_positions(total))
         elif p.projector.positions in (Positions.FILTERED_TABLE, Positions.CUBIC_TABLE):
@@ -243,10 +243,24 @@ class VisionEncoder:
             lines, columns = height // p.patch_size, width // p.patch_size
             n_windows = n_tiles * -(-lines // p.window) * -(-columns // p.window)
             parts = Windows.feeds(n_windows, p.window**2, total)
+        x, deep = self.layers(x, whole, parts, angles)
+        x = normed(p, w, "v.post_ln", x)
+        if self.has_class:
+            x = get_rows(x, feed("patch.kept", (n_tiles * n_patches,), "i32"))
+        if p.n_queries:
+            return [resampled(p, w, x, n_tiles, (height // p.patch_size, width // p.patch_size))]
+        return [project(p, w, x), *deep]
+
+    def layers(
+        self, x: Tensor, whole: Windows, parts: Windows | None = None, angles: Tensor | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The transformer's layers of x (T, n_embd), of which most may attend within `parts`; and the
+        rows of deepstack layers."""
+        p, w = self.p, self.w
         deep = []
         for layer in range(p.n_layer - p.projector.skip_last_layer):
             b = replace(w, prefix=f"v.blk.{layer}.")
-            windows = whole if (layer + 1) % p.full_period == 0 else parts
+            windows = whole if parts is None or (layer + 1) % p.full_period == 0 else parts
             y = self._scaled(b, "ls1", self._attention(b, normed(p, b, "ln1", x), angles, windows))
             x = add(x, normed(p, b, "attn_post_norm", y))
             y = normed(p, b, "ffn_post_norm", self._mlp(b, normed(p, b, "ln2", x)))
@@ -255,12 +269,7 @@ class VisionEncoder:
                 b = replace(w, prefix=f"v.deepstack.{layer}.")
                 merged = reshape(x, shape=(-1, p.n_embd * p.merge**2))
                 deep.append(b.linear("fc2", gelu(b.linear("fc1", normed(p, b, "norm", merged)))))
-        x = normed(p, w, "v.post_ln", x)
-        if self.has_class:
-            x = get_rows(x, feed("patch.kept", (n_tiles * n_patches,), "i32"))
-        if p.n_queries:
-            return [resampled(p, w, x, n_tiles, (height // p.patch_size, width // p.patch_size))]
-        return [project(p, w, x), *deep]
+        return x, deep
 
     def _resized_positions(self, total: int) -> Tensor:
         """Position vectors (T, n_embd) between the four nearest of the table."""
@@ -287,7 +296,7 @@ class VisionEncoder:
             return rows + rows // columns, ends[:-1], np.zeros(lines - 1, np.int64)
         return rows, rows[:0], rows[:0]
 
-    def _with_class(self, x: Tensor, kind: Tensor) -> Tensor:
+    def with_class(self, x: Tensor, kind: Tensor) -> Tensor:
         """x (T, n_embd) with the class embedding in rows of kind 1."""
         return add(mul(x, get_rows(self.constants["is_patch"], kind)), get_rows(self.constants["class"], kind))
 

@@ -112,7 +112,10 @@ def _gated_merger(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
 
 def extra_rows(p: VisionParams, w: Weights) -> Tensor:
     """Rows (n, n_embd_text) that are not of patches: the end of a line, then the begin and the end
-    of an image, where the projector has those."""
+    of an image, where the projector has those; with SAM the end of a line and of an overview."""
+    if p.sam:
+        line, view = (_row(w, f"v.{name}") for name in ("image_newline", "view_seperator"))
+        return add(pad_rows(line, before=0, after=1), pad_rows(view, before=1, after=0))
     if not p.projector.framed:
         return _row(w, "v.token_embd.img_break")
     line = w.linear("mm.model.fc", _row(w, "v.image_newline"))

@@ -24,9 +24,37 @@ MAX_TILES = 256  # of a grid
 THUMBNAIL_TILE = 512  # pixels of a side of the squares that large images are cut into (LFM2-VL)
 SIDE = 16  # rows of a side of a MobileNet's result
 RESAMPLER_HEAD = 128  # numbers of a head of a resampler
+# pixels of a side of DeepSeek-OCR's squares and of their patches, whatever its files say
+OVERVIEW, SQUARE, PATCH = 1024, 640, 16
 _SLICE = ("", "<slice>", "</slice>", "")  # texts of MiniCPM-V before all slices, around each, and behind all
 _SLICES = {2: ("<slice>", "<image>", "</image>", "</slice>"), **dict.fromkeys((3, 4, 5, 6, 100045), _SLICE)}
 _SIZES = ("feed_forward_length", "block_count", "attention.head_count")
+
+
+@dataclass(frozen=True)
+class SAMParams:
+    """Sizes of SAM's encoder (`towers/sam.py`)."""
+
+    n_embd: int
+    n_head: int
+    n_layer: int
+    window: int  # patches of a window's side
+
+    @property
+    def head_dim(self) -> int:
+        return self.n_embd // self.n_head
+
+    @classmethod
+    def read(cls, keys: Keys) -> SAMParams:
+        """The sizes by their keys. ModelFileError names the one at fault."""
+        names = ("sam.embedding_length", "sam.head_count", "sam.block_count", "window_size")
+        n_embd, n_head, n_layer, window = (keys.count(name) for name in names)
+        p = cls(n_embd, n_head, n_layer, window)
+        if p.n_embd % p.n_head:
+            raise keys.error("sam.head_count", f"is {p.n_head}, for vectors of {p.n_embd}")
+        if p.window < 2:
+            raise keys.error("window_size", f"is {p.window}, at least 2 are possible")
+        return p
 
 
 @dataclass(frozen=True)
@@ -55,6 +83,7 @@ class VisionParams:
     breaks: bool = False  # a row of its own ends each line of rows but the last (Pixtral)
     n_queries: int = 0  # rows of a tile of any size, by a resampler; 0: they depend on its patches
     slice_texts: tuple[str, ...] = _SLICE
+    sam: SAMParams | None = None  # of the encoder that makes the patches' vectors (DeepSeek-OCR)
 
     @property
     def projector(self) -> Projector:
@@ -105,6 +134,8 @@ class VisionParams:
         lines, columns = self.grid(height, width)
         if self.projector.framed:
             return lines * (columns + 1) + 2
+        if self.sam:
+            return lines * (columns + 1) + (height == self.image_size)
         return lines * columns + self.breaks * (lines - 1)
 
 
@@ -123,14 +154,17 @@ def read_params(
     if not isinstance(kind, str) or kind not in PROJECTORS:
         raise ModelFileError(path, unsupported("projector type", kind, PROJECTORS))
     projector, keys = PROJECTORS[kind], Keys(metadata, "clip.vision", path)
-    n_embd, patch = keys.count("embedding_length"), keys.count("patch_size")
+    sam = SAMParams.read(keys) if projector.head is Head.WITH_SAM else None
+    n_embd, patch = keys.count("embedding_length"), PATCH if sam else keys.count("patch_size")
     is_mobilenet = projector.head is Head.MOBILENET
     blocks = read_blocks(gguf) if is_mobilenet else ()
     encoder = (0, 0, 0) if projector.whole_patches or is_mobilenet else tuple(keys.count(key) for key in _SIZES)
     n_ff, n_layer, n_head = encoder
+    if sam:
+        n_ff = n_rows(gguf, "v.blk.0.ffn_up.weight")  # some files state another number
     if n_layer and (n_embd % n_head or (n_embd // n_head) % 4):
         raise keys.error("attention.head_count", f"is {n_head}, for vectors of {n_embd}")
-    merge = keys.count(projector.merge_key, projector.merge)
+    merge = projector.merge if sam else keys.count(projector.merge_key, projector.merge)
     if projector.whole_patches:
         patch, merge = patch * merge, 1
     if is_mobilenet:
@@ -151,10 +185,10 @@ def read_params(
         n_layer=n_layer,
         n_head=n_head,
         patch_size=patch,
-        image_size=keys.count("image_size"),
+        image_size=OVERVIEW if sam else keys.count("image_size"),
         merge=merge,
-        eps=keys.positive("attention.layer_norm_epsilon", 1e-6),
-        activation=projector.activation or _activation(metadata),
+        eps=1e-5 if sam else keys.positive("attention.layer_norm_epsilon", 1e-6),
+        activation=None if sam else projector.activation or _activation(metadata),
         mean=_colours(keys, "image_mean"),
         std=_colours(keys, "image_std"),
         longest_edge=keys.count_or_none("preproc_image_size"),
@@ -166,6 +200,7 @@ def read_params(
         blocks=blocks,
         breaks="v.token_embd.img_break" in gguf.tensors,
         n_queries=n_rows(gguf, "resampler.query") if projector.head is Head.RESAMPLER else 0,
+        sam=sam,
     )
     if params.n_queries:
         params = replace(params, slice_texts=_slice_texts(gguf, params.n_queries))
@@ -178,16 +213,22 @@ def read_params(
     return params
 
 
+def grids_between(least: int, most: int, longest: int = 0) -> tuple[tuple[int, int], ...]:
+    """(columns, rows) of all grids of so many tiles, and of a side that has `longest` at most, where not 0."""
+    sides = range(1, (longest or most) + 1)
+    return tuple((x, y) for x in sides for y in sides if least <= x * y <= most)
+
+
 def _grids(keys: Keys, projector: Projector) -> tuple[tuple[int, int], ...]:
     """(columns, rows) of tiles: as many as the file or the projector allows, or of sizes that the file lists."""
-    if projector.sizing is Sizing.GRID:
-        least, most = keys.count("preproc_min_tiles", 1), keys.count("preproc_max_tiles", 12)
+    if projector.sizing in (Sizing.GRID, Sizing.SQUARE_ROWS):
+        usual = (1, 12) if projector.sizing is Sizing.GRID else (2, 9)
+        least, most = keys.count("preproc_min_tiles", usual[0]), keys.count("preproc_max_tiles", usual[1])
         if projector.grid_side:
             least, most = 2, projector.grid_side**2
         if most > MAX_TILES:
             raise keys.error("preproc_max_tiles", f"is {most}, more than {MAX_TILES}")
-        sides = range(1, (projector.grid_side or most) + 1)
-        return tuple((x, y) for x in sides for y in sides if least <= x * y <= most)
+        return grids_between(least, most, projector.grid_side)
     sizes, side = keys.get("image_grid_pinpoints"), keys.count("image_size")
     if projector.sizing is not Sizing.FIXED or sizes is None:
         return ()

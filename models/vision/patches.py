@@ -40,21 +40,35 @@ def filtered_shares(places: Array, grid: tuple[int, int], side: int) -> Array:
     return joint.astype(np.float32)
 
 
-def cubic_shares(places: Array, grid: tuple[int, int], side: int) -> Array:
-    """Shares (n, side²) f32 of a position table's rows in patches of another grid: bicubic (Keys,
-    1981, a = −0.75), centres on centres, edges repeated (torch's interpolate)."""
-    axes = []
-    for axis, n in enumerate(grid):
-        at = (np.arange(n) + 0.5) * (side / n) - 0.5
-        shares = np.zeros((n, side))
-        taps = np.floor(at).astype(np.int64)[:, None] + np.arange(-1, 3)
-        away = np.abs(at[:, None] - taps)
-        near = (1.25 * away - 2.25) * away**2 + 1
-        far = ((-0.75 * away + 3.75) * away - 6) * away + 3
-        np.add.at(shares, (np.arange(n)[:, None], np.clip(taps, 0, side - 1)), np.where(away <= 1, near, far))
-        axes.append(shares[places[:, axis]])
-    joint: Array = (axes[0][:, :, None] * axes[1][:, None, :]).reshape(len(places), side * side)
+def cubic_shares(places: Array, grid: tuple[int, int], side: int, *, filtered: bool = False) -> Array:
+    """Shares (n, side²) f32 of a position table's rows in patches of another grid: bicubic."""
+    y, x = (cubic_axis(n, side, filtered=filtered)[places[:, axis]] for axis, n in enumerate(grid))
+    joint: Array = (y[:, :, None] * x[:, None, :]).reshape(len(places), side * side)
     return joint.astype(np.float32)
+
+
+def cubic_axis(n: int, side: int, *, filtered: bool = False) -> Array:
+    """Shares (n, side) of `side` places in n others on their line: cubic (Keys, 1981), centres on
+    centres. Edges are repeated, a = −0.75; `filtered`: with anti-aliasing, not beyond the edges, a =
+    −0.5 (both torch's interpolate)."""
+    a, width = (-0.5, max(1.0, side / n)) if filtered else (-0.75, 1.0)
+    at = (np.arange(n) + 0.5) * (side / n) - 0.5
+    beyond = 0 if filtered else 2
+    taps = np.arange(-beyond, side + beyond)
+    away = np.abs(at[:, None] - taps) / width
+    near = ((a + 2) * away - (a + 3)) * away**2 + 1
+    far = ((a * away - 5 * a) * away + 8 * a) * away - 4 * a
+    values = np.where(away <= 1, near, np.where(away < 2, far, 0.0))
+    shares = np.zeros((n, side))
+    np.add.at(shares, (np.arange(n)[:, None], np.clip(taps, 0, side - 1)), values)
+    return shares / shares.sum(1, keepdims=True) if filtered else shares
+
+
+def linear_axis(n: int, side: int) -> Array:
+    """Shares (n, side) of `side` places in n others on their line: of the two nearest, centres on centres."""
+    at = np.clip((np.arange(n) + 0.5) * (side / n) - 0.5, 0, side - 1)
+    shares: Array = np.maximum(0.0, 1 - np.abs(at[:, None] - np.arange(side)))
+    return shares
 
 
 def resized_places(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from logitless.models.vision.params import MAX_ASPECT, THUMBNAIL_TILE, VisionParams
+from logitless.models.vision.params import MAX_ASPECT, SQUARE, THUMBNAIL_TILE, VisionParams, grids_between
 from logitless.models.vision.projectors import Resample, Sizing
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ def pieces_of(image: Image, p: VisionParams) -> list[str | Pixels]:
         Sizing.GRID: _grid,
         Sizing.THUMBNAIL: _thumbnail,
         Sizing.SLICES: _slices,
-    }[Sizing.GRID if p.grids else projector.sizing]
+        Sizing.SQUARE_ROWS: _square_rows,
+    }[Sizing.GRID if p.grids and projector.sizing is Sizing.FIXED else projector.sizing]
     pieces = [projector.begin, *sizing(image, p), projector.end]
     return [piece for piece in pieces if not isinstance(piece, str) or piece]
 
@@ -125,7 +126,7 @@ def fullest_grid(width: int, height: int, size: int, grids: Sequence[tuple[int, 
     return max(grids, key=shown)
 
 
-THUMBNAIL_TILES = (2, 10)
+THUMBNAIL_GRIDS = grids_between(2, 10)
 
 
 def _thumbnail(image: Image, p: VisionParams) -> Pieces:
@@ -134,7 +135,7 @@ def _thumbnail(image: Image, p: VisionParams) -> Pieces:
     size = THUMBNAIL_TILE
     width, height = (max(p.unit, round(n / p.unit) * p.unit) for n in image.size)  # half to even
     if width * height > 2 * p.tokens[1] * p.unit**2:
-        columns, rows = nearest_grid(image.width, image.height, size, THUMBNAIL_TILES)
+        columns, rows = nearest_grid(image.width, image.height, size, THUMBNAIL_GRIDS)
         large = _fitted(image, columns * size, rows * size, p)
         for y in range(rows):
             for x in range(columns):
@@ -144,11 +145,21 @@ def _thumbnail(image: Image, p: VisionParams) -> Pieces:
     yield from _dynamic(image, p)
 
 
-def nearest_grid(width: int, height: int, size: int, tiles: tuple[int, int]) -> tuple[int, int]:
-    """(columns, rows) of the grid of so many tiles whose aspect is nearest; of equal ones the
-    largest that the image fills by more than half."""
-    least, most = tiles
-    grids = [(x, y) for x in range(1, most + 1) for y in range(1, most + 1) if least <= x * y <= most]
+def _square_rows(image: Image, p: VisionParams) -> Pieces:
+    """The rows of a grid of squares over the stretched image, where it is larger than one, and an
+    overview behind them (DeepSeek-OCR)."""
+    if max(image.size) > SQUARE:
+        columns, rows = nearest_grid(image.width, image.height, SQUARE, p.grids)
+        size = columns * SQUARE, rows * SQUARE
+        large = np.asarray(image.resize(size, _filter(p.projector.resample)))
+        for y in range(rows):
+            yield large[y * SQUARE : (y + 1) * SQUARE]
+    yield _fitted(image, p.image_size, p.image_size, p, p.projector.pad_color, nearest=True)
+
+
+def nearest_grid(width: int, height: int, size: int, grids: Sequence[tuple[int, int]]) -> tuple[int, int]:
+    """(columns, rows) of the grid whose aspect is nearest; of equal ones the largest that the image
+    fills by more than half."""
     best, nearest = (1, 1), F32(math.inf)
     for x, y in sorted(grids, key=lambda grid: grid[0] * grid[1]):
         away = abs(F32(width) / F32(height) - F32(x) / F32(y))
@@ -224,14 +235,19 @@ def _sized(image: Image, width: int, height: int, p: VisionParams) -> Pixels:
     return np.asarray(image.resize((width, height), _filter(p.projector.resample)))
 
 
-def _fitted(image: Image, width: int, height: int, p: VisionParams, color: Color = BLACK) -> Pixels:
-    """The image scaled to fit into a size with its aspect, on a plain background."""
+def _fitted(
+    image: Image, width: int, height: int, p: VisionParams, color: Color = BLACK, *, nearest: bool = False
+) -> Pixels:
+    """The image scaled to fit into a size with its aspect, on a plain background. `nearest`: sides
+    and margins are rounded to the nearest pixel."""
     if image.size == (width, height):
         return np.asarray(image)
     factor = min(F32(width) / F32(image.width), F32(height) / F32(image.height))
-    inner = min(math.ceil(F32(image.width) * factor), width), min(math.ceil(F32(image.height) * factor), height)
+    rounded = round_half_up if nearest else math.ceil
+    scaled = [rounded(float(F32(n) * factor)) for n in image.size]
+    inner = max(1, min(scaled[0], width)), max(1, min(scaled[1], height))
     out = np.empty((height, width, 3), np.uint8)
     out[:] = color
-    top, left = (height - inner[1]) // 2, (width - inner[0]) // 2
+    top, left = (height - inner[1] + nearest) // 2, (width - inner[0] + nearest) // 2
     out[top : top + inner[1], left : left + inner[0]] = np.asarray(image.resize(inner, _filter(p.projector.resample)))
     return out

@@ -18,6 +18,7 @@ class Sizing(Enum):
     TILES = auto()  # an overview, then a grid of squares, each with its marker (SmolVLM)
     GRID = auto()  # a grid of squares nearest to the aspect, then an overview (InternVL)
     THUMBNAIL = auto()  # a dynamic tile; a large image also as a grid with markers before it (LFM2)
+    SQUARE_ROWS = auto()  # a large image as rows of squares; an overview behind them (DeepSeek-OCR)
     SLICES = auto()  # an overview; a large image also as slices of about its aspect behind it (MiniCPM-V)
 
 
@@ -71,6 +72,7 @@ class Head(Enum):
     MOBILENET = auto()  # convolutions and maps of two sizes instead of an encoder of patches (Gemma 3n)
     GATED_MERGER = auto()  # merged patches, two matrices, layer norm, GELU, SwiGLU (GLM 4V)
     MERGER = auto()  # merged patches, mm.0, GELU, mm.2 (Qwen VL)
+    WITH_SAM = auto()  # SAM's vectors beside those of patches, one matrix (DeepSeek-OCR)
     RESAMPLER = auto()  # learned queries attend to the patches (MiniCPM-V)
     PATCH_MERGER = auto()  # norm and one matrix over merged patches, mm.1, GELU, mm.2 (Mistral 3)
 
@@ -155,6 +157,8 @@ PROJECTORS: dict[str, Projector] = {
                            "<｜hy_place▁holder▁no▁101｜>", resample=Resample.LANCZOS, pad=False, merge=2,
                            merge_key="spatial_merge_size", tokens=(256, 16384), pixel_limits=True,
                            positions=Positions.ENLARGED_TABLE, activation=Activation.GELU, framed=True),
+    "deepseekocr": Projector(Head.WITH_SAM, Sizing.SQUARE_ROWS, end="\n", pad_color=(127, 127, 127), merge=4,
+                             positions=Positions.CUBIC_TABLE),
     "llama4": Projector(Head.ADAPTER, Sizing.GRID, "<|image_start|>", "<|image_end|>", merge=2, grid_side=3,
                         columns_first=True, rope=PatchRope.FROM_ONE),
     "resampler": Projector(Head.RESAMPLER, Sizing.SLICES, positions=Positions.BUCKETS),

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from logitless.models.gguf.file import GGUFFile
+from logitless.models.media.convolution import convolution
 from logitless.models.media.projector_weights import (
     Declared,
     DeclaredTensors,
@@ -18,6 +19,7 @@ from logitless.models.vision.mobilenet_blocks import mobilenet_tensors
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.projectors import Head, Positions
 from logitless.models.vision.resampler import UNUSED, resampler_tensors
+from logitless.models.vision.towers.sam import sam_tensors
 from logitless.models.weights.tensor_map import TensorSlice
 
 _NORMS = tuple(f"{name}.weight" for name in ("norm", "ln", "ln1", "ln2", "mm.model.mlp.0", "ln_q", "ln_kv", "ln_post"))
@@ -40,7 +42,7 @@ def vision_tensors(gguf: GGUFFile, p: VisionParams, n_embd_text: int) -> Declare
         dict(_tensors(gguf, p, n_embd_text)),
         bounded=p.projector.bounded,
         biased=() if p.projector.rms_norm else _NORMS,
-        unused=UNUSED,
+        unused=("v.patch_embd.weight", *UNUSED) if p.sam else UNUSED,
     )
 
 
@@ -48,16 +50,11 @@ def _tensors(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
     if p.blocks:
         yield from mobilenet_tensors(gguf, p.blocks, n_text)
         return
-    size = p.patch_size
-    flat = (p.n_embd, 3 * size**2)
-    rows, in_file = (p.n_embd * 3 * size, size), (p.n_embd, 3, size, size)  # type: tuple[int, ...], tuple[int, ...]
-    first = gguf.tensors.get("v.patch_embd.weight")
-    if first is not None and len(first.shape) == 2:  # a matrix, and no convolution
-        rows, in_file = flat, flat
-    for name in ("v.patch_embd.weight", "v.patch_embd.weight.1")[: 1 + p.projector.two_patch_weights]:
-        yield name, TensorSlice(name, rows, in_file=in_file, in_graph=flat)
-    yield from plain("v.patch_embd.bias", p.n_embd)
-    yield from plain("v.class_embd", p.n_embd)
+    if p.sam is None:
+        yield from _patch_tensors(gguf, p)
+    else:
+        yield from sam_tensors(gguf, p.sam, p.n_embd)
+    yield from plain("v.class_embd", p.n_embd, required=p.sam is not None)
     if p.projector.positions is not Positions.NONE:
         n = _places(gguf, p)
         name = "v.position_embd.weight"
@@ -68,7 +65,7 @@ def _tensors(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
             yield name, TensorSlice(name, (p.n_embd, n), transposed=True, n_experts=1, in_file=(n, p.n_embd))
         else:
             yield name, TensorSlice(name, (n, p.n_embd))
-    for i, n in enumerate((3 * size**2, p.n_embd, p.n_embd) if p.projector.whole_patches else (), 1):
+    for i, n in enumerate((3 * p.patch_size**2, p.n_embd, p.n_embd) if p.projector.whole_patches else (), 1):
         yield from norm(f"v.patch_norm.{i}", n, required=True)
     for name in ("v.norm_embd", "v.pre_ln", "v.post_ln"):
         yield from norm(name, p.n_embd)
@@ -81,6 +78,18 @@ def _tensors(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
         yield from matrix(f"{name}fc1", n_hidden, merged)
         yield from matrix(f"{name}fc2", n_text, n_hidden)
     yield from _head(gguf, p, n_text)
+
+
+def _patch_tensors(gguf: GGUFFile, p: VisionParams) -> Declared:
+    size = p.patch_size
+    flat = (p.n_embd, 3 * size**2)
+    rows, in_file = (p.n_embd * 3 * size, size), (p.n_embd, 3, size, size)  # type: tuple[int, ...], tuple[int, ...]
+    first = gguf.tensors.get("v.patch_embd.weight")
+    if first is not None and len(first.shape) == 2:  # a matrix, and no convolution
+        rows, in_file = flat, flat
+    for name in ("v.patch_embd.weight", "v.patch_embd.weight.1")[: 1 + p.projector.two_patch_weights]:
+        yield name, TensorSlice(name, rows, in_file=in_file, in_graph=flat)
+    yield from plain("v.patch_embd.bias", p.n_embd)
 
 
 def _layer(gguf: GGUFFile, p: VisionParams, b: str) -> Declared:
@@ -117,6 +126,13 @@ def _renamed(parts: Declared, name: str, source: str) -> Declared:
 def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
     """The projector's own tensors: matrices in order, each as wide as the one before is long."""
     head, merged = p.projector.head, p.n_embd * p.merge**2
+    if head is Head.WITH_SAM:
+        yield from matrix("mm.model.fc", n_text, 2 * p.n_embd)
+        yield from plain("v.image_newline", n_text, required=True)
+        as_row = n_rows(gguf, "v.view_seperator") == 1  # as today's converter writes it
+        in_file = (1, n_text) if as_row else ()
+        yield "v.view_seperator", TensorSlice("v.view_seperator", (n_text,), in_file=in_file)
+        return
     if head is Head.RESAMPLER:
         yield from resampler_tensors(gguf, p, n_text)
         return
@@ -138,7 +154,7 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
         return
     if head is Head.GATED_MERGER:
         n_hidden = n_rows(gguf, "mm.up.weight")
-        yield from _convolution("mm.patch_merger", n_text, p.n_embd, p.merge)
+        yield from convolution("mm.patch_merger", n_text, p.n_embd, p.merge)
         yield from matrix("mm.model.fc", n_text, n_text)
         yield from norm("mm.post_norm", n_text, required=True)
         yield from matrix("mm.gate", n_hidden, n_text)
@@ -200,21 +216,14 @@ def _depthwise(name: str, n: int) -> Declared:
 def _convolutions(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
     n_hidden, n_out = (n_rows(gguf, f"{name}.weight") for name in MATRICES[Head.CONVOLUTIONS])
     yield from plain("mm.pre_norm.weight", p.n_embd, required=True)
-    yield from _convolution("mm.0", n_hidden, p.n_embd, p.merge)
-    yield from _convolution("mm.2", n_out, n_hidden, 1)
+    yield from convolution("mm.0", n_hidden, p.n_embd, p.merge)
+    yield from convolution("mm.2", n_out, n_hidden, 1)
     yield from matrix("mm.model.fc", n_text, n_out)
     yield from plain("mm.post_norm.weight", n_text, required=True)
     yield from plain("v.image_newline", n_out, required=True)
     for name in ("mm.image_begin", "mm.image_end"):
         yield from plain(name, n_text, required=True)
     yield from plain("v.view_seperator", n_rows(gguf, "v.view_seperator"))  # of no use to one tile
-
-
-def _convolution(name: str, n_out: int, n_in: int, side: int) -> Declared:
-    """A convolution whose stride is its size: a matrix of flat patches."""
-    rows, shape = (n_out * n_in * side, side), (n_out, n_in, side, side)
-    yield f"{name}.weight", TensorSlice(f"{name}.weight", rows, in_file=shape, in_graph=(n_out, n_in * side**2))
-    yield from plain(f"{name}.bias", n_out)
 
 
 def _places(gguf: GGUFFile, p: VisionParams) -> int:
@@ -224,6 +233,8 @@ def _places(gguf: GGUFFile, p: VisionParams) -> int:
         shape = gguf.tensors[name].shape if name in gguf.tensors else ()
         return max(p.most_columns * p.merge, shape[1] if len(shape) == 3 else 1)
     n = n_rows(gguf, name)
+    if p.sam:  # the class token has the first
+        return math.isqrt(max(1, n - 1)) ** 2 + 1
     if p.projector.positions is not Positions.TABLE:
         return math.isqrt(n) ** 2
     return max(n, (p.image_size // p.patch_size) ** 2 + ("v.class_embd" in gguf.tensors))

@@ -193,6 +193,45 @@ def resampler(fill: Fill, n: int, n_queries: int = 8) -> None:
     fill("v.post_ln.bias", n)
 
 
+def _deepseekocr(fill: Fill, n: int, side: int = 64) -> None:
+    """Three layers of SAM, of which the last attends to the whole map."""
+    fill("v.class_embd", n, std=1.0)
+    fill("v.pre_ln.weight", n, mean=1.0)
+    fill("v.pre_ln.bias", n)
+    fill("v.sam.patch_embd.weight", 24, 3, 16, 16, std=0.05)
+    fill("v.sam.patch_embd.bias", 24)
+    fill("v.sam.pos_embd.weight", 1, side, side, 24, std=0.5)
+    for i in range(3):
+        b = f"v.sam.blk.{i}."
+        for name, n_out, n_in in (
+            ("attn.qkv", 72, 24),
+            ("attn.out", 24, 24),
+            ("mlp.lin1", 40, 24),
+            ("mlp.lin2", 24, 40),
+        ):
+            fill(f"{b}{name}.weight", n_out, n_in)
+            fill(f"{b}{name}.bias", n_out)
+        for name in ("pre_ln", "post_ln"):
+            fill(f"{b}{name}.weight", 24, mean=1.0)
+            fill(f"{b}{name}.bias", 24)
+        for axis in "hw":
+            fill(f"{b}attn.pos_{axis}.weight", 2 * (side if i == 2 else 14) - 1, 12, std=0.5)
+    for name, n_out, n_in, size in (
+        ("neck.0", 16, 24, 1),
+        ("neck.2", 16, 16, 3),
+        ("net_2", 20, 16, 3),
+        ("net_3", n, 20, 3),
+    ):
+        fill(f"v.sam.{name}.weight", n_out, n_in, size, size, std=(n_in * size**2) ** -0.5)
+    for i in (1, 3):
+        fill(f"v.sam.neck.{i}.weight", 16, mean=1.0)
+        fill(f"v.sam.neck.{i}.bias", 16)
+    fill("mm.model.fc.weight", N_TEXT, 2 * n)
+    fill("mm.model.fc.bias", N_TEXT)
+    fill("v.image_newline", N_TEXT, std=1.0)
+    fill("v.view_seperator", 1, N_TEXT, std=1.0)
+
+
 def _llama4(fill: Fill, n: int) -> None:
     fill("v.class_embd", n, std=1.0)
     for name in ("v.pre_ln", "v.post_ln"):
@@ -399,6 +438,23 @@ SPECS: dict[str, VisionSpec] = {
         text="qwen3",
         tokens=("\n", "<image>", "</image>", "<slice>", "</slice>"),
     ),
+    "deepseekocr": VisionSpec(
+        "deepseekocr",
+        _deepseekocr,
+        {
+            "clip.vision.window_size": 14,
+            "clip.vision.sam.embedding_length": 24,
+            "clip.vision.sam.head_count": 2,
+            "clip.vision.sam.block_count": 3,
+        },
+        image=1024,
+        patch=16,
+        n_embd=32,
+        positions=257,
+        patch_bias=False,
+        text="deepseek2-ocr",
+        text_keys={"leading_dense_block_count": 1, "expert_feed_forward_length": 32, "expert_shared_count": 2},
+    ),
     "llama4": VisionSpec(
         "llama4",
         _llama4,
@@ -536,6 +592,7 @@ def write_text_model(path: Path, spec: VisionSpec, stories: Path, n_ctx: int = 1
         "gemma4": {"head_dim": 32, "factors": {"rope_freqs": 8.0}, "n_layer": 3},
         "glm4": {"fused": True},
         "gemma3n": {"n_layer": 5, "head_dim": 32},
+        "deepseek2-ocr": {"n_head_kv": 4, "n_ff": 32, "n_expert": 6, "n_expert_used": 2, "untied": True},
         "llama4": {"n_layer": 4, "n_ff": 32, "n_expert": 4, "n_expert_used": 1},
     }
     size = sizes.get(spec.text, {})

@@ -14,7 +14,11 @@ from logitless.models.media.params import read_media_params
 from tests.helpers.audio_files import AUDIO_SPECS, write_audio_projector
 from tests.helpers.vision_files import N_TEXT, SPECS, Faults, write_projector
 
-OPTIONAL = ("resampler.pos_embed_k", "v.post_ln.weight")
+OPTIONAL = {
+    "resampler": ("resampler.pos_embed_k", "v.post_ln.weight"),
+    "qwen3a": (),
+    "deepseekocr": ("v.patch_embd.weight", "v.pre_ln.weight"),
+}
 
 
 def write(path: Path, name: str, faults: Faults | None = None) -> tuple[Path, int]:
@@ -24,10 +28,10 @@ def write(path: Path, name: str, faults: Faults | None = None) -> tuple[Path, in
     return write_projector(path, SPECS[name], faults=faults or {}), SPECS[name].n_text
 
 
-@pytest.mark.parametrize("name", ["resampler", "qwen3a"])
+@pytest.mark.parametrize("name", OPTIONAL)
 def test_every_tensor_of_a_projector_is_named_if_it_is_missing_or_has_another_shape(name: str, tmp_path: Path) -> None:
     whole, _ = write(tmp_path / "whole.gguf", name)
-    names = [t.name for t in GGUFReader(whole).tensors if t.name not in OPTIONAL and not t.name.endswith(".bias")]
+    names = [t.name for t in GGUFReader(whole).tensors if t.name not in OPTIONAL[name] and not t.name.endswith(".bias")]
     for fault in names:
         for shape in ((), (3, 5)):
             path, n_text = write(tmp_path / "p.gguf", name, {fault: shape})

@@ -169,6 +169,11 @@ def test_a_position_table_that_no_tile_fits_is_refused_by_name(tmp_path: Path, s
             pass
 
 
+def ocr_with(key: str, value: int) -> dict[str, Any]:
+    spec = SPECS["deepseekocr"]
+    return vars(spec) | {"keys": spec.keys | {f"clip.vision.{key}": value}}
+
+
 def test_projector_files_are_refused_by_name(tmp_path: Path, shared_data: Path) -> None:
     with (
         GGUFFile.open(shared_data / "models" / "stories260K.gguf") as gguf,
@@ -183,6 +188,8 @@ def test_projector_files_are_refused_by_name(tmp_path: Path, shared_data: Path) 
         ({"n_head": 5}, "head_count"),
         ({"image": 18}, "image_size"),
         (vars(SPECS["resampler"]) | {"image": 18}, "image_size"),
+        (ocr_with("window_size", 1), "window_size"),
+        (ocr_with("sam.head_count", 5), "sam.head_count"),
         (vars(SPECS["resampler"]) | {"keys": {"clip.minicpmv_version": np.int32(7)}}, "minicpmv_version' is 7; known"),
         (vars(SPECS["resampler"]) | {"keys": {"clip.minicpmv_query_num": 9}}, "resampler.query' of 8 rows"),
     ):

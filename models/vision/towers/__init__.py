@@ -1,0 +1,1 @@
+"""Encoders of images that are no transformer of patches, or not only one."""
