@@ -66,6 +66,10 @@ class UBatch(Struct):
     # Images (models/batch.py, MediaRows), if a sequence with some takes part.
     media_rows: list[int] = field(default_factory=list)  # rows of the pool; 0: a token of text
     seen: list[int] = field(default_factory=list)  # last position that a token sees; drafters have it too
+    # Of a model with an encoder: prompts that it reads (slot, tokens, slot mapping), and of each token of its
+    # decoder the length of the prompt.
+    sources: list[tuple[int, list[int], list[int]]] = field(default_factory=list)
+    n_source: list[int] = field(default_factory=list)
     rope_positions: list[npt.NDArray[np.int32]] = field(default_factory=list)  # (4, n) of each sequence, M-RoPE
 
 

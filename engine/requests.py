@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Final, Literal, overload
 
 from msgspec import Struct
@@ -56,6 +57,7 @@ class CompletionRequest:
     preserved: frozenset[int] = frozenset()
     background: bool = False  # of training: computed in the time that users leave (Scheduler.step_background)
     media: PromptMedia | None = None  # tiles in the prompt, whose tokens there are negative
+    n_source: int = 0  # leading tokens of the prompt that an encoder reads, all together
 
     @property
     def gives_way(self) -> bool:
@@ -71,6 +73,12 @@ class CompletionRequest:
     def text_ids(self) -> tuple[int, ...]:
         """The prompt without the rows of its images."""
         return self.prompt if self.media is None else tuple(id for id in self.prompt if id >= 0)
+
+    def behind_encoder(self, start: int) -> CompletionRequest:
+        """The request to a decoder that goes on from `start`. Only equal prompts share what they have in the cache."""
+        digest = blake2b(array("i", self.prompt).tobytes(), digest_size=16).hexdigest()
+        salt = f"{self.cache_salt}/{digest}"
+        return replace(self, prompt=(*self.prompt, start), n_source=len(self.prompt), cache_salt=salt)
 
     @property
     def prompt_weight(self) -> int:

@@ -169,7 +169,9 @@ class Sequence:
         return min(len(self.tokens), self.slot.n_computable, self.n_encoded) - self.n_computed
 
     def chunk(self, n: int) -> int:
-        """Tokens of a prefill chunk of about n: some images are computed whole."""
+        """Tokens of a prefill chunk of about n: some images are computed whole, and what an encoder reads."""
+        if self.n_computed < self.request.n_source:
+            return self.request.n_source + 1
         return n if self.request.media is None else self.request.media.chunk(self.n_computed, n)
 
     @property

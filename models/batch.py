@@ -19,8 +19,8 @@ from logitless.graph.ops.attention.hadamard import hadamard
 from logitless.graph.ops.attention.mla import latent_attention
 from logitless.graph.ops.attention.paged_attention import (
     PAGE,
-    alibi_attention,
     attention,
+    biased_attention,
     load_v,
     store_k,
     store_v,
@@ -150,8 +150,7 @@ class AttentionParams(NamedTuple):
     sinks: tuple[Tensor, ...] = ()  # one of shape (H,), or none
     causal_images: bool = False  # rows of images see only earlier rows, for any projector
     chunked: bool = False  # the window does not slide: a row sees its own chunk of so many positions
-    # ALiBi's slopes (H,) and the keys' positions (T, 1); in encoders a bias table (H, 2·n − 1); or nothing
-    bias: tuple[Tensor, ...] = ()
+    bias: tuple[Tensor, ...] = ()  # models/architectures/position_bias.py
 
 
 class LinearAttentionParams(NamedTuple):
@@ -203,6 +202,8 @@ class Batch:
     out: Out | None
     media: MediaRows | None = None
     seen: Tensor | None = None  # (2, T) i32: last position that a row sees, and its own; None: its own is the last
+    # (3, T) i32, behind an encoder: a row's position, the first behind the prompt, the prompt's last. No row is `out`
+    source: Tensor | None = None
 
     @classmethod
     def feeds(
@@ -222,6 +223,8 @@ class Batch:
 
     def visible(self, params: AttentionParams, n_ctx: int, *, of_out: bool) -> tuple[Tensor, Tensor]:
         """Slots of the rows that have queries, and their visible cells (graph/ops/attention/) of n_ctx."""
+        if self.source is not None:  # a window of 1 begins behind the prompt
+            return self.slot, slice_rows(self.source, start=0, stop=2)
         queries = self.out if of_out and self.out is not None else self
         if params.chunked:
             return queries.slot, chunk_ends(queries.pos, size=params.window, limit=n_ctx)
@@ -281,12 +284,15 @@ class PagedMemory:
             layers[i] = [session.define(f"{prefix}k.{i}", (n, size.n_head_kv, size.head_dim, PAGE), type_k)]
             if not h.mla:
                 layers[i].append(session.define(f"{prefix}v.{i}", (n, size.n_head_kv, PAGE, size.head_dim), type_v))
-        for i, own in enumerate(behind, h.n_layer):
+        others: list[tuple[str, LayerSizes | int]]
+        others = [(f"{prefix}cross.{{}}.{i}", own) for i, own in enumerate(h.cross_layers)]
+        others += [(f"{prefix}draft.{{}}.{i}", own) for i, own in enumerate(behind, h.n_layer)]
+        for i, (name, own) in enumerate(others, h.n_layer):
             if not isinstance(own, int):
                 shape = n_pages, own.n_head_kv
                 full[i] = [
-                    session.define(f"{prefix}draft.k.{i}", (*shape, own.head_dim, PAGE), type_k),
-                    session.define(f"{prefix}draft.v.{i}", (*shape, PAGE, own.head_dim), type_v),
+                    session.define(name.format("k"), (*shape, own.head_dim, PAGE), type_k),
+                    session.define(name.format("v"), (*shape, PAGE, own.head_dim), type_v),
                 ]
         tables = session.define(f"{prefix}tables", table_shape, "i32", host_written=True)
         pool = None
@@ -347,9 +353,18 @@ class Cached:
         if v is None:
             y = latent_attention(q, *kv, *params.sinks, scale=params.scale)
         elif params.bias:
-            y = alibi_attention(q, *kv, params.bias[0], scale=params.scale)
+            y = biased_attention(q, *kv, params.bias[-1], scale=params.scale, window=int(batch.source is not None))
         else:
             y = attention(q, *kv, *params.sinks, scale=params.scale, window=params.window, cap=params.cap)
+        return rotate(y, caches[-1])
+
+    def attend_source(self, layer: int, q: Tensor, scale: float) -> Tensor:
+        """Cross-attention: the output of q (T, H, D) over the prompt's cells, which the encoder has filled."""
+        pool, slot, source = self.memory.full, self.batch.slot, self.batch.source
+        assert source is not None
+        caches = pool.layers[len(self.memory.kv_sources) + layer]
+        last = reshape(slice_rows(source, start=2, stop=3), shape=(-1,))
+        y = attention(rotate(q, caches[0]), *caches, pool.tables, slot, last, scale=scale)
         return rotate(y, caches[-1])
 
     def store(self, layer: int, k: Tensor, v: Tensor | None) -> list[Tensor]:
@@ -432,7 +447,7 @@ class Sequences:
             visible, window = chunk_starts(self.start, length=size, size=window), 0
         n = q.shape[2]
         if params.bias:
-            q, k, v = sloped(q, k, v, *params.bias, scale=scale)
+            q, k, v = sloped(q, k, v, *params.bias[:2], scale=scale)
         y = causal_attention(q, k, v, visible, *params.sinks, length=size, scale=scale, window=window, cap=params.cap)
         return take_block(y, start=(0, 0, 0), shape=(*y.shape[:2], n)) if params.bias else y
 

@@ -14,9 +14,10 @@ from logitless.graph.ops.training.loss import softmax
 from logitless.graph.tensor import Tensor
 from logitless.models.adapters.low_rank import LowRank
 from logitless.models.architectures import decoder, encoder, feed_forward, gemma3n
+from logitless.models.architectures.attention import cross_keys_values
 from logitless.models.architectures.registry import ARCHITECTURES, DRAFTERS
 from logitless.models.architectures.rope import Rotary, define_rotary
-from logitless.models.batch import Batch, Cached, Memory, PagedMemory, Rows, Sequences
+from logitless.models.batch import Batch, Cached, Memory, PagedMemory, Rows, Sequences, Texts
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams, read_hparams
@@ -47,6 +48,7 @@ class Model:
     rotary: Rotary
     # MTP block behind the layers (models/architectures/mtp.py), if it is loaded
     mtp: Weights | None = None
+    encoder_rotary: Rotary | None = None  # of the encoder in front, where there is one
 
     def adapted(self, low_rank: LowRank) -> Model:
         """The same model with LoRA adapters."""
@@ -61,6 +63,13 @@ class Model:
         cached = Cached(memory, batch)
         self.hidden(batch, cached)
         return cached.writes(self.hparams.n_layer_kv - 1)
+
+    def encoded(self, text: Texts, cells: Batch, memory: PagedMemory) -> list[Tensor]:
+        """Writes of the encoder's output of a prompt, as keys and values of cross-attention, to `cells`."""
+        h, cached, x = self.hparams, Cached(memory, cells), self.hidden(text, text)
+        for i in range(h.n_layer):
+            cached.store(h.n_layer + i, *cross_keys_values(self.weights.block(i), x, h, i))
+        return [write for layer in cached.stored.values() for write in layer]
 
     def training_logits(self, sequences: Sequences) -> Tensor:
         """Logits (T, n_vocab) f32 of whole sequences without a cache; differentiable by
@@ -86,6 +95,9 @@ class Model:
         """Last hidden states (R, n_embd) f32 of these rows, after the final norm.
 
         `layer_inputs`: see decoder.forward; only of models that `exposes_layers` allows."""
+        if self.encoder_rotary is not None and isinstance(rows, Texts):
+            w = replace(self.weights, prefix="enc.", directions={})
+            return decoder.forward(w, self.hparams.encoder, self.encoder_rotary, rows, memory)
         parts = self.weights, self.hparams, self.rotary, rows, memory
         return FORWARD[self.hparams.arch](*parts) if layer_inputs is None else decoder.forward(*parts, layer_inputs)
 
@@ -116,7 +128,7 @@ class Model:
 
 def exposes_layers(h: Hparams) -> bool:
     """True if the hidden states between layers can be read: one residual stream goes through all of them."""
-    return FORWARD[h.arch] is decoder.forward
+    return FORWARD[h.arch] is decoder.forward and not h.n_encoder
 
 
 def hparams_of(gguf: GGUFFile) -> Hparams:
@@ -170,7 +182,10 @@ def define_model(session: Session, gguf: GGUFFile, hparams: Hparams, n_ctx: int,
     if hparams.context_ends and n_ctx > hparams.n_ctx_train:
         raise ModelFileError(gguf.path, f"has positions for {hparams.n_ctx_train} tokens, not for a context of {n_ctx}")
     weights, block = load_weights(session, gguf, hparams, mtp=mtp).apart(hparams.n_layer)
-    return Model(hparams, weights, define_rotary(session, gguf, hparams, n_ctx), block if mtp else None)
+    rotary, of_encoder = define_rotary(session, gguf, hparams, n_ctx), None
+    if hparams.n_encoder:
+        of_encoder = define_rotary(session, gguf, hparams.encoder, n_ctx, "enc.")
+    return Model(hparams, weights, rotary, block if mtp else None, of_encoder)
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,7 @@ EXAMPLES = {  # architecture → models that have it
     "starcoder": "StarCoder 1",
     "starcoder2": "StarCoder 2",
     "step35": "Step 3.5 Flash",
+    "t5": "T5, Flan T5, MADLAD 400 (prompts are read by an encoder)",
     "talkie": "Talkie",
     "t5encoder": "encoders of T5 and Flan T5, Sentence T5",
     "xverse": "XVERSE",
@@ -326,10 +327,11 @@ def models() -> str:
         raise ValueError(f"scripts/docs_pages.py: EXAMPLES and the registry of architectures differ in {missing}")
     rows = []
     for name in sorted(ARCHITECTURES):
-        use = "text" if ARCHITECTURES[name].attention.causal else "embeddings, reranking"
+        attention = ARCHITECTURES[name].attention
+        use = "text" if attention.causal else "embeddings, reranking"
         if name in TEXT_OF_VISION:
             use = "text (the text part of a vision model)"
-        rows.append((f"`{name}`", EXAMPLES[name], use, "yes" if ARCHITECTURES[name].attention.causal else "no"))
+        rows.append((f"`{name}`", EXAMPLES[name], use, "yes" if attention.causal and not attention.cross else "no"))
     return f"{len(rows)} architectures.\n\n" + table(("architecture", "example models", "served for", "training"), rows)
 
 

@@ -136,9 +136,11 @@ def n_draft_tokens(options: ModelOptions) -> int:
 
 
 def check_mtp_head(options: ModelOptions, gguf: GGUFFile, hparams: Hparams) -> None:
-    """OptionConflict: draft-mtp is wanted, and the file has no MTP head; or a model that does not write is to draft."""
+    """OptionConflict: draft-mtp is wanted, and the file has no MTP head; or a draft head cannot learn from the model."""
     if not hparams.causal and LEARN in model_kinds(options):
         raise OptionConflict("--spec-learn: the model makes vectors of texts, it does not write")
+    if hparams.n_encoder and LEARN in model_kinds(options):
+        raise OptionConflict("--spec-learn: the model has an encoder, behind which no head can learn")
     if MTP not in model_kinds(options) or drafter_file(options):
         return
     if not can_guess(gguf, hparams):
@@ -166,7 +168,8 @@ def check_draft_model(options: ModelOptions, overrides: Overrides, target: GGUFF
                 f"--model-draft {options.model_draft}: has a block that predicts one token more, and no layers before "
                 f"it: give --spec-type {MTP}"
             )
-        hparams_of(draft)
+        if hparams_of(draft).n_encoder:
+            raise OptionConflict(f"--model-draft {options.model_draft}: has an encoder and cannot draft")
         if reason := _vocabulary_difference(target, draft):
             raise OptionConflict(f"--model-draft {options.model_draft}: {reason[:300]}")
 

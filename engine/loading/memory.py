@@ -70,7 +70,7 @@ def cache_bytes(
         rows = [h.sizes(i).n_head_kv * h.sizes(i).head_dim for i in layers if h.attends(i)]
         return sum(_nbytes(t, row) for row in rows for t in types)
 
-    cell = of_cell(layers)
+    cell = of_cell(layers) * (2 if h.cross_layers else 1)
     if swa_full or not h.has_windows:
         return CacheBytes(cell)
     full = of_cell(i for i in layers if not h.is_local(i))

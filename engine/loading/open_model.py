@@ -84,7 +84,7 @@ def open_model(path: str | Path, options: ModelOptions | None = None, *, generat
     _check_cache_disk(options)
     overrides = metadata_overrides(options)
     with GGUFFile.open(path, overrides, block=mtp_file(options)) as gguf:
-        h = generating_hparams(gguf, path) if generates else hparams_of(gguf)
+        h = generating_hparams(gguf, path, encoder=True) if generates else hparams_of(gguf)
         speculation = default_speculation(options)
         check_mtp_head(options, gguf, h)
         words = tokenizer.from_metadata(gguf.metadata, path=path)
@@ -344,11 +344,14 @@ def model_info(engine: ModelRunner, words: Tokenizer) -> ModelInfo:
     )
 
 
-def generating_hparams(gguf: GGUFFile, path: str | Path) -> Hparams:
-    """Hyper-parameters of a model that generates text. OptionConflict: it makes embeddings only."""
+def generating_hparams(gguf: GGUFFile, path: str | Path, *, encoder: bool = False) -> Hparams:
+    """Hyper-parameters of a model that generates text. OptionConflict: it makes embeddings only, or has an encoder in
+    front and not `encoder`."""
     h = hparams_of(gguf)
     if not h.causal:
         raise OptionConflict(f"{path}: makes vectors of texts, it does not write: only `logitless serve` can run it")
+    if h.n_encoder and not encoder:
+        raise OptionConflict(f"{path}: has an encoder that reads prompts: only serve, generate, batch and plan can run it")
     return h
 
 

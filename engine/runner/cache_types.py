@@ -32,7 +32,7 @@ def check_types(h: Hparams, type_k: str, type_v: str, of: str = "", drafter: Seq
 def refusal(graph: Iterable[Tensor], devices: Sequence[Backend], type_k: str, type_v: str, of: str = "") -> str:
     """A line that names a device without attention over caches of these types, but over those of f16; else ""."""
     for t in toposort(graph):
-        if t.op not in ("attention", "latent_attention", "alibi_attention"):
+        if t.op not in ("attention", "latent_attention", "biased_attention"):
             continue
         plain = [variable("", s.shape, "f16") if s.dtype in KV_TYPES and len(s.shape) == 4 else s for s in t.src]
         for device in devices:

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from logitless.engine.batch import bucket
+from logitless.engine.batch import UBatch, bucket
 from logitless.engine.media.media_encoder import MediaEncoder
 from logitless.graph.ops.attention.encoder_attention import mean_rows
+from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.adapters.stacked_lora import BASE, AdapterChoice
-from logitless.models.batch import Sequences, Texts
+from logitless.models.batch import Batch, PagedMemory, Sequences, Texts
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.media.prompt_media import PromptMedia
 from logitless.models.model import AdaptedModel
@@ -45,9 +46,10 @@ class Embedder:
         `encoder`: the model's encoder of images and sounds; None: it reads none."""
         self._encoder = encoder
         self.template = template
-        self.n_ctx = n_ctx if h.causal else min(n_ctx, h.n_ctx_train)
+        self._has_decoder = h.n_encoder > 0
+        self.causal = h.causal and not self._has_decoder
+        self.n_ctx = n_ctx if self.causal else min(n_ctx, h.n_ctx_train)
         self.default = h.pooling
-        self.causal = h.causal
         self._of_mean = ("mean", "rank") if h.architecture.ranking.of_mean else ("mean",)
         self.ranks = tuned(BASE).model(0).ranks
         self._tuned = tuned  # called for each run, for the model moves when a device is lost
@@ -121,6 +123,36 @@ class Embedder:
         if pooling != "none":
             return [vectors[i].copy() for i in range(n)]
         return [vectors[i * length : i * length + len(text)].copy() for i, text in enumerate(texts)]
+
+    def write_sources(self, batch: UBatch, memory: PagedMemory) -> None:
+        """Have the encoder read the prompts of a batch."""
+        for slot, tokens, cells in batch.sources:
+            self._write_source(tokens, cells, AdapterChoice(batch.weights, batch.mixes.get(slot, ())), memory)
+
+    def load_source(self, memory: PagedMemory) -> None:
+        """Load the encoder's weights by a run of one token, if there is a decoder behind it."""
+        if self._has_decoder:
+            self._write_source([0], [(memory.full.n - 1) * PAGE], BASE, memory)
+
+    def of_sources(self, memory: PagedMemory) -> list[list[Tensor]]:
+        """Graphs that together contain every op of reading a prompt."""
+        return [self._source(bucket(min(64, self.n_ctx)), BASE, memory)] if self._has_decoder else []
+
+    def _write_source(self, tokens: Tokens, cells: Sequence[int], choice: AdapterChoice, memory: PagedMemory) -> None:
+        """Have the encoder read a prompt, and write the keys and values of cross-attention to `cells`."""
+        n, tuned = len(tokens), self._tuned(choice)
+        size = bucket(n)
+        feeds = {name: np.zeros(size, np.int32) for name in ("tokens", "pos", "types")}
+        feeds["tokens"][:n], feeds["pos"][:n], feeds["count"] = tokens, np.arange(n), np.array([n], np.int32)
+        # padding goes to the spare block
+        feeds["slot_mapping"] = np.full(size, (memory.full.n - 1) * PAGE, np.int32)
+        feeds["slot_mapping"][:n] = cells
+        plan = tuned.session.cached_plan(("source", size, tuned.name), partial(self._source, size, choice, memory))
+        plan.run(feeds | tuned.feeds(size), [0] * plan.n_fetches)
+
+    def _source(self, size: int, choice: AdapterChoice, memory: PagedMemory) -> list[Tensor]:
+        """Graph of `_write_source` for prompts of up to `size` tokens."""
+        return self._tuned(choice).model(size).encoded(Texts.feeds(1, size), Batch.feeds(size), memory)
 
     def everything(self) -> list[Tensor]:
         """Graphs that together contain every op of any run."""

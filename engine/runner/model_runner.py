@@ -7,7 +7,6 @@ a time may call `step`."""
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -38,7 +37,7 @@ from logitless.engine.runner.lost_devices import LostDevices
 from logitless.engine.runner.placement import ANYWHERE, MIN_CTX, PlacementOptions, chosen, division, excess, fit, usable
 from logitless.engine.runner.preemptible_prefill import PreemptiblePrefill
 from logitless.engine.runner.step_graph import StepGraph
-from logitless.engine.runner.step_inputs import StepFeeds
+from logitless.engine.runner.step_inputs import StepFeeds, token_masks
 from logitless.engine.sampling.sampler import split_log_probs, split_probs
 from logitless.graph.backend import Backend
 from logitless.graph.execution.expert_cache import CacheMemory
@@ -58,7 +57,6 @@ from logitless.models.drafters.drafter_file import open_drafter
 from logitless.models.drafters.kinds import define_drafter
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.grammar import GrammarError
 from logitless.models.hparams.overrides import NONE, Overrides
 from logitless.models.media.params import MediaParams, params_for
 from logitless.models.media.prompt_media import Tile
@@ -74,8 +72,6 @@ log = logging.getLogger("logitless.engine")
 MOST_MEDIA_ROWS = 8192  # maximum of rows of images and sounds on the device
 RETREAT = 0.8  # of the devices' memory, after an allocation that failed
 MOST_RETREATS = 6  # then the CPU has all layers
-MASK_PATIENCE = 0.01  # seconds that a step waits for pending token bitmasks when all else is done
-NOT_SAMPLED = -2  # in mask_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +129,9 @@ class ModelRunner:
             self._projector = projector, params_for(self.gguf, h, projector, options.image_tokens, options.n_ubatch)
         self._kv_types = options.type_k, options.type_v, "" if target is None else "-draft"
         check_types(h, *self._kv_types, self.drafter_file.kv_layers if self.drafter_file is not None else ())
-        if options.moves and h.recurrent:
-            raise ValueError(f"{options.moves}: this model's layers keep states, which cannot forget tokens")
+        if options.moves and (h.recurrent or h.n_encoder):
+            reason = "layers keep states, which" if h.recurrent else "encoder has read the prompt, which"
+            raise ValueError(f"{options.moves}: this model's {reason} cannot forget tokens")
         self._size(options.n_ctx or h.n_ctx_train * (1 if options.unified else options.n_slots))
         n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_draft_tokens)
         self.states = DeviceStore(n_states) if h.recurrent else None
@@ -275,7 +272,7 @@ class ModelRunner:
         head = self.draft_head.define(self.session) if self.draft_head is not None else drafter
         self.graph = StepGraph(self.memory, sampler_state, rows, self.media.pools if self.media else (), head)
         able = h.causal and self.is_first and self.states is None and (self.hidden is None or options.learns)
-        able = able and all(backend.preemptible for backend in backends)
+        able = able and not h.n_encoder and all(backend.preemptible for backend in backends)
         self.preemptible = PreemptiblePrefill(self, options.n_ubatch if able else 0, self.n_ctx_slot)
 
     @property
@@ -309,11 +306,12 @@ class ModelRunner:
         largest = StepShape(self.options.n_ubatch, 0)
         self.session.cached_plan(largest, lambda: self.build(largest))
         self.run_alone()
+        self.embedder.load_source(self.memory)
         if self.hidden is not None:  # the first draft plan loads the weights of what drafts
             self.session.cached_plan(shape := draft_shape(1, self.hidden.n_block), lambda: self.build(shape))
         self.cells.prepare_copies()
         # recurrent states and windows cannot drop tokens
-        if not self.hparams.recurrent and self.window_kv is None:
+        if not self.hparams.recurrent and not self.hparams.n_encoder and self.window_kv is None:
             problem = self.cells.prepare_moves(self.prepare_kernels, soon=bool(self.options.moves))
             if problem and self.options.moves:
                 raise DeviceError(f"{self.options.moves}: {problem}")
@@ -607,6 +605,7 @@ class ModelRunner:
     def _everything(self) -> list[list[Tensor]]:
         """Graphs that together contain every op of a step, of an MTP draft and of media."""
         graphs = [self.build(StepShape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._mtp_graphs)]
+        graphs += self.embedder.of_sources(self.memory)
         if self.media is not None:
             graphs += [build() for build in self.media.largest]
             graphs.append(self.build(StepShape(self.options.n_ubatch, 64, media=True)))
@@ -653,6 +652,7 @@ class ModelRunner:
             raise DeviceFailed("the devices have been replaced")
         try:
             self.before_step(batch)
+            self.embedder.write_sources(batch, self.memory)
             return self._run(shape, batch)
         except (MemoryError, OSError) as error:
             raise self._failure(error) from error
@@ -710,7 +710,8 @@ class ModelRunner:
             mixes = [batch.mixes.get(slot, ()) for slot in batch.slot]
             feeds.row_scales[:] = self.adapters.row_scales(mixes, shape.n_tokens)
         unsampled: dict[int, str] = {}
-        late = (lambda: self._masks(shape, batch, unsampled)) if shape.n_masks else None
+        n_masks, n_vocab = shape.n_masks, self.hparams.n_vocab
+        late = (lambda: token_masks(batch, n_masks, shape.n_out, n_vocab, unsampled)) if n_masks else None
         n_out = len(batch.out)
         n_tables, n_copies = len(batch.tables) + len(batch.window_tables), len(batch.copies) + len(batch.window_copies)
         n_written = feeds.nbytes + 4 * self.table_blocks * n_tables + 8 * n_copies
@@ -743,26 +744,6 @@ class ModelRunner:
         spare_hidden = self.hidden.spare if self.hidden is not None else 0
         return StepFeeds(room, self.options.n_slots, self.full_kv.n * BLOCK_SIZE, window_spare, spare_hidden)
 
-    def _masks(self, shape: StepShape, batch: UBatch, unsampled: dict[int, str]) -> dict[str, npt.NDArray[Any]]:
-        """Token bitmasks, a deferred input. Rows whose mask is still pending are not sampled."""
-        masks = np.zeros((shape.n_masks, -(-self.hparams.n_vocab // 32)), np.uint32)
-        mask_row = np.full(shape.n_out, -1, np.int32)
-        deadline, n = time.monotonic() + MASK_PATIENCE, 0
-        for i, row in enumerate(batch.rows):
-            if row is None or row.mask is None:
-                continue
-            try:
-                bits = row.mask.wait(deadline - time.monotonic())
-            except TimeoutError:
-                mask_row[i], unsampled[i] = NOT_SAMPLED, ""
-            except GrammarError as error:
-                mask_row[i], unsampled[i] = NOT_SAMPLED, str(error)
-            else:
-                if bits is not None:
-                    masks[n, : len(bits)] = bits
-                    mask_row[i], n = n, n + 1
-        return {"sample.mask": masks, "sample.mask_row": mask_row}
-
     def sampler_state(self, slot: int) -> tuple[float, ...]:
         """Row of the samplers' state, (N_STATE,)."""
         return tuple(self.session.read_bytes("sampler_state", slot * 16, 16).view(np.float32).tolist())
@@ -776,6 +757,10 @@ class ModelRunner:
     @property
     def moves_cells(self) -> bool:
         return self.cells.can_move
+
+    @property
+    def start_token(self) -> int:
+        return self.hparams.start_token
 
     @property
     def mrope(self) -> bool:

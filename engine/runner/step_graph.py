@@ -47,6 +47,14 @@ class StepGraph:
     def _logits(self, model: Model, shape: StepShape) -> tuple[Tensor | None, list[Tensor]]:
         """Logits of the sampled positions, or None without any, and nodes that only run."""
         media, mrope = self.media if shape.media else (), bool(model.hparams.mrope)
+        if model.hparams.n_encoder:
+            source = feed("source", (3, shape.n_tokens), "i32")
+            batch = replace(Batch.feeds(shape.n_tokens), source=source)
+            if not shape.n_out:
+                return None, model.cache_writes(batch, self.memory)
+            x = model.hidden(batch, Cached(self.memory, batch))
+            rows = None if shape.whole else feed("out", (shape.n_out,), "i32")
+            return model.head(x if rows is None else get_rows(x, rows), rows), []
         if self.hidden is None:
             n_out = shape.n_out if shape.n_out and not shape.whole else None
             batch = Batch.feeds(shape.n_tokens, n_out, media, mrope=mrope)
@@ -62,8 +70,8 @@ class StepGraph:
             batch = replace(batch, seen=feed("seen", (2, shape.n_tokens), "i32"))
             return drafter.guess(model, batch, self.memory, hidden, out)
         if shape.mtp:
-            logits, rows = guess(model, batch, self.memory, hidden)
-            return logits, [rows]
+            logits, last = guess(model, batch, self.memory, hidden)
+            return logits, [last]
         inputs: list[Tensor] | None = [] if isinstance(drafter, FileDrafter) else None
         cached = Cached(self.memory, batch)
         x = model.hidden(batch, cached, inputs)

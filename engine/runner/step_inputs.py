@@ -6,6 +6,7 @@ sampling parameters once for each plan."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,14 +19,17 @@ from logitless.engine.sampling.sampler import Row
 from logitless.graph.dtype import DTYPES
 from logitless.graph.ops.sampling import samplers as s
 from logitless.graph.tensor import Tensor, feed
+from logitless.models.grammar import GrammarError
 
 Array = npt.NDArray[Any]
+MASK_PATIENCE = 0.01  # seconds that a step waits for pending token bitmasks when all else is done
+NOT_SAMPLED = -2  # in mask_row
 SAMPLING = ("params", "chain", "draws", "list_ptr", "list_kind", "list_id", "list_value", "slot")
 INPUTS = frozenset(  # inputs that `StepFeeds` fills, and `lora_scales`
     {"tokens", "pos", "slot", "slot_mapping", "window_slot_mapping", "begin", "end", "out", "out.pos", "out.slot"}
     | {"targets", "lora_scales"}
     | {f"media.{name}" for name in ("ids", "is_text", "seen", "out_seen", "positions", "out_positions")}
-    | {"hidden.before", "hidden.to", "hidden.cells", "seen", *(f"sample.{name}" for name in SAMPLING)}
+    | {"hidden.before", "hidden.to", "hidden.cells", "seen", "source", *(f"sample.{name}" for name in SAMPLING)}
 )
 
 
@@ -49,6 +53,26 @@ def sampling_feeds(n_rows: int, n_list: int, n_masks: int = 0, n_vocab: int = 0)
         feeds.append(feed("sample.mask", (n_masks, -(-n_vocab // 32)), "u32", deferred=True))
         feeds.append(feed("sample.mask_row", (n_rows,), "i32", deferred=True))
     return feeds
+
+
+def token_masks(batch: UBatch, n_masks: int, n_rows: int, n_vocab: int, unsampled: dict[int, str]) -> dict[str, Array]:
+    """Token bitmasks, a deferred input. Rows whose mask is still pending are not sampled."""
+    masks, mask_row = np.zeros((n_masks, -(-n_vocab // 32)), np.uint32), np.full(n_rows, -1, np.int32)
+    deadline, n = time.monotonic() + MASK_PATIENCE, 0
+    for i, row in enumerate(batch.rows):
+        if row is None or row.mask is None:
+            continue
+        try:
+            bits = row.mask.wait(deadline - time.monotonic())
+        except TimeoutError:
+            mask_row[i], unsampled[i] = NOT_SAMPLED, ""
+        except GrammarError as error:
+            mask_row[i], unsampled[i] = NOT_SAMPLED, str(error)
+        else:
+            if bits is not None:
+                masks[n, : len(bits)] = bits
+                mask_row[i], n = n, n + 1
+    return {"sample.mask": masks, "sample.mask_row": mask_row}
 
 
 def room_of(nodes: Iterable[Tensor]) -> dict[str, Array]:
@@ -86,7 +110,7 @@ class StepFeeds:
         self._begin, self._end = room.get("begin"), room.get("end")
         self._before, self._to = room.get("hidden.before"), room.get("hidden.to")
         self._spare_hidden = spare_hidden
-        self._cells, self._seen = room.get("hidden.cells"), room.get("seen")
+        self._cells, self._seen, self._source = room.get("hidden.cells"), room.get("seen"), room.get("source")
         self._targets, self.row_scales = room.get("targets"), room.get("lora_scales")
         self._spare_slot, self._spare = spare_slot, spare
         self._media = MediaFeeds(room) if any(name.startswith("media.") for name in room) else None
@@ -123,6 +147,9 @@ class StepFeeds:
             self._cells[self._cells < 0] = self._spare
         if self._seen is not None:
             self._seen[:, :n], self._seen[:, n:] = (batch.seen, batch.pos), 0
+        if self._source is not None:
+            self._source[:, :n], self._source[:, n:] = (batch.pos, batch.n_source, batch.n_source), 0
+            self._source[2, :n] -= 1
         if self._sampling is None:  # prefill only
             return
         slots = [slot[i] for i in out]

@@ -168,6 +168,9 @@ class Admission:
             return self._swap_in(seq, slot, started)
         tails = [tail for other in started if (tail := other.kv.tail(other.tokens, other.n_computed)) is not None]
         seq.n_computed = kv.match_prefix(seq, slot, _known_limit(seq, slot), tails)
+        if seq.n_computed < seq.request.n_source:  # an encoder reads the prompt again
+            kv.free(seq, slot)
+            seq.n_computed = 0
         if not is_first and kv.n_available < sum(_n_missing(other) for other in (*started, seq)):
             kv.free(seq, slot)
             seq.n_computed, seq.refused_at = 0, self.running.n_released

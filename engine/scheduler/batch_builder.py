@@ -57,6 +57,12 @@ def build_batch(group: Plan, hidden: HiddenRows | None = None, encoder: MediaEnc
                 batch.copies.append(kv.copy)
             if kv.window_copy is not None:
                 batch.window_copies.append(kv.window_copy)
+        draft = draft_part(seq, n)
+        if start < (n_source := seq.request.n_source):
+            batch.sources.append((id, seq.tokens[:n_source], token_slots(table, range(n_source))))
+            start, n = n_source, n - n_source
+        if n_source:
+            batch.n_source += [n_source] * n
         if n == 1:
             batch.n_streams += 1
             tokens.append(seq.tokens[start])
@@ -65,7 +71,7 @@ def build_batch(group: Plan, hidden: HiddenRows | None = None, encoder: MediaEnc
             slot_mapping.append(table[start // BLOCK_SIZE] * BLOCK_SIZE + start % BLOCK_SIZE)
         else:
             tokens += seq.tokens[start : start + n]
-            tokens += draft_part(seq, n)
+            tokens += draft
             pos += range(start, start + n)
             slots += [id] * n
             slot_mapping += token_slots(table, range(start, start + n))
@@ -83,7 +89,7 @@ def build_batch(group: Plan, hidden: HiddenRows | None = None, encoder: MediaEnc
         if seq.request.prompt_logprobs is not None:
             _ask_for_prompt(batch, seq, n)
         if start + n >= len(seq.tokens) and seq.samples:
-            _ask_for_tokens(batch, seq, draft_part(seq, n))
+            _ask_for_tokens(batch, seq, draft)
     if encoder is not None and any(_needs_media(seq, n) for seq, n in group):
         for seq, n in group:
             _add_media(batch, encoder, seq, n)

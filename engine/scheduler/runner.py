@@ -82,6 +82,10 @@ class Runner(Protocol):
     def mrope(self) -> bool:
         """True if rows of images have positions of their own."""
 
+    @property
+    def start_token(self) -> int:
+        """The token from which the decoder of a model with an encoder goes on; -1: the model has none."""
+
     def sampler_state(self, slot: int, /) -> tuple[float, ...]:
         """Device's state of the slot's sampler (mirostat, adaptive-p)."""
 

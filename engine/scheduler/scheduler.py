@@ -157,6 +157,10 @@ class Scheduler:
             raise exceeds_context(n_prompt, n_ctx)
         if request.media is not None:
             self._check_media(request, request.media)
+        if self.engine.start_token >= 0:
+            if request.prompt_logprobs is not None:
+                raise InvalidRequest("an encoder reads the prompt: its tokens have no log-probabilities")
+            request = request.behind_encoder(self.engine.start_token)
         if request.sampling.conflict:
             raise InvalidRequest(f"samplers: {request.sampling.conflict}")
         if request.n_cache_reuse and not self.engine.moves_cells:
@@ -268,7 +272,7 @@ class Scheduler:
     def _prepare(self, seq: Sequence, slot: Slot) -> None:
         """Make the sampler and the drafters of a sequence that gets a slot."""
         seq.sampler = self.make_sampler(seq.request.sampling, slot.n_ctx)
-        seq.sampler.begin(seq.request.text_ids)
+        seq.sampler.begin(seq.request.text_ids[seq.request.n_source :])
         if seq.request.media is None and not seq.request.background:
             seq.drafts = self.speculator.begin(seq)
 
@@ -296,7 +300,7 @@ class Scheduler:
         n_prompt = sum([n for seq, n in group if seq.n_uncomputed > 1])
         of_batch = n_prompt and any(seq.n_uncomputed > 1 and seq.request.is_batch for seq, _ in group)
         if not (of_batch or group[0][0].request.background):
-            self.prefill_budget.observe(n_prompt, len(batch.tokens), now - began, between=interleaved)
+            self.prefill_budget.observe(n_prompt, sum([n for _, n in group]), now - began, between=interleaved)
         self._process(group, result, now, events)
         self._limit = min(self.n_ubatch, 2 * self._limit)
         return rest
@@ -316,8 +320,8 @@ class Scheduler:
             # without drafts first
             return [(seq, min(n, seq.n_uncomputed)) for seq, n in group] + rest
         n_tokens = sum(n for _, n in group)
-        if n_tokens == 1:
-            seq = group[0][0]
+        seq, n = group[0]
+        if len(group) == 1 and n <= seq.chunk(1):  # a token, or what is computed whole
             self._running.leave(seq)
             events.append((seq, failure(error)))
             return rest

@@ -143,7 +143,7 @@ def _attention(t: Tensor, feeds: Feeds) -> Cost:
     return Cost(q.nbytes + t.nbytes + read * cell, f32_macs=2 * math.prod(q.shape[1:]) * int((last - first).sum()))
 
 
-_PAGED = ("attention", "attention_act", "attention_rope", "latent_attention", "alibi_attention")
+_PAGED = ("attention", "attention_act", "attention_rope", "latent_attention", "biased_attention")
 COSTS.update(dict.fromkeys(_PAGED, _attention))
 
 

@@ -164,6 +164,8 @@ class Attention:
     unscaled: bool = False  # scores are not divided by the root of the head size
     temperature: Temperature | None = None
     relative: bool = False  # scores have a learned bias for each bucket of distances (T5)
+    # a decoder behind an encoder, which computes the prompt: layers attend to its output, too (T5)
+    cross: bool = False
     # default of max_alibi_bias: scores fall with distance (ALiBi), unless it is 0; None: without ALiBi
     alibi: float | None = None
     k_as_v: bool = False  # K=V: a layer without attn_v has its keys, before their norm, as values

@@ -15,7 +15,7 @@ from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import concat, take_block
 from logitless.graph.tensor import Tensor, const
 from logitless.models.architectures.architecture import OutputGate, QKNorm
-from logitless.models.batch import AttentionParams, Memory
+from logitless.models.batch import AttentionParams, Cached, Memory
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.layer_sizes import LayerSizes
 from logitless.models.weights.weights import Weights
@@ -79,6 +79,20 @@ def self_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory:
         y = gated(y, gate, h)
     y = queries.b.norm("attn_sub_norm", reshape(scaled(y, h.value_scale), shape=(y.shape[0], -1)), h)
     return queries.b.linear("attn_output", y)
+
+
+def cross_keys_values(b: Weights, x: Tensor, h: Hparams, layer: int) -> KeysValues:
+    """Keys and values of the encoder's output x (T, n_embd) in a layer of the decoder."""
+    shape = (-1, h.sizes(layer).n_head_kv, h.sizes(layer).head_dim)
+    return reshape(b.linear("cross_attn_k", x), shape=shape), reshape(b.linear("cross_attn_v", x), shape=shape)
+
+
+def cross_attention(b: Weights, x: Tensor, h: Hparams, memory: Memory, layer: int) -> Tensor:
+    """Cross-attention block output (T, n_embd) of x (T, n_embd), without biases by distance."""
+    assert isinstance(memory, Cached)
+    q = reshape(b.linear("cross_attn_q", x), shape=(x.shape[0], -1, h.sizes(layer).head_dim))
+    y = memory.attend_source(layer, q, h.attention_scale)
+    return b.linear("cross_attn_output", reshape(y, shape=(x.shape[0], -1)))
 
 
 def gated(y: Tensor, gate: Tensor, h: Hparams) -> Tensor:

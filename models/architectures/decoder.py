@@ -19,7 +19,13 @@ from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import concat, set_block, take_block, take_columns
 from logitless.graph.ops.training.loss import softmax
 from logitless.graph.tensor import Tensor, const
-from logitless.models.architectures.attention import AttentionInputs, KeysValues, keys_values, self_attention
+from logitless.models.architectures.attention import (
+    AttentionInputs,
+    KeysValues,
+    cross_attention,
+    keys_values,
+    self_attention,
+)
 from logitless.models.architectures.feed_forward import feed_forward
 from logitless.models.architectures.linear_attention import OUTPUT, channel_mix, recurrent
 from logitless.models.architectures.mla import mla_attention, mla_keys
@@ -99,6 +105,9 @@ def forward(
             streams.join(feed_forward(b, h, layer, b.norm("ffn_norm", x, h), x))
             streams.steer(w, layer)
             continue
+        if h.n_encoder and mixed is not None:
+            x = add(x, mixed)
+            mixed = cross_attention(b, b.norm("cross_attn_norm", x, h), h, memory, layer)
         x = residual_stream(b, h, layer, x, y, mixed)
         if rows.media is not None:
             x = rows.media.deepstack(layer, x, rows.out if layer >= h.n_layer_kv - 1 else None)

@@ -39,6 +39,7 @@ _BIDIRECTIONAL = Attention(causal=False)
 _NO_ROPE, _ALIBI, _ALIBI_OF_FILE = Rope(enabled=False), Attention(alibi=8.0), Attention(alibi=0.0)
 _GELU_GLU = FeedForward(activation=Activation.GELU)
 _GELU_MLP = FeedForward(glu=False, activation=Activation.GELU)
+_T5_MLP = FeedForward(activation=Activation.GELU, ungated=Activation.RELU)
 _RELU2_MLP = FeedForward(glu=False, activation=Activation.RELU2)
 _MOE = MoE(Presence.REQUIRED)
 _SIGMOID_MOE = MoE(Presence.REQUIRED, router=RouterScore.SIGMOID, normalize=None)
@@ -440,7 +441,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         norm=Norm(output_name="enc.output_norm"),
         rope=_NO_ROPE,
         attention=Attention(causal=False, unscaled=True, relative=True),
-        ffn=FeedForward(activation=Activation.GELU, ungated=Activation.RELU),
+        ffn=_T5_MLP,
+    ),
+    "t5": Architecture(
+        prefix="dec.",
+        norm=Norm(output_name="dec.output_norm"),
+        rope=_NO_ROPE,
+        attention=Attention(unscaled=True, relative=True, cross=True),
+        ffn=_T5_MLP,
     ),
     "eurobert": Architecture(attention=_BIDIRECTIONAL),
     "llama-embed": Architecture(rope=_INTERLEAVED, attention=_BIDIRECTIONAL),

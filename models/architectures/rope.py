@@ -55,7 +55,10 @@ class Rotary:
 
     def score_bias(self, pos: Tensor) -> tuple[Tensor, ...]:
         """Biases of scores (AttentionParams.bias) for keys at these positions, if the model has some."""
-        return (self.bias[0], get_rows(self.bias[1], pos)) if len(self.bias) == 2 else self.bias
+        if len(self.bias) < 2:
+            return self.bias
+        slopes, positions, table = self.bias
+        return slopes, get_rows(positions, pos), table
 
     def shift_angles(self, n: Tensor, *, local: bool = False) -> Tensor:
         """Angles that shift cached keys by n (T,) positions (K-shift); their magnitude is kept."""
@@ -92,7 +95,7 @@ def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int, pref
     hashes = define_integers("ngrams.hashes", h.ngrams.hashes) if h.ngrams else None
     if not frequency.size:  # no layer rotates
         frequency = np.zeros(1, np.float32)
-    bias = define_bias(session, gguf, h, n_ctx)
+    bias = define_bias(session, gguf, h, n_ctx, prefix)
     return Rotary(define("rope.frequency", frequency), magnitude, local, temperature, component, bias, hashes)
 
 

@@ -99,11 +99,23 @@ class Hparams:
     # by layer: clamps of SwiGLU, of experts and of shared experts; 0: none; (): no layer has any
     glu_limits: tuple[tuple[float, float], ...] = ()
     causal: bool = True  # False: attention is bidirectional; the model makes embeddings, not text
+    n_encoder: int = 0  # layers of an encoder in front, which computes the prompt; 0: there is none (T5)
+    start_token: int = -1  # with an encoder: the token behind the prompt, from which the decoder goes on
     mrope: tuple[int, ...] = ()  # M-RoPE: each pair's component of a position: 0 time, 1 height, 2 width
 
     @property
     def architecture(self) -> Architecture:
         return TRAITS[self.arch]
+
+    @property
+    def encoder(self) -> Hparams:
+        """Those of the encoder in front."""
+        return replace(self, arch=f"{self.arch}encoder", n_layer=self.n_encoder, n_encoder=0, causal=False)
+
+    @property
+    def cross_layers(self) -> tuple[LayerSizes, ...]:
+        """Sizes of the layers whose keys and values are of the encoder's output."""
+        return tuple(self.sizes(i) for i in range(self.n_layer if self.n_encoder else 0))
 
     @property
     def context_ends(self) -> bool:
@@ -308,7 +320,23 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         glu_limits=_glu_limits(keys, n_layer),
         causal=_causal(keys),
     )
+    if architecture.attention.cross:
+        h = _behind_encoder(h, keys)
     return _with_scales(h, keys) if architecture.scales.from_file else h
+
+
+def _behind_encoder(h: Hparams, keys: Keys) -> Hparams:
+    """The decoder of a model whose file counts the encoder's blocks. Layers of both are alike; prompt and text
+    may have the context of the file each."""
+    n_layer = keys.count("decoder_block_count", h.n_layer)
+    if n_layer > MAX_LAYERS:
+        raise keys.error("decoder_block_count", f"is {n_layer}; at most {MAX_LAYERS} blocks are supported")
+    bos = keys.metadata.get("tokenizer.ggml.bos_token_id", 0)
+    start = keys.number("decoder_start_token_id", bos if isinstance(bos, int) else 0)
+    if start not in range(h.n_vocab):
+        raise keys.error("decoder_start_token_id", f"is {start:g}, of {h.n_vocab} tokens")
+    own = {"n_layer": n_layer, "local": (False,) * n_layer, "layers": (), "n_ctx_train": 2 * h.n_ctx_train}
+    return replace(h, n_encoder=h.n_layer, start_token=int(start), **own)
 
 
 def _with_scales(h: Hparams, keys: Keys) -> Hparams:
@@ -379,8 +407,8 @@ def _causal(keys: Keys) -> bool:
     attention = architecture.attention
     causal = keys.flag(key, attention.causal)
     always = architecture.states.kind or attention.mla or attention.sinks is not Presence.ABSENT
-    always = always or attention.softcap is not None
-    encodes = architecture.norm.post_residual or attention.relative
+    always = always or attention.softcap is not None or attention.cross
+    encodes = architecture.norm.post_residual or (attention.relative and not attention.cross)
     if (causal and encodes) or (not causal and (always or not attention.enabled)):
         raise keys.error(key, f"is {str(causal).lower()}, which is not supported in {keys.arch}")
     return causal

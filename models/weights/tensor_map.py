@@ -18,7 +18,7 @@ from logitless.models.hparams.ssm import RecurrentParams
 
 T = TypeVar("T", bound=np.generic)
 _UNUSED = ("v.", "a.", "mm.", "optimizer.")
-_DERIVED = (".rope_freqs.weight", ".attn_rot_embd.weight")
+_DERIVED = (".rope_freqs.weight", ".attn_rot_embd.weight", ".cross_attn_rel_b.weight")
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,10 @@ def tensor_map(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[
         if prefix and name.startswith("blk."):
             part = replace(part, source=prefix + part.source.replace("attn_output", "attn_o"))
         yield name, part
+    if h.n_encoder:
+        for name, part in tensor_map(h.encoder, present):
+            if name.startswith(("blk.", "output_norm.")):
+                yield f"enc.{name}", part
 
 
 def _tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
@@ -304,6 +308,11 @@ def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]
         yield from _one(b + "attn_gate.weight", rows, h.n_embd, required=not h.architecture.attention.gate_optional)
     if h.n_buckets and not layer:
         yield from _one(b + "attn_rel_b.weight", h.n_buckets, size.n_head)
+    if h.n_encoder:
+        yield from _norm(b + "cross_attn_norm", h)
+        for name, rows in heads:
+            yield from _one(f"{b}cross_{name}.weight", rows, h.n_embd)
+        yield from _one(b + "cross_attn_output.weight", h.n_embd, n_values)
     if h.architecture.norm.inner:
         yield from _one(b + "attn_sub_norm.weight", n_values)
     if h.has_sinks:

@@ -136,9 +136,10 @@ class Weights:
         )
 
     def embedding(self, tokens: Tensor) -> Tensor:
-        """Token embeddings (T, n_embd)."""
-        x = get_rows(self["token_embd"], tokens)
-        x = x if (factor := self.factor("token_embd")) is None else mul(x, factor)
+        """Token embeddings (T, n_embd), which an encoder and its decoder share."""
+        shared = replace(self, prefix="")
+        x = get_rows(shared["token_embd"], tokens)
+        x = x if (factor := shared.factor("token_embd")) is None else mul(x, factor)
         x = x if self.low_rank is None else self.low_rank.embedded(tokens, x)
         return x if self.noise is None else add(x, self.noise)
 

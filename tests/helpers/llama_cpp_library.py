@@ -38,7 +38,7 @@ np.savez(sys.argv[2], **results)
 """
 # Parameters of models and contexts are passed whole: only the fields that are set need a place.
 # `cb_eval` and its data are null, and followed by the types of keys and values, 1 and 1.
-RUN = """
+OPENED = """
 class Blob(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_uint8 * 1024)]
 class Batch(ctypes.Structure):
@@ -59,7 +59,21 @@ for name, result, arguments in (
     getattr(lib, name).restype, getattr(lib, name).argtypes = result, arguments
 quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, pointer)(lambda *_: None)
 lib.llama_log_set(quiet, None)
-windows, n_vocab = cases["windows"], int(cases["n_vocab"])
+n_vocab = int(cases["n_vocab"])
+model = lib.llama_model_load_from_file(str(cases["path"]).encode(), lib.llama_model_default_params())
+def opened(size, collects=None):
+    parameters = lib.llama_context_default_params()
+    raw = bytes(parameters.bytes)
+    place = next(i for i in range(40, 200, 8) if raw[i:i + 24] == bytes(16) + b"\\x01\\0\\0\\0" * 2)
+    np.frombuffer(parameters.bytes, np.uint32)[:3] = max(size, 512)
+    if collects:
+        pointer.from_address(ctypes.addressof(parameters) + place).value = ctypes.cast(collects, pointer).value
+    return lib.llama_init_from_model(model, parameters)
+"""
+RUN = (
+    OPENED
+    + """
+windows = cases["windows"]
 size = windows.shape[1]
 
 class Tensor:  # ggml_tensor: type, buffer, ne, nb, op, parameters, sources, view, data
@@ -97,15 +111,7 @@ def collect(at, ask, _):
     return True
 
 callback = ctypes.CFUNCTYPE(ctypes.c_bool, pointer, ctypes.c_bool, pointer)(collect)
-parameters = lib.llama_context_default_params()
-raw = bytes(parameters.bytes)
-place = next(i for i in range(40, 200, 8) if raw[i:i + 24] == bytes(16) + b"\\x01\\0\\0\\0" * 2)
-fields = np.frombuffer(parameters.bytes, np.uint32)
-fields[:3] = max(size, 512)
-if cases["collect"]:
-    pointer.from_address(ctypes.addressof(parameters) + place).value = ctypes.cast(callback, pointer).value
-model = lib.llama_model_load_from_file(str(cases["path"]).encode(), lib.llama_model_default_params())
-context = lib.llama_init_from_model(model, parameters)
+context = opened(size, callback if cases["collect"] else None)
 if "control" in cases:  # rows (layers, n_embd) from layer 1 on
     control, layers = cases["control"], cases["layers"].tolist()
     apply = lib.llama_set_adapter_cvec
@@ -121,10 +127,11 @@ for tokens in windows:
     losses.append((np.log(np.exp(z).sum(axis=1)) - z[np.arange(size), np.roll(tokens, -1)])[:-1])
 np.savez(sys.argv[2], losses=np.array(losses), **results)
 """
+)
 Case = tuple[Array, str, Array | None]  # rows, type, importance
 
 
-def _answers(code: str, arrays: dict[str, Any], folder: Path) -> dict[str, Array]:
+def answers(code: str, arrays: dict[str, Any], folder: Path) -> dict[str, Array]:
     np.savez(folder / "cases.npz", **arrays)
     words = [sys.executable, "-c", LIBRARY + code, str(folder / "cases.npz"), str(folder / "results.npz")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)
@@ -144,7 +151,7 @@ def quantized(cases: dict[str, Case], folder: Path) -> dict[str, Array]:
         arrays[f"{name}.x"] = np.ascontiguousarray(x, np.float32)
         arrays[f"{name}.weights"] = np.ascontiguousarray(x[0] if weights is None else weights, np.float32)
         arrays[f"{name}.how"] = np.array([int(kind), x.shape[1] // block * nbytes, weights is not None])
-    return _answers(QUANTIZE, arrays, folder)
+    return answers(QUANTIZE, arrays, folder)
 
 
 def activations(
@@ -154,4 +161,4 @@ def activations(
     (experts, inputs) of squares, `NAME.counts` of rows. `control`: vectors (layers, n_embd) from layer 1 on, and
     `layers`, the first and the last that get them."""
     arrays = {"path": str(path), "windows": windows.astype(np.int32), "n_vocab": n_vocab, "collect": collect, **control}
-    return _answers(RUN, arrays, folder)
+    return answers(RUN, arrays, folder)

@@ -306,6 +306,7 @@ class FakeEngine:
                 rows[end] = after
 
     moves_cells = True
+    start_token = -1
     mrope = False
 
     def sampler_state(self, slot: int) -> tuple[float, ...]:

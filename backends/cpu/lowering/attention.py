@@ -131,7 +131,7 @@ def _attention(t: Tensor, at: At) -> list[Task] | None:
         args = (*args, *act_panels(n, isa(), 32))
     if sinks := len(t.src) == 7 - latent:
         args = (*args, at(t.src[-1]))
-    variant = ":act" * quantised + (":slopes" if t.op == "alibi_attention" else ":sinks") * sinks
+    variant = ":act" * quantised + (":bias" if t.op == "biased_attention" else ":sinks") * sinks
     kernel = f"attention:{k.dtype}:{'keys' if latent else v.dtype}:{size}:{group}{variant}"
     if parts == 1:
         return [Task(kernel, args, units, 1, scratch)]
@@ -152,7 +152,7 @@ def _state_nbytes(rows: int, size: int) -> int:
 
 lower("attention")(_attention)
 lower("attention_act")(_attention)
-lower("alibi_attention")(_attention)
+lower("biased_attention")(_attention)
 lower("latent_attention")(_attention)
 
 

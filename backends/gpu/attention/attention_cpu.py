@@ -27,7 +27,7 @@ WORDS = [
     "uint half_n",
     "uint interleaved",  # of nibbles also twice the kinds of the caches, since no other word has room
     "float direction",
-    # 1: sinks, 2: slopes; 4 T: positions from which windows count are behind those seen as the last
+    # 1: sinks, 2: biases; 4 T: positions from which windows count are behind those seen as the last
     "uint flags",
 ]
 
@@ -145,7 +145,8 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
       BARRIER();
     }}
     if ((flags & 2u) != 0u) {{
-      for (uint c = LANE; c < 16u; c += WG) scores[c] = FMA(S[h], FLOAT(INT(page * 16u + c) - INT(pos)), scores[c]);
+      uint last = (h + 1u) * table_pages * 16u - 1u; /* the token's own bias */
+      for (uint c = LANE; c < 16u; c += WG) scores[c] = scores[c] + S[last + min(page * 16u + c, pos) - pos];
       BARRIER();
     }}
     float new_top = top;
@@ -184,13 +185,13 @@ for _k, _v in PAIRS:
 
 @lower("attention")
 @lower("attention_rope")
-@lower("alibi_attention")
+@lower("biased_attention")
 def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     q, k, v, tables, slot, pos = t.src[:6]
     more = list(t.src[6:])
     turned = more.pop() if t.op == "attention_rope" else None
-    of_heads = more[0] if more else None  # sinks or slopes
-    has_slopes = t.op == "alibi_attention"
+    of_heads = more[0] if more else None  # sinks or biases
+    has_bias = t.op == "biased_attention"
     tokens, heads, size = q.shape
     types = family(k.dtype), family(v.dtype)
     if types not in PAIRS or size > SIZES[-1] or not fits(size, k, v):
@@ -206,7 +207,7 @@ def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
         "half_n": 0 if turned is None else turned.shape[2],
         "interleaved": int(t.attrs.get("interleaved", False)),
         "direction": bits(t.attrs.get("sign", 1.0)),
-        "flags": (len(more) << has_slopes) + (4 * tokens if len(pos.shape) == 2 else 0),
+        "flags": (len(more) << has_bias) + (4 * tokens if len(pos.shape) == 2 else 0),
     }
     # q fills the place of a buffer that the kernel does not read
     rest = (tables, slot, pos, turned or q, of_heads or q)

@@ -43,7 +43,7 @@ AFTER_CACHES = [
     Arg("SLOT", "i32"),
     Arg("POS", "i32"),
     Arg("A", "f32"),  # angles, where half_n tells of pairs
-    Arg("S", "f32"),  # sinks or slopes, where there are some
+    Arg("S", "f32"),  # sinks or biases, where there are some
     Arg("Y", "f32", "w"),
 ]
 # Words of a cache: type, how the one of element `at` of a buffer is loaded, and the numbers in it.
@@ -71,7 +71,7 @@ WORDS = [
     "float factor",
     "float cap",
     "uint half_n",
-    "uint flags",  # 1: sinks, 2: slopes, 4: interleaved pairs, 8: pairs turned back; times 16: see attention_cpu.py
+    "uint flags",  # 1: sinks, 2: biases, 4: interleaved pairs, 8: pairs turned back; times 16: see attention_cpu.py
     "uint n",  # tokens
     "uint tile",  # tokens
 ]
@@ -379,12 +379,12 @@ def _body(dtype_k: str, dtype_v: str) -> str:
     BARRIER();
     {{
       uint r = LID % ROWS, j = LID / ROWS, from = first_of[r], to = last_of[r];
-      float most_here = -INF, slope = 0.0f;
-      if ((flags & 2u) != 0u) slope = S[head + min(r % wide, n_own - 1u)];
+      float most_here = -INF;
+      uint own_bias = (head + min(r % wide, n_own - 1u) + 1u) * table_pages * 16u - 1u;
       for (uint c = j; c < SPAN; c += SHARE) {{
         PRECISE float x = ONE_OF(weights, c * ROWS + r);
         if (cap != 0.0f) x = cap * TANH(x / cap);
-        if ((flags & 2u) != 0u) x = FMA(slope, FLOAT(INT(span * SPAN + c) - INT(to)), x);
+        if ((flags & 2u) != 0u) x = x + S[own_bias + min(span * SPAN + c, to) - to];
         x = span * SPAN + c >= from && span * SPAN + c <= to ? x : -INF;
         ONE_OF(weights, c * ROWS + r) = x;
         most_here = max(most_here, x);

@@ -317,45 +317,56 @@ def _(r: np.random.Generator) -> Case:
 
 
 @op
-def alibi_attention(
-    q: Array, k: Array, v: Array, tables: Array, slot: Array, pos: Array, slopes: Array, *, scale: float
+def biased_attention(
+    q: Array, k: Array, v: Array, tables: Array, slot: Array, pos: Array, bias: Array, *, scale: float, window: int = 0
 ) -> Array:
-    """`attention` with linear biases (ALiBi; Press et al., 2022): a cell's score falls by slopes[h] for each
-    position that it is in front of the token; slopes (H,)."""
+    """`attention` with biases of scores by the distance of token and cell: bias (H, cells of a table), whose last
+    column is of the token itself (ALiBi; Press et al., 2022; T5; Raffel et al., 2020)."""
     out = np.empty_like(q)
-    for t, h, keys, values in visible_cells(q, k, v, tables, slot, pos, 0):
-        s = keys @ q[t, h] * scale - slopes[h] * np.arange(len(keys))[::-1]
+    for t, h, keys, values in visible_cells(q, k, v, tables, slot, pos, window):
+        s = keys @ q[t, h] * scale + bias[h, bias.shape[1] - len(keys) :]
         e = np.exp(s - s.max())
         out[t, h] = e @ values / e.sum()
     return out
 
 
-alibi_attention.takes(
+biased_attention.takes(
     "q f32 (T, H, D)",
     *CACHES,
-    "pos i32 (T)",
-    "slopes f32 (H)",
+    "pos i32 (…, T)",
+    "bias f32 (H, _)",
 )
 
 
-@alibi_attention.shape
+@biased_attention.shape
 def _(
-    q: Tensor, k: Tensor, v: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, slopes: Tensor, *, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    tables: Tensor,
+    slot: Tensor,
+    pos: Tensor,
+    bias: Tensor,
+    *,
+    scale: float,
+    window: int = 0,
 ) -> tuple[Shape, str]:
-    return attention.shape_rule(q, k, v, tables, slot, pos, slopes, scale=scale)
+    ok = (bias.shape, bias.dtype) == ((q.shape[1], tables.shape[1] * PAGE), "f32")
+    require(ok, "biased_attention", "expected a bias (H, cells of a table) of f32", q, tables, bias)
+    return attention.shape_rule(q, k, v, tables, slot, pos, scale=scale, window=window)
 
 
-def _alibi_case(*case: Any) -> Callable[[np.random.Generator], Case]:
+def _biased_case(*case: Any, **attrs: Any) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
-        src, attrs = attention_case(*case, with_sinks=True)(r)
-        src[6] = 2.0 ** -np.arange(1, src[0].shape[1] + 1)
-        return src, attrs
+        src, attributes = attention_case(*case, **attrs)(r)
+        src.append(r.normal(size=(src[0].shape[1], src[3].shape[1] * PAGE)) * 2)
+        return src, attributes
 
     return make
 
 
-alibi_attention.case(_alibi_case("f32/f32", 4, 2, 32))
-alibi_attention.case(_alibi_case("f16/f16", 4, 4, 16))
+biased_attention.case(_biased_case("f32/f32", 4, 2, 32))
+biased_attention.case(_biased_case("f16/f16", 4, 4, 16, own_positions=True, window=1))
 
 
 @op

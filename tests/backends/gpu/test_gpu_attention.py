@@ -18,8 +18,8 @@ from logitless.graph.op import OPS
 from logitless.graph.ops.attention.mla import latent_attention
 from logitless.graph.ops.attention.paged_attention import (
     PAGE,
-    alibi_attention,
     attention,
+    biased_attention,
     load_k,
     load_v,
     store_k,
@@ -94,9 +94,9 @@ def test_paged_attention_in_spans_is_right_and_batch_invariant(
     sinks: tuple[float, ...],
 ) -> None:
     """The reference's values, and the same bits with one span a group or all, beside others
-    and alone. `window` None: `sinks` are the slopes of ALiBi.
+    and alone. `window` None: `sinks` are the slopes of ALiBi's biases.
     """
-    op = partial(attention, window=window, cap=cap) if window is not None else alibi_attention
+    op = partial(attention, window=window, cap=cap) if window is not None else biased_attention
     slopes = sinks if window is None else (0.0,) * heads[0]
     (n_heads, n_kv), n = heads, len(SEEN)
     draw = np.random.default_rng(4)
@@ -112,6 +112,8 @@ def test_paged_attention_in_spans_is_right_and_batch_invariant(
     keys, values = session.run("load", lambda: [load_k(k, cells), load_v(v, cells)], {"cells": feeds["cells"]})
     q = draw.normal(size=(n, n_heads, size)).astype(np.float32)
     rest = np.array(sinks, np.float32)
+    if window is None:
+        rest = rest[:, None] * np.arange(1 - PAGES * PAGE, 1, dtype=np.float32)
     learned = None
     if sinks:
         learned = session.define("sinks", rest.shape, "f32", lambda: rest.view(np.uint8), constant=True)
@@ -147,7 +149,7 @@ def test_paged_attention_in_spans_is_right_and_batch_invariant(
             own = h // (n_heads // n_kv)
             scores = keys[where, own].astype(np.float64) @ q[i, h] * size**-0.5
             scores = cap * np.tanh(scores / cap) if cap else scores - slopes[h] * (last - seen)
-            of_head = rest[h : h + 1 if window is not None else h]
+            of_head = rest[h : h + 1] if window is not None else rest[:0, 0]
             top = max([scores.max(), *of_head])
             weights = np.exp(scores - top)
             total = weights.sum() + np.exp(of_head - top).sum()

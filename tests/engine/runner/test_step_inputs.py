@@ -95,8 +95,9 @@ def test_a_plan_that_only_writes_the_cache_gets_its_positions_and_cells() -> Non
 
 
 def test_each_array_is_filled_whichever_others_there_are() -> None:
+    shapes = {"source": (3, 4), "seen": (2, 4), "out_seen": (2, 4), "positions": (4, 4), "out_positions": (4, 4)}
     for name in sorted(INPUTS - {"lora_scales"} - {f"sample.{name}" for name in SAMPLING}):
-        shape = (4, 4) if name.endswith("positions") else (2, 4) if name.endswith("seen") else (4,)
+        shape = shapes.get(name.rpartition(".")[2], (4,))
         inputs = [feed("tokens", (4,), "i32"), *([] if name == "tokens" else [feed(name, shape, "i32")])]
         room = room_of([*inputs, *sampling_feeds(4, 16)])
         for array in room.values():
@@ -106,7 +107,7 @@ def test_each_array_is_filled_whichever_others_there_are() -> None:
         batch.begin, batch.end, batch.window_slot_mapping, batch.hidden_before, batch.hidden_to = (
             [3, 4] for _ in range(5)
         )
-        batch.hidden_cells = [3, -1]
+        batch.hidden_cells, batch.n_source = [3, -1], [1, 2]
         batch.media_rows, batch.seen, batch.rope_positions = [0, 5], [1, 2], [np.ones((4, 2), np.int32)]
         StepFeeds(room, 9, 160, 33, 7).write(batch)
         assert 113 not in room[name], name

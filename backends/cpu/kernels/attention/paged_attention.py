@@ -64,9 +64,9 @@ def attention(key_dtype, value_dtype, head_size, group_size, variant=""):
     tokens of a unit, most parts that their spans are split into, cores, T if pos has the positions
     from which windows count behind those that tokens see as the last, else 0. Then, with variant
     "act" (quantised output): panel rows, panels. With variant "sinks": a score of each query head that
-    adds to the sum of weights and to nothing else. With variant "slopes": what the scores of each
-    query head lose for each position between cell and token. `value_dtype` "keys": the keys are the values
-    too, and v is k.
+    adds to the sum of weights and to nothing else. With variant "bias": what is added to the scores of
+    each query head by the distance of cell and token, that of 0 as the last. `value_dtype` "keys": the
+    keys are the values too, and v is k.
 
     Scratch per thread, with R = max(tokens, KV heads) · query heads of a KV head: a block's keys or
     values (32, D), scores (R, 32), q (R, D), the visible cells of each row (R, 2), and the states
@@ -76,11 +76,11 @@ def attention(key_dtype, value_dtype, head_size, group_size, variant=""):
     size, group = int(head_size), int(group_size)
     page_nbytes_f32 = PAGE * size * 4
     max_single = 0 if value_dtype == "keys" else MAX_SINGLE_ROWS
-    has_slopes = variant == "slopes"
+    has_bias = variant == "bias"
     walk_one = _unused
     if max_single:
-        walk_one = _one_token(key_dtype, value_dtype, size, min(group, MAX_SINGLE_ROWS), has_slopes)
-    walk_several = _several_tokens(key_dtype, value_dtype, size, group, has_slopes)
+        walk_one = _one_token(key_dtype, value_dtype, size, min(group, MAX_SINGLE_ROWS), has_bias)
+    walk_several = _several_tokens(key_dtype, value_dtype, size, group, has_bias)
     clear, join, write = clear_rows(size), join_rows(size), _write(size, group, variant)
 
     def run(a, begin, end, scratch):
@@ -239,15 +239,14 @@ def _unused(a, table, seen, window, cap, h, heads, blocks, after0, after1, area,
 
 
 @njit(forceinline=True)
-def _slope_down(s_at, slope, distance):
-    """Subtract a row's slope from the scores of a block for each position between cell and token; `distance`: that of
-    the first cell."""
-    s, slope = f32p(s_at), slope * LOG2_E
-    for c in range(BLOCK):
-        s[c] -= slope * np.float32(distance - c)
+def _add_bias(s_at, a, head, distance):
+    """Add a head's bias to the scores of a block's cells up to the token; `distance`: that of the first cell."""
+    s, bias = f32p(s_at), f32p(a[17] + ((head + 1) * a[9] * PAGE - 1 - distance) * 4)
+    for c in range(min(BLOCK, distance + 1)):
+        s[c] += bias[c] * LOG2_E
 
 
-def _one_token(key_dtype, value_dtype, size, group, has_slopes):
+def _one_token(key_dtype, value_dtype, size, group, has_bias):
     """f(…): the rows of one token, of `heads` KV heads from h on, walk a span, `group` rows at a
     time.
 
@@ -281,8 +280,8 @@ def _one_token(key_dtype, value_dtype, size, group, has_slopes):
                 k2, k3 = a[1] + (next0 + j) * key_page, a[1] + (next1 + j) * key_page
                 v2, v3 = a[2] + (next0 + j) * value_page, a[2] + (next1 + j) * value_page
                 score(q + row * size * 4, k0, k1, s, k2, k3, s, s)
-                for g in range(group if has_slopes else 0):
-                    _slope_down(s + g * BLOCK * 4, f32p(a[17])[h * group + row + g], position - block * BLOCK)
+                for g in range(group if has_bias else 0):
+                    _add_bias(s + g * BLOCK * 4, a, h * group + row + g, position - block * BLOCK)
                 softmax(s, tops + row * 4, l + row * PAGE * 4, o + row * size * 4, visible_at, cap)
                 add(s, v0, v1, o + row * size * 4, lo, hi, v2, v3)
             at0, at1 = next0, next1
@@ -290,7 +289,7 @@ def _one_token(key_dtype, value_dtype, size, group, has_slopes):
     return walk
 
 
-def _several_tokens(key_dtype, value_dtype, size, group, has_slopes):
+def _several_tokens(key_dtype, value_dtype, size, group, has_bias):
     """f(…): the rows of n neighbouring tokens of a sequence, of one KV head, walk a span together.
 
     `blocks`: as for one token.
@@ -312,10 +311,10 @@ def _several_tokens(key_dtype, value_dtype, size, group, has_slopes):
     some4, some2, some1 = group % 8 > 0, group % 4 > 0, group % 2 > 0
 
     @njit(forceinline=True)
-    def slope_down(a, s, row, n_rows, own, first, h, block):
-        for r in range(row, row + n_rows if has_slopes else row):
-            slope, distance = f32p(a[17])[h * group + r % group], own[first + r // group] - block * BLOCK
-            _slope_down(s + (r - row) * BLOCK * 4, slope, distance)
+    def add_bias(a, s, row, n_rows, pos, first, h, block):
+        for r in range(row, row + n_rows if has_bias else row):
+            distance = pos[first + r // group] - block * BLOCK
+            _add_bias(s + (r - row) * BLOCK * 4, a, h * group + r % group, distance)
 
     @njit(forceinline=True)
     def walk(a, table, pos, own, first, n, seen, window, cap, h, blocks, area, state):
@@ -352,22 +351,22 @@ def _several_tokens(key_dtype, value_dtype, size, group, has_slopes):
                 tr, lr, y = tops_at + row * 4, l_at + row * PAGE * 4, o_at + row * size * 4
                 if n_rows == 8:
                     score8(x, block_at, block_at + page_nbytes_f32, s, k0, k1, v0, v1)
-                    slope_down(a, s, row, 8, own, first, h, block)
+                    add_bias(a, s, row, 8, pos, first, h, block)
                     if whole:
                         softmax8(s, tr, lr, y, sr, cap)
                     else:
                         softmax_masked8(s, tr, lr, y, sr, cap)
                 elif some4 and n_rows == 4:
                     score4(x, block_at, block_at + page_nbytes_f32, s, k0, k1, v0, v1)
-                    slope_down(a, s, row, 4, own, first, h, block)
+                    add_bias(a, s, row, 4, pos, first, h, block)
                     softmax4(s, tr, lr, y, sr, cap)
                 elif some2 and n_rows == 2:
                     score2(x, block_at, block_at + page_nbytes_f32, s, k0, k1, v0, v1)
-                    slope_down(a, s, row, 2, own, first, h, block)
+                    add_bias(a, s, row, 2, pos, first, h, block)
                     softmax2(s, tr, lr, y, sr, cap)
                 elif some1:
                     score1(x, block_at, block_at + page_nbytes_f32, s, k0, k1, v0, v1)
-                    slope_down(a, s, row, 1, own, first, h, block)
+                    add_bias(a, s, row, 1, pos, first, h, block)
                     softmax1(s, tr, lr, y, sr, cap)
                 row += n_rows
                 k0 = k1 = v0 = v1 = block_at

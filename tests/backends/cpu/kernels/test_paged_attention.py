@@ -11,7 +11,7 @@ from logitless.backends.cpu.backend import CPUBackend
 from logitless.backends.cpu.lowering import attention as lower_attention
 from logitless.graph.dtype import KV_TYPES
 from logitless.graph.execution.session import Session
-from logitless.graph.ops.attention.paged_attention import PAGE, alibi_attention, attention
+from logitless.graph.ops.attention.paged_attention import PAGE, attention, biased_attention
 from logitless.graph.tensor import Tensor, feed
 
 HEADS, SIZE, TOKENS, PAST, N_PAGES = 4, 64, 70, 90, 10  # positions 90 to 159
@@ -143,7 +143,7 @@ LONG = [3, 511, 512, 767, 1023, 1024, 1500, 2047]
 
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "window", "of_heads"),
-    [(4, 1, 0, ""), (4, 1, 600, ""), (12, 3, 0, ""), (12, 3, 600, "sinks"), (9, 1, 0, ""), (12, 3, 0, "slopes")],
+    [(4, 1, 0, ""), (4, 1, 600, ""), (12, 3, 0, ""), (12, 3, 600, "sinks"), (9, 1, 0, ""), (12, 3, 600, "bias")],
 )
 def test_attention_bits_do_not_depend_on_the_split(
     monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, window: int, of_heads: str
@@ -154,12 +154,10 @@ def test_attention_bits_do_not_depend_on_the_split(
     caches["k"][n_pages // 2 :] *= 3  # tops of later spans are higher
     tables = np.arange(n_pages, dtype=np.int32)[None]
     q, sink = r.normal(size=(len(LONG), heads, size)).astype(np.float32), r.normal(size=heads).astype(np.float32)
-    attrs: dict[str, float] = {"scale": size**-0.5}
-    op = alibi_attention if of_heads == "slopes" else attention
-    if of_heads == "slopes":
-        sink = 2.0 ** -np.arange(1, heads + 1, dtype=np.float32)
-    else:
-        attrs["window"] = window
+    attrs: dict[str, float] = {"scale": size**-0.5, "window": window}
+    op = biased_attention if of_heads == "bias" else attention
+    if of_heads == "bias":
+        sink = r.normal(size=(heads, n_pages * PAGE)).astype(np.float32)
 
     def rows(cores: int, which: list[int]) -> np.ndarray:
         monkeypatch.setattr(lower_attention, "cores", lambda: cores)
@@ -172,7 +170,7 @@ def test_attention_bits_do_not_depend_on_the_split(
         def build() -> list[Tensor]:
             x, slot, pos = feed("q", (n, heads, size)), feed("slot", (n,), "i32"), feed("pos", (n,), "i32")
             sources = (x, k, v, feed("tables", tables.shape, "i32"), slot, pos)
-            return [op(*sources, *([feed("sinks", (heads,))] if of_heads else []), **attrs)]
+            return [op(*sources, *([feed("sinks", sink.shape)] if of_heads else []), **attrs)]
 
         past = np.array([LONG[i] for i in which], np.int32)
         feeds = {"q": q[which], "slot": np.zeros(n, np.int32), "pos": past, "tables": tables, "sinks": sink}
