@@ -136,7 +136,7 @@ def n_draft_tokens(options: ModelOptions) -> int:
 
 
 def check_mtp_head(options: ModelOptions, gguf: GGUFFile, hparams: Hparams) -> None:
-    """OptionConflict: draft-mtp is wanted, and the file has no MTP head; or a draft head cannot learn from the model."""
+    """OptionConflict: draft-mtp is wanted, and the file has no MTP head; or no draft head can learn from the model."""
     if not hparams.causal and LEARN in model_kinds(options):
         raise OptionConflict("--spec-learn: the model makes vectors of texts, it does not write")
     if hparams.n_encoder and LEARN in model_kinds(options):

@@ -351,7 +351,7 @@ def generating_hparams(gguf: GGUFFile, path: str | Path, *, encoder: bool = Fals
     if not h.causal:
         raise OptionConflict(f"{path}: makes vectors of texts, it does not write: only `logitless serve` can run it")
     if h.n_encoder and not encoder:
-        raise OptionConflict(f"{path}: has an encoder that reads prompts: only serve, generate, batch and plan can run it")
+        raise OptionConflict(f"{path}: has an encoder that reads prompts: only serve, generate, batch and plan run it")
     return h
 
 

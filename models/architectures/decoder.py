@@ -105,9 +105,7 @@ def forward(
             streams.join(feed_forward(b, h, layer, b.norm("ffn_norm", x, h), x))
             streams.steer(w, layer)
             continue
-        if h.n_encoder and mixed is not None:
-            x = add(x, mixed)
-            mixed = cross_attention(b, b.norm("cross_attn_norm", x, h), h, memory, layer)
+        x, mixed = behind_encoder(b, h, layer, x, mixed, memory)
         x = residual_stream(b, h, layer, x, y, mixed)
         if rows.media is not None:
             x = rows.media.deepstack(layer, x, rows.out if layer >= h.n_layer_kv - 1 else None)
@@ -300,6 +298,17 @@ def streams_of(h: Hparams, rotary: Rotary, x: Tensor) -> Streams | None:
 def attention_of(h: Hparams) -> tuple[KeysOf, Attention]:
     """The functions of keys/values and of attention: MLA's or grouped-query attention's."""
     return (mla_keys, mla_attention) if h.mla else (keys_values, self_attention)
+
+
+def behind_encoder(
+    b: Weights, h: Hparams, layer: int, x: Tensor, mixed: Tensor | None, memory: Memory
+) -> tuple[Tensor, Tensor | None]:
+    """The residual stream x with the attention output `mixed`, and the output of cross-attention; both as they are
+    without an encoder."""
+    if not h.n_encoder or mixed is None:
+        return x, mixed
+    x = add(x, mixed)
+    return x, cross_attention(b, b.norm("cross_attn_norm", x, h), h, memory, layer)
 
 
 def residual_stream(b: Weights, h: Hparams, layer: int, x: Tensor, y: Tensor, mixed: Tensor | None) -> Tensor:

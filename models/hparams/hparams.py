@@ -335,8 +335,8 @@ def _behind_encoder(h: Hparams, keys: Keys) -> Hparams:
     start = keys.number("decoder_start_token_id", bos if isinstance(bos, int) else 0)
     if start not in range(h.n_vocab):
         raise keys.error("decoder_start_token_id", f"is {start:g}, of {h.n_vocab} tokens")
-    own = {"n_layer": n_layer, "local": (False,) * n_layer, "layers": (), "n_ctx_train": 2 * h.n_ctx_train}
-    return replace(h, n_encoder=h.n_layer, start_token=int(start), **own)
+    h = replace(h, n_encoder=h.n_layer, n_layer=n_layer, local=(False,) * n_layer, layers=())
+    return replace(h, start_token=int(start), n_ctx_train=2 * h.n_ctx_train)
 
 
 def _with_scales(h: Hparams, keys: Keys) -> Hparams:

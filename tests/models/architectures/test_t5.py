@@ -209,7 +209,7 @@ def test_cached_prompts_are_whole_ones(llm: LLM) -> None:
     assert (anew.cached_tokens, anew.logprobs) == (0, other.logprobs)
 
 
-def test_what_an_encoder_rules_out_is_one_line(llm: LLM, path: Path) -> None:
+def test_encoder_refusals_are_one_line(llm: LLM, path: Path) -> None:
     with pytest.raises(RequestError, match="an encoder reads the prompt: its tokens have no log-probabilities"):
         llm.generate(["once"], SamplingParams(max_tokens=1, prompt_logprobs=1))
     with GGUFFile.open(path) as gguf, pytest.raises(OptionConflict, match="has an encoder that reads prompts"):
