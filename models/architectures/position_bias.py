@@ -20,9 +20,10 @@ MAX_DISTANCE = 128  # T5's, behind which all distances have one bucket
 
 
 def define_bias(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int, prefix: str = "") -> tuple[Tensor, ...]:
-    """Constants of the session, with `prefix` in front of their names; none without biases. The last is a table:
-    (H, cells) of a causal model for `biased_attention`, behind ALiBi's slopes (H,) and positions (n_ctx, 1); else
-    (H, 2·n − 1) for `full_attention`."""
+    """Constants of the session, with `prefix` in front of their names; none without biases. The last is a table
+    of heads one after the other, not a matrix, which GPUs would pack: (H · cells) of a causal model for
+    `biased_attention`, behind ALiBi's slopes (H,) and positions (n_ctx, 1); else (H · (2·n − 1)) for
+    `full_attention`."""
     if not (h.alibi or h.n_buckets):
         return ()
 
@@ -39,9 +40,9 @@ def define_bias(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int, prefix
         learned = dequantize(gguf.bytes_of(name).reshape(h.n_buckets, -1), gguf.tensors[name].dtype)
         if not np.isfinite(learned).all():
             raise ModelFileError(gguf.path, f"tensor '{name}' has a number that is NaN or infinite")
-        return (define("bias", learned[buckets(distance, h.n_buckets, causal=h.causal)].T),)
+        return (define("bias", learned[buckets(distance, h.n_buckets, causal=h.causal)].T.reshape(-1)),)
     slopes = alibi_slopes(h.n_head, h.alibi)
-    table = define("bias", -slopes[:, None] * np.abs(distance).astype(np.float32))
+    table = define("bias", (-slopes[:, None] * np.abs(distance).astype(np.float32)).reshape(-1))
     if h.causal:
         return define("slopes", slopes), define("positions", np.arange(n_ctx, dtype=np.float32)[:, None]), table
     return (table,)

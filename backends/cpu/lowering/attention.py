@@ -164,7 +164,7 @@ def _range_attention(
 ) -> list[Task]:
     q, k, v, seen = t.src[:4]
     length, size, n = t.attrs["length"], q.shape[2], q.shape[0]
-    biases = (at(bias[0]), bias[0].shape[1]) if bias else (at(seen), 0)
+    biases = (at(bias[0]), bias[0].shape[0] // q.shape[1]) if bias else (at(seen), 0)
     addresses = (at(q), at(k), at(v), at(seen), at(t), at(seen), *biases)
     sizes = (n, kind, length, q.shape[1], k.shape[1], size)
     attrs = (bits(t.attrs["scale"]), bits(t.attrs.get("cap", 0.0)), reach_back, reach_ahead)

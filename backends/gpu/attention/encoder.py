@@ -135,7 +135,16 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     length, scale = t.attrs["length"], bits(t.attrs["scale"])
     reach = t.attrs.get("reach", -1)
     bias = t.src[4] if len(t.src) > 4 else None
-    words = (n, heads, kv_heads, size, length, scale, reach if reach >= 0 else length, bias.shape[1] if bias else 0)
+    words = (
+        n,
+        heads,
+        kv_heads,
+        size,
+        length,
+        scale,
+        reach if reach >= 0 else length,
+        bias.shape[0] // heads if bias else 0,
+    )
     bufs: Buffers = (*t.src[:4], bias or t.src[0], t)  # a buffer that the kernel does not read fills the place
     return [dispatch("full_attention", shape, bufs, words, groups_for(n * size, shape, size * WG))]
 

@@ -26,7 +26,7 @@ def full_attention(
     Every row of window w sees its first count[w] rows, count (N / length,) i32 from 1 to `length`:
     what follows them fills the window up. Query head i reads key head i · H_kv // H. With a `reach`
     of 0 or more a row sees only rows that are at most so far away; 0 comes out where there are
-    none. `bias` (H, 2·n − 1), n ≥ length, is added to the scores: its column n − 1 to those of a
+    none. `bias` (H · (2·n − 1)), n ≥ length, is added to the scores: each head's n − 1 to those of a
     row and itself, its last ones to those of later rows."""
     out = np.empty_like(q)
     group = q.shape[1] // k.shape[1]
@@ -34,7 +34,8 @@ def full_attention(
         rows, text = slice(w * length, (w + 1) * length), slice(w * length, w * length + int(n))
         s = np.einsum("thd,shd->hts", q[rows], np.repeat(k[text], group, 1)) * scale
         if bias is not None:
-            s += bias[:, bias.shape[1] // 2 + np.arange(int(n)) - np.arange(length)[:, None]]
+            of_heads = bias.reshape(q.shape[1], -1)
+            s += of_heads[:, of_heads.shape[1] // 2 + np.arange(int(n)) - np.arange(length)[:, None]]
         if reach >= 0:
             s = np.where(np.abs(np.arange(length)[:, None] - np.arange(int(n))) <= reach, s, -np.inf)
         top = s.max(-1, keepdims=True)
@@ -44,7 +45,7 @@ def full_attention(
     return out
 
 
-full_attention.takes("q f32 (N, H, D)", "k f32 (N, G, D)", "v f32 (N, G, D)", "count i32 (W)", "bias f32 (H, R)?")
+full_attention.takes("q f32 (N, H, D)", "k f32 (N, G, D)", "v f32 (N, G, D)", "count i32 (W)", "bias f32 (_)?")
 
 
 @full_attention.shape
@@ -64,8 +65,9 @@ def _(
     ok = ok and length > 0 and n % length == 0 and count.shape == (n // length,)
     require(ok, "full_attention", f"shapes disagree (windows of {length})", q, k, v, count)
     if bias is not None:
-        ok = bias.shape[0] == heads and bias.shape[1] % 2 == 1 and bias.shape[1] >= 2 * length - 1
-        require(ok, "full_attention", f"expected bias (H, 2·n − 1), n ≥ {length}", q, bias)
+        (n_bias, rest) = divmod(bias.shape[0], heads)
+        ok = not rest and n_bias % 2 == 1 and n_bias >= 2 * length - 1
+        require(ok, "full_attention", f"expected bias (H · (2·n − 1)), n ≥ {length}", q, bias)
     return q.shape, q.dtype
 
 
@@ -104,7 +106,7 @@ for _shape in (
         length, heads, kv_heads, size, reach, *n_bias = shape
         q, k, v = (r.normal(size=(3 * length, h, size)) for h in (heads, kv_heads, kv_heads))
         count = np.array([length, 1, (length + 1) // 2], np.int32)
-        bias = [r.normal(size=(heads, 2 * n - 1)) * 2 for n in n_bias]
+        bias = [r.normal(size=heads * (2 * n - 1)) * 2 for n in n_bias]
         return [q, k, v, count, *bias], {"length": length, "scale": size**-0.5, "reach": reach}
 
     full_attention.case(_case)

@@ -320,11 +320,12 @@ def _(r: np.random.Generator) -> Case:
 def biased_attention(
     q: Array, k: Array, v: Array, tables: Array, slot: Array, pos: Array, bias: Array, *, scale: float, window: int = 0
 ) -> Array:
-    """`attention` with biases of scores by the distance of token and cell: bias (H, cells of a table), whose last
-    column is of the token itself (ALiBi; Press et al., 2022; T5; Raffel et al., 2020)."""
+    """`attention` with biases of scores by the distance of token and cell: bias (H · cells of a table), of which
+    each head's last is of the token itself (ALiBi; Press et al., 2022; T5; Raffel et al., 2020)."""
     out = np.empty_like(q)
     for t, h, keys, values in visible_cells(q, k, v, tables, slot, pos, window):
-        s = keys @ q[t, h] * scale + bias[h, bias.shape[1] - len(keys) :]
+        n = bias.shape[0] // q.shape[1] * (h + 1)
+        s = keys @ q[t, h] * scale + bias[n - len(keys) : n]
         e = np.exp(s - s.max())
         out[t, h] = e @ values / e.sum()
     return out
@@ -334,7 +335,7 @@ biased_attention.takes(
     "q f32 (T, H, D)",
     *CACHES,
     "pos i32 (…, T)",
-    "bias f32 (H, _)",
+    "bias f32 (_)",
 )
 
 
@@ -351,15 +352,15 @@ def _(
     scale: float,
     window: int = 0,
 ) -> tuple[Shape, str]:
-    ok = (bias.shape, bias.dtype) == ((q.shape[1], tables.shape[1] * PAGE), "f32")
-    require(ok, "biased_attention", "expected a bias (H, cells of a table) of f32", q, tables, bias)
+    ok = (bias.shape, bias.dtype) == ((q.shape[1] * tables.shape[1] * PAGE,), "f32")
+    require(ok, "biased_attention", "expected a bias (H · cells of a table) of f32", q, tables, bias)
     return attention.shape_rule(q, k, v, tables, slot, pos, scale=scale, window=window)
 
 
 def _biased_case(*case: Any, **attrs: Any) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
         src, attributes = attention_case(*case, **attrs)(r)
-        src.append(r.normal(size=(src[0].shape[1], src[3].shape[1] * PAGE)) * 2)
+        src.append(r.normal(size=src[0].shape[1] * src[3].shape[1] * PAGE) * 2)
         return src, attributes
 
     return make

@@ -113,7 +113,7 @@ def test_paged_attention_in_spans_is_right_and_batch_invariant(
     q = draw.normal(size=(n, n_heads, size)).astype(np.float32)
     rest = np.array(sinks, np.float32)
     if window is None:
-        rest = rest[:, None] * np.arange(1 - PAGES * PAGE, 1, dtype=np.float32)
+        rest = np.outer(rest, np.arange(1 - PAGES * PAGE, 1)).astype(np.float32).reshape(-1)
     learned = None
     if sinks:
         learned = session.define("sinks", rest.shape, "f32", lambda: rest.view(np.uint8), constant=True)
@@ -149,7 +149,7 @@ def test_paged_attention_in_spans_is_right_and_batch_invariant(
             own = h // (n_heads // n_kv)
             scores = keys[where, own].astype(np.float64) @ q[i, h] * size**-0.5
             scores = cap * np.tanh(scores / cap) if cap else scores - slopes[h] * (last - seen)
-            of_head = rest[h : h + 1] if window is not None else rest[:0, 0]
+            of_head = rest[h : h + 1] if window is not None else rest[:0]
             top = max([scores.max(), *of_head])
             weights = np.exp(scores - top)
             total = weights.sum() + np.exp(of_head - top).sum()

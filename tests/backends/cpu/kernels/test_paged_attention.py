@@ -157,7 +157,7 @@ def test_attention_bits_do_not_depend_on_the_split(
     attrs: dict[str, float] = {"scale": size**-0.5, "window": window}
     op = biased_attention if of_heads == "bias" else attention
     if of_heads == "bias":
-        sink = r.normal(size=(heads, n_pages * PAGE)).astype(np.float32)
+        sink = r.normal(size=heads * n_pages * PAGE).astype(np.float32)
 
     def rows(cores: int, which: list[int]) -> np.ndarray:
         monkeypatch.setattr(lower_attention, "cores", lambda: cores)
