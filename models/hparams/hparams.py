@@ -109,7 +109,7 @@ class Hparams:
 
     @property
     def encoder(self) -> Hparams:
-        """Those of the encoder in front."""
+        """Hyper-parameters of the encoder in front."""
         return replace(self, arch=f"{self.arch}encoder", n_layer=self.n_encoder, n_encoder=0, causal=False)
 
     @property
