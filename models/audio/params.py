@@ -5,9 +5,12 @@ A projector type is one row of data; sizes and tensors come from the file."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+from itertools import count, takewhile
 from typing import Any
+
+import numpy as np
 
 from logitless.models.errors import ModelFileError, unsupported
 from logitless.models.gguf.file import GGUFFile
@@ -24,6 +27,7 @@ class AudioEncoderKind(Enum):
 
     WHISPER = auto()  # two convolutions over a chunk of 30 seconds, a transformer (Radford et al., 2022)
     CONFORMER = auto()  # Gemma 4's: any number of frames, attention to the rows before
+    SPEECH = auto()  # Granite Speech's conformer: any number of frames, in pairs; attention within blocks
     SPANS = auto()  # three convolutions over each second, a transformer over eight of them (Qwen 3)
 
 
@@ -33,6 +37,7 @@ class AudioHead(Enum):
     LINEAR = auto()  # one matrix (Qwen2-Audio)
     MLP = auto()  # two matrices, GELU (Voxtral)
     GATED = auto()  # RMS norm, SwiGLU, RMS norm, matrix (Ultravox)
+    QUERIES = auto()  # a Q-Former: learned queries attend to windows of rows (Granite Speech)
     NORM_LINEAR = auto()  # one matrix, RMS norm, one matrix (Gemma 4)
 
 
@@ -59,8 +64,45 @@ AUDIO_PROJECTORS: dict[str, AudioProjector] = {
     "qwen2.5o": _QWEN2,
     "voxtral": AudioProjector(AudioHead.MLP, "[BEGIN_AUDIO]", stacked=True, mirrored=True),
     "gemma4a": AudioProjector(AudioHead.NORM_LINEAR, "<|audio>", "<audio|>", encoder=AudioEncoderKind.CONFORMER),
+    "granite_speech": AudioProjector(AudioHead.QUERIES, encoder=AudioEncoderKind.SPEECH),
     "qwen3a": AudioProjector(AudioHead.MLP, "<|audio_start|>", "<|audio_end|>", encoder=AudioEncoderKind.SPANS),
 }
+
+
+@dataclass(frozen=True)
+class SpeechParams:
+    """Sizes of Granite Speech's encoder and its Q-Former."""
+
+    block: int  # rows that attend to each other
+    far: int  # longest distance of the table
+    kernel: int  # taps of a convolution
+    window: int  # rows that the same queries attend to
+    n_queries: int
+    n_head: int  # of the Q-Former
+    n_layer: int
+    features: tuple[int, ...]  # layers whose rows the Q-Former sees beside those of the last
+
+    @classmethod
+    def read(cls, gguf: GGUFFile, keys: Keys, n_embd: int, n_layer: int) -> SpeechParams:
+        """The sizes by their keys. ModelFileError names the one at fault."""
+        block, far, kernel = (keys.count(name) for name in ("chunk_size", "max_pos_emb", "conv_kernel_size"))
+        names = ("window_size", "downsample_rate", "head_count")
+        window, rate, n_head = (keys.count(f"projector.{name}") for name in names)
+        if not 1 < block <= far + 1:
+            raise keys.error("chunk_size", f"is {block}, for distances of at most {far}")
+        if kernel % 2 == 0:
+            raise keys.error("conv_kernel_size", f"is {kernel}, an even number")
+        if not window // rate:
+            raise keys.error("projector.downsample_rate", f"is {rate}, for windows of {window}")
+        if n_embd % n_head:
+            raise keys.error("projector.head_count", f"is {n_head}, for vectors of {n_embd}")
+        features = keys.get("feature_layer")
+        layers = tuple(sorted(set(features.tolist()))) if isinstance(features, np.ndarray) else ()
+        if any(layer not in range(n_layer + 1) for layer in layers):
+            raise keys.error("feature_layer", f"has a layer that is none of {n_layer}")
+        names_of_layers = (f"a.proj_blk.{i}.self_attn_q.weight" for i in count())
+        n_query_layers = max(1, sum(1 for _ in takewhile(gguf.tensors.__contains__, names_of_layers)))
+        return cls(block, far, kernel, window, window // rate, n_head, n_query_layers, layers)
 
 
 @dataclass(frozen=True)
@@ -75,6 +117,7 @@ class AudioParams:
     n_mel: int
     stack: int  # rows of the encoder that become one
     eps: float
+    speech: SpeechParams | None = None
 
     @property
     def projector(self) -> AudioProjector:
@@ -88,6 +131,8 @@ class AudioParams:
         """Rows of a chunk in the prompt, without a last stack that is not full."""
         if self.projector.encoder is AudioEncoderKind.CONFORMER:
             return halved(halved(n_frames))
+        if self.speech is not None:
+            return -(-n_frames // self.speech.window) * self.speech.n_queries
         if self.projector.encoder is AudioEncoderKind.SPANS:
             return n_frames // SPAN * halved(halved(halved(SPAN)))
         return N_POSITIONS // (2 if self.projector.pooled else 1) // self.stack
@@ -124,6 +169,10 @@ def read_audio_params(gguf: GGUFFile) -> AudioParams:
     )
     if params.n_embd % params.n_head or params.head_dim % 4:
         raise keys.error("attention.head_count", f"is {params.n_head}, for vectors of {params.n_embd}")
+    if AUDIO_PROJECTORS[kind].encoder is AudioEncoderKind.SPEECH:
+        params = replace(params, speech=SpeechParams.read(gguf, keys, params.n_embd, params.n_layer))
+        if params.n_mel % 2:
+            raise keys.error("num_mel_bins", f"is {params.n_mel}, an odd number for two frames")
     if params.n_mel > MAX_MEL:
         raise keys.error("num_mel_bins", f"is {params.n_mel}, at most {MAX_MEL} are possible")
     if not params.n_rows():

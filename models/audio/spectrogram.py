@@ -29,6 +29,8 @@ def chunks_of(waveform: Waveform, p: AudioParams) -> list[F32]:
         frames = _relative(_log_power(_mirrored(samples, N_FFT), 1 + len(samples) // HOP, p.n_mel))
         chunks = [frames[i : i + SPANS * SPAN] for i in range(0, len(frames), SPANS * SPAN)]
         return [np.pad(chunk, ((0, -len(chunk) % SPAN), (0, 0))) for chunk in chunks]
+    if p.projector.encoder is AudioEncoderKind.SPEECH:
+        return [_pairs(samples, p.n_mel // 2)]
     if p.projector.encoder is AudioEncoderKind.CONFORMER:
         return [_magnitudes(samples[i : i + _CHUNK], p.n_mel) for i in range(0, max(1, len(samples)), _CHUNK)]
     n = len(samples)
@@ -58,15 +60,24 @@ def _mirrored(samples: F32, n_fft: int) -> F32:
     return padded
 
 
-def _log_power(padded: F32, n_frames: int, n_mel: int) -> F32:
-    """Logarithms of powers (n_frames, n_mel) of Whisper's frames."""
+def _log_power(padded: F32, n_frames: int, n_mel: int, n_fft: int = N_FFT) -> F32:
+    """Logarithms of powers (n_frames, n_mel) of Whisper's frames, or of these between zeros (Granite Speech)."""
     out = np.empty((n_frames, n_mel), np.float32)
-    frames = np.lib.stride_tricks.sliding_window_view(padded, N_FFT)[::HOP]
+    frames = np.lib.stride_tricks.sliding_window_view(padded, n_fft)[::HOP]
+    filters = mel_filters(n_mel) if n_fft == N_FFT else _wide_filters(n_mel)
+    window = np.pad(_window(), (n_fft - N_FFT) // 2)
     for i in range(0, n_frames, N_FRAMES):
         part = slice(i, min(i + N_FRAMES, n_frames))
-        power = np.abs(np.fft.rfft(frames[part] * _window())) ** 2
-        out[part] = np.log10(np.maximum(power @ mel_filters(n_mel).T, _FLOOR))
+        power = np.abs(np.fft.rfft(frames[part] * window)) ** 2
+        out[part] = np.log10(np.maximum(power @ filters.T, _FLOOR))
     return out
+
+
+def _pairs(samples: F32, n_mel: int) -> F32:
+    """Each two frames of a sound as one (n, 2 · n_mel), without a last one."""
+    samples = np.pad(samples, (0, max(0, HOP - len(samples))))
+    frames = _log_power(_mirrored(samples, N_FFT_WIDE), 1 + len(samples) // HOP, n_mel, N_FFT_WIDE)
+    return _relative(frames)[: len(frames) // 2 * 2].reshape(-1, 2 * n_mel)
 
 
 def _relative(logs: F32) -> F32:

@@ -14,6 +14,7 @@ from logitless.models.audio.conformer import ConformerEncoder, conformer_tensors
 from logitless.models.audio.encoder import WhisperEncoder, whisper_tensors
 from logitless.models.audio.params import AudioEncoderKind, AudioParams
 from logitless.models.audio.span_encoder import SpanEncoder, span_tensors
+from logitless.models.audio.speech_encoder import SpeechEncoder, speech_tensors
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.params import MediaParams
 from logitless.models.media.projector_weights import DeclaredTensors
@@ -88,6 +89,7 @@ class Encoders:
 _AUDIO: dict[AudioEncoderKind, tuple[Any, Callable[[GGUFFile, AudioParams, int], DeclaredTensors]]] = {
     AudioEncoderKind.WHISPER: (WhisperEncoder, whisper_tensors),
     AudioEncoderKind.CONFORMER: (ConformerEncoder, conformer_tensors),
+    AudioEncoderKind.SPEECH: (SpeechEncoder, speech_tensors),
     AudioEncoderKind.SPANS: (SpanEncoder, span_tensors),
 }
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import wave
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from gguf import GGUFWriter
@@ -40,6 +41,7 @@ class AudioSpec:
     vision: VisionSpec | None = None  # the encoder of images beside it
     tokens: tuple[str, ...] = ()  # around sounds, in the text model
     text: VisionSpec | None = None  # the text model, where it is not a llama
+    keys: dict[str, Any] = field(default_factory=dict)
 
 
 N_CTX = 2048  # tokens of the text models
@@ -50,8 +52,24 @@ AUDIO_SPECS = {
     "voxtral": AudioSpec("voxtral", stack=4, n_mel=128, tokens=("[BEGIN_AUDIO]",)),
     "qwen2.5o audio": AudioSpec("qwen2.5o", n_mel=128, vision=SPECS["qwen2.5o"]),
     "qwen3a": AudioSpec("qwen3a", n_mel=128, tokens=("<|audio_start|>", "<|audio_end|>")),
+    "granite_speech": AudioSpec(
+        "granite_speech",
+        n_mel=32,
+        tokens=("<|audio|>",),
+        n_layer=3,
+        keys={
+            "chunk_size": 40,
+            "conv_kernel_size": 5,
+            "max_pos_emb": 64,
+            "projector.window_size": 15,
+            "projector.downsample_rate": 5,
+            "projector.head_count": 4,
+        },
+    ),
     "gemma4a": AudioSpec("gemma4a", n_mel=24, text=SPECS["gemma4v"]),
 }
+_SPEECH = AUDIO_SPECS["granite_speech"]
+AUDIO_SPECS["granite_speech of layers"] = replace(_SPEECH, keys=_SPEECH.keys | {"feature_layer": [0, 2]})
 
 
 def write_audio_projector(path: Path, spec: AudioSpec, seed: int = 0, faults: Faults = MappingProxyType({})) -> Path:
@@ -76,11 +94,13 @@ def write_audio_projector(path: Path, spec: AudioSpec, seed: int = 0, faults: Fa
     }
     if spec.stack:
         sizes["projector.stack_factor"] = spec.stack
-    for key, value in sizes.items():
-        w.add_uint32(f"clip.audio.{key}", value)
+    for key, value in (sizes | spec.keys).items():
+        (w.add_array if isinstance(value, list) else w.add_uint32)(f"clip.audio.{key}", value)
     w.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
     if spec.kind == "gemma4a":
         _add_conformer(fill, spec)
+    elif spec.kind == "granite_speech":
+        _add_speech(fill, spec)
     else:
         (_add_spans if spec.kind == "qwen3a" else _add_encoder)(fill, spec)
         _add_head(fill, spec)
@@ -151,6 +171,53 @@ def _add_conformer(fill: Fill, spec: AudioSpec) -> None:
     fill("a.pre_encode.out.bias", out)
     fill("mm.a.soft_emb_norm.weight", out, mean=1.0)
     fill("mm.a.input_projection.weight", N_TEXT, out)
+
+
+def _add_speech(fill: Fill, spec: AudioSpec) -> None:
+    n, width = spec.n_embd, 2 * spec.n_embd
+    queries = max(1, spec.keys["projector.window_size"] // spec.keys["projector.downsample_rate"])
+
+    def matrix(name: str, n_out: int, n_in: int, *, bias: bool = True) -> None:
+        fill(f"{name}.weight", n_out, n_in)
+        if bias:
+            fill(f"{name}.bias", n_out)
+
+    def norm(name: str, size: int) -> None:
+        fill(f"{name}.weight", size, mean=1.0)
+        fill(f"{name}.bias", size)
+
+    matrix("a.input_projection", n, spec.n_mel)
+    matrix("a.enc_ctc_out", 12, n)
+    fill("a.enc_ctc_out_mid.weight", n, 12, std=1.0)
+    fill("a.enc_ctc_out_mid.bias", n)
+    for i in range(spec.n_layer):
+        b = f"a.blk.{i}."
+        for suffix in ("", "_1"):
+            norm(f"{b}ffn_norm{suffix}", n)
+            matrix(f"{b}ffn_up{suffix}", spec.n_ff, n)
+            matrix(f"{b}ffn_down{suffix}", n, spec.n_ff)
+        for name in ("attn_q", "attn_k", "attn_v"):
+            matrix(b + name, n, n, bias=False)
+        matrix(f"{b}attn_out", n, n)
+        fill(f"{b}attn_rel_pos_emb", 2 * spec.keys["max_pos_emb"] + 1, n // spec.n_head, std=0.5)
+        for name in ("ln1", "ln2", "norm_conv"):
+            norm(b + name, n)
+        matrix(f"{b}conv_pw1", 2 * width, n)
+        fill(f"{b}conv_dw.weight", width, spec.keys["conv_kernel_size"], std=0.5)
+        norm(f"{b}conv_norm", width)
+        matrix(f"{b}conv_pw2", n, width)
+    fill("a.proj_query", 1, queries, n, std=1.0)
+    norm("a.proj_norm", n)
+    for i in range(2):
+        b = f"a.proj_blk.{i}."
+        for name, n_in in (("self", n), ("cross", n * (1 + len(spec.keys.get("feature_layer", ()))))):
+            for part in ("q", "k", "v", "out"):
+                matrix(f"{b}{name}_attn_{part}", n, n_in if part in "kv" else n)
+            norm(f"{b}{name}_attn_norm", n)
+        matrix(f"{b}ffn_up", 56, n)
+        matrix(f"{b}ffn_down", n, 56)
+        norm(f"{b}ffn_norm", n)
+    matrix("a.proj_linear", N_TEXT, n)
 
 
 def _add_head(fill: Fill, spec: AudioSpec) -> None:

@@ -1,8 +1,7 @@
 """SAM's encoder of images (Kirillov et al., 2023), as DeepSeek-OCR has it: a vector for each 64 × 64 pixels.
 
 Most layers attend within windows. Scores have a part by the distance of lines and one by that of
-columns, both by the query: the keys' places are one-hot vectors beside the keys, those parts beside
-the queries, so that one product adds them."""
+columns, both by the query, with one-hot vectors of places beside the keys."""
 
 from __future__ import annotations
 
@@ -10,16 +9,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from logitless.graph.ops.attention.encoder_attention import full_attention
-from logitless.graph.ops.elementwise import add, broadcast_to, gelu, scale
+from logitless.graph.ops.elementwise import add, broadcast_to, gelu
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.linear import linear, matmul
+from logitless.graph.ops.linear import matmul
 from logitless.graph.ops.norm import layer_norm
 from logitless.graph.ops.shape import pad_rows, reshape
-from logitless.graph.ops.slicing import concat, take_block, take_columns, transpose
-from logitless.graph.tensor import Tensor, const, feed
+from logitless.graph.ops.slicing import concat, transpose
+from logitless.graph.tensor import Tensor, feed
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.convolution import convolution, convolved
+from logitless.models.media.distance_scores import distance_scores, scored_attention
 from logitless.models.media.projector_weights import Declared, matrix, n_rows, plain
 from logitless.models.vision.params import PATCH, SAMParams
 from logitless.models.vision.patches import Array, cubic_axis, linear_axis
@@ -111,24 +110,13 @@ class _Squares:
         # of each query by the distance of lines (n, y, x · H, D), and by that of columns (n · y, x, H, D)
         by_line = self._by_distance(b, "h", reshape(q, shape=(self.n, self.size, self.size * p.n_head, d)))
         by_column = self._by_distance(b, "w", reshape(q, shape=(self.n * self.size, self.size, p.n_head, d)))
-        q, k = concat(scale(q, factor=d**-0.5), by_line, by_column), concat(k, self.places)
-        v = concat(v, broadcast_to(const(0.0), shape=(rows, 2 * self.size)))
-        q, k, v = (reshape(t, shape=(x.shape[0], p.n_head, t.shape[1])) for t in (q, k, v))
-        y = full_attention(q, k, v, self.count, length=self.size**2, scale=1.0)
-        y = take_columns(reshape(y, shape=(rows, -1)), 0, d)
-        return b.linear("attn.out", reshape(y, shape=x.shape))
+        scores = concat(by_line, by_column)
+        y = scored_attention([q, k, v], scores, self.places, self.count, heads=p.n_head, factor=d**-0.5)
+        return b.linear("attn.out", y)
 
     def _by_distance(self, b: Weights, axis: str, q: Tensor) -> Tensor:
         """Scores (rows, size) of queries (n, size, m, D) with each place along their second axis."""
-        n, size, m, d = q.shape
-        vectors = matmul(self.distances, b[f"attn.pos_{axis}"])
-        rows = reshape(transpose(q, axes=(0, 2, 1, 3)), shape=(n * m * size, d))
-        rows = reshape(linear(rows, vectors), shape=(n * m, size * (2 * size - 1)))
-        # line i has the score with place j at size − 1 − i + j: rows that are one shorter begin with it
-        rows = take_block(rows, start=(0, size - 1), shape=(n * m, size * (2 * size - 2)))
-        rows = take_columns(reshape(rows, shape=(n * m * size, 2 * size - 2)), 0, size)
-        rows = transpose(reshape(rows, shape=(n, m, size, size)), axes=(0, 2, 1, 3))
-        return reshape(rows, shape=(n * size * m, size))
+        return distance_scores(q, matmul(self.distances, b[f"attn.pos_{axis}"]))
 
 
 def _with_positions(w: Weights, x: Tensor, n: int, grid: int) -> Tensor:

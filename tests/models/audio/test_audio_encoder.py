@@ -122,6 +122,14 @@ def test_chunks_of_spans_are_filled_up_with_zeros() -> None:
     assert not frames[931:].any()
 
 
+def test_pairs_of_frames_are_of_the_whole_sound(tmp_path: Path) -> None:
+    """The frame that begins at the end of a sound is none; a sound shorter than two frames has one pair."""
+    p = params_of(write_audio_projector(tmp_path / "mm.gguf", AUDIO_SPECS["granite_speech"]))
+    for seconds, n_pairs, n_rows in ((0.0, 1, 3), (0.01, 1, 3), (0.4, 20, 6), (0.41, 21, 6), (31, 1550, 312)):
+        (chunk,) = chunks_of(Waveform(np.ones(int(seconds * 16000), np.float32)), p)
+        assert (chunk.shape, p.n_rows(len(chunk))) == ((n_pairs, 32), n_rows), seconds
+
+
 def test_silence_is_finite() -> None:
     for kind, length in (("qwen2a", 3000), ("qwen3a", 4)):
         (chunk,) = chunks_of(Waveform(np.zeros(500, np.float32)), AudioParams(kind, 8, 8, 1, 1, 128, 1, 1e-5))
@@ -137,7 +145,7 @@ def test_faults_of_files_are_one_line(tmp_path: Path) -> None:
     for changes, text in (
         (
             {"kind": "lfm2a"},
-            "audio projector type 'lfm2a' is not supported; docs/models.md lists the 6 that are",
+            "audio projector type 'lfm2a' is not supported; docs/models.md lists the 7 that are",
         ),
         ({"n_head": 3}, "key 'clip.audio.attention.head_count' is 3, for vectors of 40"),
         ({"n_mel": 300}, "key 'clip.audio.num_mel_bins' is 300, at most 256 are possible"),
@@ -147,6 +155,17 @@ def test_faults_of_files_are_one_line(tmp_path: Path) -> None:
         path = write(tmp_path / "f.gguf", ultravox, **changes)  # type: ignore[arg-type]
         with pytest.raises(ModelFileError, match=re.escape(text)):
             params_of(path)
+    speech = AUDIO_SPECS["granite_speech"]
+    for key, value, text in (
+        ("chunk_size", 66, "chunk_size' is 66, for distances of at most 64"),
+        ("conv_kernel_size", 4, "conv_kernel_size' is 4, an even number"),
+        ("projector.downsample_rate", 16, "downsample_rate' is 16, for windows of 15"),
+        ("projector.head_count", 3, "head_count' is 3, for vectors of 40"),
+        ("feature_layer", [1, 4], "feature_layer' has a layer that is none of 3"),
+    ):
+        changed = replace(speech, keys=speech.keys | {key: value})
+        with pytest.raises(ModelFileError, match=re.escape(text)):
+            params_of(write_audio_projector(tmp_path / "f.gguf", changed))
     path = write(tmp_path / "f.gguf", ultravox)
     p = params_of(path)
     with GGUFFile.open(path) as gguf, Session(open_backends(["cpu"])) as session:

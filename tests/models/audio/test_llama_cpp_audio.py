@@ -22,12 +22,15 @@ pytestmark = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama
 
 SHORT, LONG, CHUNKS = sound(0.4), sound(12, seed=1), sound(30.3, seed=2, bits=8)  # in 8 bits, for the size of a body
 SECONDS = sound(8.005, seed=3)  # whose last frame begins another chunk
-FILES = {SHORT: wav(SHORT), LONG: wav(LONG), CHUNKS: wav(CHUNKS, bits=8), SECONDS: wav(SECONDS)}
+SPOKEN = sound(2.3, seed=4)  # rows that fill neither the last block nor the last window
+FILES = {SPOKEN: wav(SPOKEN), SHORT: wav(SHORT), LONG: wav(LONG), CHUNKS: wav(CHUNKS, bits=8), SECONDS: wav(SECONDS)}
 FAR = {"qwen3a": 0.015}  # llama.cpp's convolutions read 16 bits; float64 is nearer (test_audio_encoder.py)
 PROMPTS: dict[str, list[tuple[str, list[bytes | Waveform]]]] = {
     "ultravox": [("h<image>g", [LONG]), ("h<image>ab", [CHUNKS])],
     "qwen2a": [("so<image> a long<image>b", [LONG, SHORT])],
     "qwen3a": [("so<image> a long<image>b", [LONG, SHORT]), ("h<image>ab", [SECONDS])],
+    "granite_speech": [("so<image> a long<image>b", [SPOKEN, SHORT])],
+    "granite_speech of layers": [("h<image>ab", [SHORT])],
     "gemma4a": [("so<image> a long<image>b", [LONG, SHORT]), ("h<image>ab", [CHUNKS])],
     "qwen2.5o audio": [("h<image>g<image>a", [png(picture(50, 30)), SHORT])],
 }

@@ -1,0 +1,229 @@
+"""Audio encoder of Granite Speech: a conformer (Gulati et al., 2020), and a Q-Former (Li et al., 2023).
+
+A row is two frames. Rows attend to those of their block, by content and distance (Shaw et al., 2018).
+In the middle, probabilities of letters come back as vectors. In each window of the result, learned
+queries attend to its rows, and become those of the text model. Chunks of one size are a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from logitless.graph.execution.session import Session
+from logitless.graph.ops.attention.encoder_attention import full_attention
+from logitless.graph.ops.elementwise import add, broadcast_to, gelu, mul, scale, silu
+from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.norm import layer_norm
+from logitless.graph.ops.pointwise import sigmoid
+from logitless.graph.ops.shape import pad_rows, reshape, slice_rows
+from logitless.graph.ops.slicing import concat, take_block, take_columns
+from logitless.graph.ops.training.loss import softmax
+from logitless.graph.tensor import Tensor, feed
+from logitless.models.audio.encoder import Array, AudioEncoder
+from logitless.models.audio.params import N_FRAMES, AudioParams, SpeechParams
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.media.distance_scores import distance_scores, scored_attention
+from logitless.models.media.projector_weights import Declared, DeclaredTensors, matrix, n_rows, plain
+from logitless.models.weights.tensor_map import TensorSlice
+from logitless.models.weights.weights import Weights
+
+EPS = 1e-12  # of norms of the Q-Former
+
+
+@dataclass(frozen=True)
+class SpeechEncoder(AudioEncoder):
+    """Granite Speech's encoder and the projector of one file."""
+
+    @classmethod
+    def define(cls, session: Session, gguf: GGUFFile, p: AudioParams, n_embd_text: int) -> SpeechEncoder:
+        """Define the weights. ModelFileError names the tensor at fault."""
+        return cls(p, speech_tensors(gguf, p, n_embd_text).load(session, gguf))
+
+    @property
+    def sizes(self) -> SpeechParams:
+        assert self.p.speech is not None  # it makes this encoder
+        return self.p.speech
+
+    @property
+    def usual_size(self) -> tuple[int, int]:
+        """(rows, numbers) of half a minute."""
+        return N_FRAMES // 2, self.p.n_mel
+
+    def n_inputs(self, length: int, n_mel: int) -> int:
+        """Rows of a chunk."""
+        return length
+
+    def feeds(self, chunks: Sequence[Array]) -> dict[str, Array]:
+        """Inputs of `rows` for spectrograms (length, n_mel) f32 of one size."""
+        s, n, length = self.sizes, len(chunks), len(chunks[0])
+        at, begin = np.arange(length), np.arange(n)[:, None] * length
+        n_blocks = -(-length // s.block)
+        filled = np.arange(n_blocks * s.block)
+        near = np.arange(-(s.kernel // 2), length + s.kernel // 2)
+        windows = np.arange(-(-length // s.window) * s.window)
+        count = np.full(n_blocks, s.block)
+        count[-1] = length - (n_blocks - 1) * s.block
+        zeros = n * length  # index of a row of zeros
+        ids: dict[str, Array] = {
+            "to": np.minimum(filled, length - 1) + begin,
+            "back": at + np.arange(n)[:, None] * len(filled),
+            "count": np.tile(count, n),
+            "distance": s.far + np.arange(s.block - 1, -s.block, -1),
+            "near": np.where((near < 0) | (near >= length), zeros, near + begin),
+            "taps": np.arange(s.kernel),
+            "windows": np.where(windows < length, windows + begin, zeros),
+        }
+        feeds: dict[str, Array] = {f"audio.{name}": values.reshape(-1).astype(np.int32) for name, values in ids.items()}
+        feeds["audio.frames"] = np.concatenate(chunks)
+        feeds["audio.places"] = np.eye(s.block, dtype=np.float32)
+        return feeds | self._query_feeds(n * len(windows) // s.window)
+
+    def _query_feeds(self, n: int) -> dict[str, Array]:
+        """Inputs of the Q-Former for n windows. Attention has as many queries as keys: the last one
+        fills up the places."""
+        s = self.sizes
+        own = np.arange(n)[:, None] * s.n_queries
+        ids: dict[str, Array] = {
+            "own": np.tile(np.arange(s.n_queries), n),
+            "spread": np.minimum(np.arange(s.window), s.n_queries - 1) + own,
+            "kept": np.arange(s.n_queries) + np.arange(n)[:, None] * s.window,
+            "self": np.full(n, s.n_queries),
+            "seen": np.full(n, s.window),
+        }
+        return {f"query.{name}": values.reshape(-1).astype(np.int32) for name, values in ids.items()}
+
+    def rows(self, n: int, length: int, n_mel: int) -> list[Tensor]:
+        """Rows (n · rows of a chunk, n_embd_text) f32; `feeds` has the inputs."""
+        p, w, s = self.p, self.w, self.sizes
+        n_blocks, total = n * -(-length // s.block), n * length
+        x = w.linear("a.input_projection", feed("audio.frames", (total, n_mel)))
+        to, back = feed("audio.to", (n_blocks * s.block,), "i32"), feed("audio.back", (total,), "i32")
+        count, distance = feed("audio.count", (n_blocks,), "i32"), feed("audio.distance", (2 * s.block - 1,), "i32")
+        places = reshape(feed("audio.places", (s.block, s.block)), shape=(1, s.block, 1, s.block))
+        places = broadcast_to(places, shape=(n_blocks, s.block, p.n_head, s.block))
+        places = reshape(places, shape=(n_blocks * s.block * p.n_head, s.block))
+        near = feed("audio.near", (n * (length + s.kernel - 1),), "i32")
+        taps = feed("audio.taps", (s.kernel,), "i32")
+        features = [x] if 0 in s.features else []
+        for i in range(p.n_layer):
+            b = replace(w, prefix=f"a.blk.{i}.")
+            x = add(x, self._mlp(b, "", x))
+            y = get_rows(_normed(b, "ln1", x, p.eps), to)
+            qkv = [reshape(b.linear(f"attn_{name}", y), shape=(-1, p.head_dim)) for name in "qkv"]
+            q = reshape(qkv[0], shape=(n_blocks, s.block, p.n_head, p.head_dim))
+            scores = scale(distance_scores(q, get_rows(b["attn_rel_pos_emb"], distance)), factor=p.head_dim**-0.5)
+            y = scored_attention(qkv, scores, places, count, heads=p.n_head, factor=p.head_dim**-0.5)
+            x = add(x, b.linear("attn_out", get_rows(y, back)))
+            x = add(x, self._convolution(b, x, n, near, taps))
+            x = _normed(b, "ln2", add(x, self._mlp(b, "_1", x)), p.eps)
+            features += [x] if i + 1 in s.features else []
+            if i + 1 == p.n_layer // 2:
+                x = add(x, w.linear("a.enc_ctc_out_mid", softmax(w.linear("a.enc_ctc_out", x))))
+        return [self._queried(concat(*features, x) if features else x, n * -(-length // s.window))]
+
+    def _mlp(self, b: Weights, suffix: str, x: Tensor) -> Tensor:
+        x = silu(b.linear(f"ffn_up{suffix}", _normed(b, f"ffn_norm{suffix}", x, self.p.eps)))
+        return scale(b.linear(f"ffn_down{suffix}", x), factor=0.5)
+
+    def _convolution(self, b: Weights, x: Tensor, n: int, near: Tensor, taps: Tensor) -> Tensor:
+        """Gated linear unit, depthwise convolution, scale and shift, SiLU, matrix."""
+        x = b.linear("conv_pw1", _normed(b, "norm_conv", x, self.p.eps))
+        width, length = x.shape[1] // 2, x.shape[0] // n
+        x = mul(take_columns(x, 0, width), sigmoid(take_columns(x, width, width)))
+        x = reshape(get_rows(pad_rows(x, before=0, after=1), near), shape=(n, -1, width))
+        kernel = get_rows(b["conv_dw"], taps)
+        shift = b.bias("conv_norm")
+        assert shift is not None  # it is required
+        y = None
+        for tap in range(self.sizes.kernel):
+            rows = reshape(take_block(x, start=(0, tap, 0), shape=(n, length, width)), shape=(n * length, width))
+            part = mul(rows, slice_rows(kernel, start=tap, stop=tap + 1))
+            y = part if y is None else add(y, part)
+        assert y is not None  # a kernel has taps
+        return b.linear("conv_pw2", silu(add(mul(y, b["conv_norm"]), shift)))
+
+    def _queried(self, x: Tensor, n: int) -> Tensor:
+        """Rows of the text model: the Q-Former's of each of n windows of x, the last one filled up with zeros."""
+        w, s = self.w, self.sizes
+        x = get_rows(pad_rows(x, before=0, after=1), feed("audio.windows", (n * s.window,), "i32"))
+        y = _normed(w, "a.proj_norm", get_rows(w["a.proj_query"], feed("query.own", (n * s.n_queries,), "i32")), EPS)
+        spread, kept = feed("query.spread", (n * s.window,), "i32"), feed("query.kept", (n * s.n_queries,), "i32")
+        counts = {name: feed(f"query.{name}", (n,), "i32") for name in ("self", "seen")}
+
+        def attention(b: Weights, name: str, y: Tensor, seen: Tensor | None) -> Tensor:
+            q, k, v = (
+                b.linear(f"{name}_attn_{part}", t)
+                for part, t in zip("qkv", (y, *[y if seen is None else seen] * 2), strict=True)
+            )
+            q = get_rows(q, spread)
+            if seen is None:
+                k, v = get_rows(k, spread), get_rows(v, spread)
+            q, k, v = (reshape(t, shape=(n * s.window, s.n_head, -1)) for t in (q, k, v))
+            count = counts["self" if seen is None else "seen"]
+            z = full_attention(q, k, v, count, length=s.window, scale=q.shape[2] ** -0.5)
+            z = b.linear(f"{name}_attn_out", get_rows(reshape(z, shape=(n * s.window, -1)), kept))
+            return _normed(b, f"{name}_attn_norm", add(z, y), EPS)
+
+        for i in range(s.n_layer):
+            b = replace(w, prefix=f"a.proj_blk.{i}.")
+            y = attention(b, "cross", attention(b, "self", y, None), x)
+            y = _normed(b, "ffn_norm", add(b.linear("ffn_down", gelu(b.linear("ffn_up", y))), y), EPS)
+        return w.linear("a.proj_linear", y)
+
+
+def _normed(w: Weights, name: str, x: Tensor, eps: float) -> Tensor:
+    bias = w.bias(name)
+    assert bias is not None  # it is required
+    return layer_norm(x, w[name], bias, eps=eps)
+
+
+def speech_tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> DeclaredTensors:
+    """The tensors of the encoder and the projector of a text model of this width."""
+    return DeclaredTensors(p.kind, dict(_tensors(gguf, p, n_text)), audio=True)
+
+
+def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
+    s, n = p.speech, p.n_embd
+    assert s is not None  # it makes this encoder
+    yield from matrix("a.input_projection", n, p.n_mel)
+    letters = n_rows(gguf, "a.enc_ctc_out.weight")
+    yield from matrix("a.enc_ctc_out", letters, n)
+    yield from matrix("a.enc_ctc_out_mid", n, letters)
+    for i in range(p.n_layer):
+        b = f"a.blk.{i}."
+        width = max(1, n_rows(gguf, f"{b}conv_pw1.weight") // 2)
+        for suffix in ("", "_1"):
+            yield from _norm(f"{b}ffn_norm{suffix}", n)
+            yield from matrix(f"{b}ffn_up{suffix}", p.n_ff, n)
+            yield from matrix(f"{b}ffn_down{suffix}", n, p.n_ff)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+            yield from matrix(b + name, n, n)
+        yield f"{b}attn_rel_pos_emb.weight", TensorSlice(f"{b}attn_rel_pos_emb", (2 * s.far + 1, p.head_dim))
+        for name in ("ln1", "ln2", "norm_conv"):
+            yield from _norm(b + name, n)
+        yield from matrix(f"{b}conv_pw1", 2 * width, n)
+        name = f"{b}conv_dw.weight"
+        yield name, TensorSlice(name, (s.kernel, width), transposed=True, n_experts=1, in_file=(width, s.kernel))
+        yield from _norm(f"{b}conv_norm", width)
+        yield from matrix(f"{b}conv_pw2", n, width)
+    in_file = (1, s.n_queries, n)
+    yield "a.proj_query.weight", TensorSlice("a.proj_query", (s.n_queries, n), in_file=in_file)
+    yield from _norm("a.proj_norm", n)
+    for i in range(s.n_layer):
+        b = f"a.proj_blk.{i}."
+        for name, n_in in (("self", n), ("cross", n * (1 + len(s.features)))):
+            for part in ("q", "k", "v", "out"):
+                yield from matrix(f"{b}{name}_attn_{part}", n, n_in if part in "kv" else n)
+            yield from _norm(f"{b}{name}_attn_norm", n)
+        n_hidden = n_rows(gguf, f"{b}ffn_up.weight")
+        yield from matrix(f"{b}ffn_up", n_hidden, n)
+        yield from matrix(f"{b}ffn_down", n, n_hidden)
+        yield from _norm(f"{b}ffn_norm", n)
+    yield from matrix("a.proj_linear", n_text, n)
+
+
+def _norm(name: str, n: int) -> Declared:
+    yield from plain(f"{name}.weight", n, required=True)
+    yield from plain(f"{name}.bias", n, required=True)
