@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
@@ -100,9 +99,8 @@ class SpeechParams:
         layers = tuple(sorted(set(features.tolist()))) if isinstance(features, np.ndarray) else ()
         if any(layer not in range(n_layer + 1) for layer in layers):
             raise keys.error("feature_layer", f"has a layer that is none of {n_layer}")
-        names_of_layers = (f"a.proj_blk.{i}.self_attn_q.weight" for i in count())
-        n_query_layers = max(1, sum(1 for _ in takewhile(gguf.tensors.__contains__, names_of_layers)))
-        return cls(block, far, kernel, window, window // rate, n_head, n_query_layers, layers)
+        of_queries = {name.split(".")[2] for name in gguf.tensors if name.startswith("a.proj_blk.")}
+        return cls(block, far, kernel, window, window // rate, n_head, len(of_queries), layers)
 
 
 @dataclass(frozen=True)
