@@ -16,18 +16,16 @@ import numpy.typing as npt
 
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.encoder_attention import full_attention
-from logitless.graph.ops.elementwise import add, gelu, mul, scale, silu
+from logitless.graph.ops.elementwise import add, gelu, mul
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear
 from logitless.graph.ops.norm import rms_norm
-from logitless.graph.ops.pointwise import sigmoid
 from logitless.graph.ops.rope import mrope_angles, rope
 from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import transpose
 from logitless.graph.tensor import Tensor, const, feed
-from logitless.models.architectures.architecture import Activation
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.vision.heads import NORM_EPS, extra_rows, normed, project, project_feeds
+from logitless.models.vision.heads import NORM_EPS, activated, extra_rows, normed, project, project_feeds
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.patches import cubic_shares, filtered_shares, flat_patches, patch_places, resized_places
 from logitless.models.vision.projectors import PatchRope, Positions
@@ -326,12 +324,7 @@ class VisionEncoder:
     def _mlp(self, b: Weights, x: Tensor) -> Tensor:
         up = b.linear("ffn_up", x)
         if "ffn_gate" in b:
-            up = mul(self._activated(b.linear("ffn_gate", x)), up)
+            up = mul(activated(self.p, b.linear("ffn_gate", x)), up)
         else:
-            up = self._activated(up)
+            up = activated(self.p, up)
         return b.linear("ffn_down", up)
-
-    def _activated(self, x: Tensor) -> Tensor:
-        if self.p.activation is None:  # GELU's approximation by a sigmoid, CLIP's
-            return mul(x, sigmoid(scale(x, factor=1.702)))
-        return gelu(x) if self.p.activation is Activation.GELU else silu(x)

@@ -9,9 +9,11 @@ import numpy as np
 from logitless.graph.ops.attention.encoder_attention import mean_rows
 from logitless.graph.ops.elementwise import add, broadcast_to, gelu, mul, scale, silu, sub
 from logitless.graph.ops.norm import layer_norm, rms_norm
+from logitless.graph.ops.pointwise import sigmoid
 from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.ops.slicing import transpose
 from logitless.graph.tensor import Tensor, const, feed
+from logitless.models.architectures.architecture import Activation
 from logitless.models.vision.ldp import ldp, ldp_feeds, ldp_v2
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.patches import Array
@@ -46,6 +48,13 @@ def normed(p: VisionParams, w: Weights, name: str, x: Tensor, eps: float = 0.0) 
         return y if bias is None else add(y, bias)
     assert bias is not None  # DeclaredTensors.load adds it
     return layer_norm(x, w[name], bias, eps=eps or p.eps)
+
+
+def activated(p: VisionParams, x: Tensor) -> Tensor:
+    """The activation of the encoder's MLPs."""
+    if p.activation is None:  # GELU's approximation by a sigmoid, CLIP's
+        return mul(x, sigmoid(scale(x, factor=1.702)))
+    return gelu(x) if p.activation is Activation.GELU else silu(x)
 
 
 def _mlp(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
@@ -131,6 +140,7 @@ def _row(w: Weights, name: str) -> Tensor:
 
 _HEADS: dict[Head, Callable[[VisionParams, Weights, Tensor], Tensor]] = {
     Head.MLP: _mlp,
+    Head.JANUS: lambda p, w, x: w.linear("mm.1", activated(p, w.linear("mm.0", x))),
     Head.LDP: ldp,
     Head.LDP_V2: ldp_v2,
     Head.POOL_NORM: _pool_norm,

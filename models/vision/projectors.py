@@ -58,6 +58,7 @@ class Head(Enum):
     """Layers from patch vectors to rows of the text model."""
 
     MLP = auto()  # mm.0, GELU, mm.2 (LLaVA)
+    JANUS = auto()  # mm.0, the encoder's activation, mm.1 (Janus Pro)
     LDP = auto()  # an MLP, depthwise convolutions over the grid (MobileVLM)
     LDP_V2 = auto()  # an MLP, average pooling, a depthwise convolution (MobileVLM v2)
     POOL_NORM = auto()  # average pooling, RMS norm, matrix (Gemma 3)
@@ -125,6 +126,7 @@ _LLAVA = Projector(
 
 PROJECTORS: dict[str, Projector] = {
     "mlp": _LLAVA,
+    "janus_pro": Projector(Head.JANUS, pad_color=(127, 127, 127)),
     "ldp": replace(_LLAVA, head=Head.LDP, merge=2),
     "ldpv2": replace(_LLAVA, head=Head.LDP_V2, merge=2),
     "gemma3": Projector(Head.POOL_NORM, begin="<start_of_image>", end="<end_of_image>", resample=Resample.BILINEAR,

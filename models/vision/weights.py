@@ -25,6 +25,7 @@ from logitless.models.weights.tensor_map import TensorSlice
 _NORMS = tuple(f"{name}.weight" for name in ("norm", "ln", "ln1", "ln2", "mm.model.mlp.0", "ln_q", "ln_kv", "ln_post"))
 MATRICES = {  # the two matrices of heads with a hidden layer
     Head.MLP: ("mm.0", "mm.2"),
+    Head.JANUS: ("mm.0", "mm.1"),
     Head.MERGER: ("mm.0", "mm.2"),
     Head.MERGE_MLP: ("mm.1", "mm.2"),
     Head.NORM_MERGE_MLP: ("mm.1", "mm.2"),
@@ -168,7 +169,7 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
         yield from matrix("mm.model.fc", n_text, merged)
         return
     first, second = MATRICES[head]
-    n_in = p.n_embd if head in (Head.MLP, Head.PATCH_MERGER) else merged
+    n_in = p.n_embd if head in (Head.MLP, Head.JANUS, Head.PATCH_MERGER) else merged
     if head is Head.MERGE_NORM_MLP:
         yield from norm("mm.model.mlp.0", merged, required=True)
     elif head is Head.MLP:

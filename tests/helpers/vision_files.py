@@ -342,6 +342,7 @@ _QWEN = {"positions": 0, "patch_bias": False, "image": 32, "text": "qwen2vl", "t
 _GEMMA4V = {"image": 48, "positions": 3360, "patch_bias": False, "bare": True, "text": "gemma4"}
 SPECS: dict[str, VisionSpec] = {
     "mlp": VisionSpec("mlp", mlp("mm.0", "mm.2"), n_layer=3),
+    "janus_pro": VisionSpec("janus_pro", mlp("mm.0", "mm.1")),
     # llama.cpp has grids of 24 × 24 only
     "ldp": VisionSpec("ldp", _ldp, image=96, n_layer=3),
     "ldpv2": VisionSpec("ldpv2", _ldp_v2, image=96, n_layer=3),

@@ -17,6 +17,7 @@ from tests.helpers.vision_files import N_TEXT, SPECS, Faults, write_projector
 OPTIONAL = {
     "resampler": ("resampler.pos_embed_k", "v.post_ln.weight"),
     "qwen3a": (),
+    "janus_pro": (),
     "granite_speech": (),
     "deepseekocr": ("v.patch_embd.weight", "v.pre_ln.weight"),
 }
