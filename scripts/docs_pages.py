@@ -360,7 +360,7 @@ def file(path: str) -> str:
 
 def huggingface() -> str:
     """A row for each architecture that a Hugging Face folder may have."""
-    from logitless.models.huggingface.families import FAMILIES
+    from logitless.models.huggingface.families.rows import FAMILIES
 
     archs = sorted({family.arch for family in FAMILIES.values()})
     names = {

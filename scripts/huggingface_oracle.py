@@ -124,6 +124,8 @@ GEMMA_LAYERS = {
     "tie_word_embeddings": True,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
 }
+EACH_HEAD = {"num_key_value_heads": 4}
+GPT = {**EACH_HEAD, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_inner": 96, "n_positions": 128}
 FAMILIES = {  # name → (architecture, settings beside SMALL)
     "llama": ("Llama", {"attention_bias": True}),
     "llama3": ("Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
@@ -202,12 +204,8 @@ FAMILIES = {  # name → (architecture, settings beside SMALL)
         "DeepseekV2",
         {
             **LATENT,
+            **ROUTED,
             "q_lora_rank": None,
-            "n_routed_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
             "norm_topk_prob": False,
             "topk_method": "greedy",
             "routed_scaling_factor": 1.5,
@@ -217,14 +215,10 @@ FAMILIES = {  # name → (architecture, settings beside SMALL)
         "DeepseekV3",
         {
             **LATENT,
+            **ROUTED,
             "q_lora_rank": 32,
             "n_routed_experts": 8,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 1,
             "n_group": 2,
-            "topk_group": 1,
             "routed_scaling_factor": 2.5,
             "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
         },
@@ -397,6 +391,56 @@ FAMILIES = {  # name → (architecture, settings beside SMALL)
     "cohere": ("Cohere", {"tie_word_embeddings": True}),
     "olmo": ("Olmo", {}),
     "nemotron": ("Nemotron", {"partial_rotary_factor": 0.5}),
+    "gptneox": ("GPTNeoX", {**EACH_HEAD, "partial_rotary_factor": 0.5, "rotary_pct": 0.5}),
+    "bloom": ("Bloom", {**EACH_HEAD, "n_layer": 2, "n_head": 4, "intermediate_size": 256}),
+    "mpt": ("Mpt", {**EACH_HEAD, "d_model": 64, "n_heads": 4, "n_layers": 2, "intermediate_size": 256}),
+    "falcon": ("Falcon", {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 96}),
+    "falcon-7b": ("Falcon", {"num_key_value_heads": 1, "intermediate_size": 256}),
+    "starcoder": ("GPTBigCode", {**GPT, "num_key_value_heads": 1}),
+    "gpt2": ("GPT2", GPT),
+    "jais2": ("Jais2", {"head_dim": 16}),
+    "glm": ("Glm", {"head_dim": 16, "partial_rotary_factor": 0.5}),
+    "mamba": ("Mamba", {"state_size": 16, "intermediate_size": 128, "time_step_rank": 4, "conv_kernel": 4}),
+    "falcon-mamba": ("FalconMamba", {"state_size": 16, "intermediate_size": 128, "time_step_rank": 4}),
+    "jamba": (
+        "Jamba",
+        {
+            "num_hidden_layers": 4,
+            "num_experts": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "mamba_d_state": 16,
+            "mamba_dt_rank": 4,
+            "use_mamba_kernels": False,
+        },
+    ),
+    "mellum": (
+        "Mellum",
+        {
+            **MOE,
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "hy-v3": ("HYV3", {**MOE, "head_dim": 16}),
+    "afmoe": (
+        "Afmoe",
+        {
+            **MOE,
+            "head_dim": 16,
+            "num_hidden_layers": 4,
+            "num_dense_layers": 1,
+            "num_shared_experts": 1,
+            "sliding_window": 4,
+            "mup_enabled": True,
+            "route_scale": 1.5,
+        },
+    ),
+    "minicpm3": ("MiniCPM3", {**LATENT, "q_lora_rank": 32}),
     "apertus": ("Apertus", {"rope_parameters": LLAMA3}),
     "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}}),
 }
@@ -671,7 +715,7 @@ def save(name: str, result: dict[str, Any]) -> None:
 
 def write(name: str, architecture: str, settings: dict[str, object], folder: Path) -> None:
     config_class = getattr(transformers, f"{architecture}{'TextConfig' if architecture in TEXT else 'Config'}")
-    model_class = getattr(transformers, f"{architecture}ForCausalLM")
+    model_class = getattr(transformers, f"{architecture}{'LMHeadModel' if architecture == 'GPT2' else 'ForCausalLM'}")
     config = config_class(**{**SMALL, **settings}, attn_implementation="eager", dtype="float32")
     model, shapes = loaded(model_class, config, folder)
     with torch.no_grad():

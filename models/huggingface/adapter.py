@@ -20,7 +20,8 @@ from logitless.models.gguf.types import ValueType
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.huggingface.checkpoint import FLOATS, Array, Checkpoint, as_f32, open_checkpoint, plain
 from logitless.models.huggingface.config import Config, read_json
-from logitless.models.huggingface.families import FAMILIES, Family
+from logitless.models.huggingface.families.family import Family
+from logitless.models.huggingface.families.rows import FAMILIES
 from logitless.models.huggingface.folder import Constant, Converted, Names, targets_of, tensor_info
 from logitless.models.huggingface.moves import TRANSPOSED, Move, then
 from logitless.models.weights.weights import check_weights, numbers_of
@@ -69,7 +70,7 @@ def _tensors(
         raise ModelFileError(checkpoint.folder, f"adapters of peft are not read for {h.arch}")
     heads = {"num_attention_heads": h.n_head, "num_key_value_heads": h.n_head_kv, "num_hidden_layers": h.n_layer}
     config = Config(checkpoint.folder / CONFIG, heads)
-    names = Names(config, h.arch)
+    names = Names(config, family.names or h.arch)
     for name, stored in checkpoint.tensors.items():
         if settings.get("use_dora") and (magnitude := _MAGNITUDE.fullmatch(name)):
             target, move = _target(checkpoint, family, names, name, magnitude[1])

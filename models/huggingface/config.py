@@ -17,6 +17,12 @@ from logitless.models.param import FLOAT_MAX
 INDEX = "model.safetensors.index.json"
 _OTHER_NAMES = {
     "n_embd": "hidden_size",
+    "n_embed": "hidden_size",
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "num_kv_heads": "num_key_value_heads",
+    "ffn_hidden_size": "intermediate_size",
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",
     "n_inner": "intermediate_size",

@@ -31,7 +31,9 @@ from logitless.models.huggingface.checkpoint import (
     plain,
 )
 from logitless.models.huggingface.config import Config, read_json, repository_name
-from logitless.models.huggingface.families import FAMILIES, Family, common_keys, gemma4_far, has_experts
+from logitless.models.huggingface.families.family import Family
+from logitless.models.huggingface.families.keys import common_keys, gemma4_far, has_experts
+from logitless.models.huggingface.families.rows import FAMILIES
 from logitless.models.huggingface.moves import Move
 from logitless.models.huggingface.quantized import weights_of
 from logitless.models.huggingface.safetensors import read_safetensors
@@ -55,6 +57,7 @@ _MTP_PARTS = {
     "mtp.norm": "shared_head.norm",
 }
 _NEXTN = re.compile(r"model\.layers\.(\d+)\.(eh_proj|enorm|hnorm|embed_tokens|shared_head\.(?:head|norm))\.weight")
+_HEAD = re.compile(r"(?:lm_head|embed_out)\.weight$")
 _BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
 _RENAMED = (
     (".parametrizations.weight.original", ".weight"),
@@ -271,12 +274,12 @@ class Constant:
 
 
 def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator[tuple[str, TensorInfo]]:
-    names, weights = Names(config, family.arch), weights_of(checkpoint, config)
+    names, weights = Names(config, family.names or family.arch), weights_of(checkpoint, config)
     stacks = _stacks(checkpoint, weights)
     if family.mtp:
         stacks = names.with_mtp(stacks)
     tied = config.get("tie_word_embeddings")
-    if tied is False and names.has_output and not any(name.endswith("lm_head.weight") for name in checkpoint.tensors):
+    if tied is False and names.has_output and not any(map(_HEAD.search, checkpoint.tensors)):
         log.warning("%s: there is no lm_head.weight: the embedding's matrix takes its place", checkpoint.folder)
     others, images = set[str](), vision_of(config)
     own_names = {target for _, targets in family.splits for target, _ in targets}
@@ -403,7 +406,8 @@ class Names:
         if nextn := _NEXTN.fullmatch(name):
             return f"blk.{nextn[1]}.nextn.{nextn[2].replace('.', '_')}.weight"
         bare = _ENCODERS.sub("", name)
-        return self._mapped(name) or self._mapped(bare) or self._mapped(f"model.{name}")
+        forms = (name, bare, f"model.{name}", f"transformer.{name}", name.removeprefix("transformer."))
+        return next((target for form in forms if (target := self._mapped(form)) is not None), None)
 
     def _mapped(self, name: str) -> str | None:
         layer = _LAYER.search(f".{name}")

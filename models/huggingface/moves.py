@@ -108,6 +108,35 @@ def then(first: Move, second: Move) -> Move:
     )
 
 
+def _parts_apart(queries: Callable[[Config], tuple[int, int]]) -> Move:
+    """Rows of one matrix, group by group its queries, a key and a value → those of all groups. `queries`: the number
+    of groups, and of queries in each."""
+
+    def of(array: Array, config: Config) -> Array:
+        n, n_queries = queries(config)
+        groups = array.reshape(n, n_queries + 2, -1, *array.shape[1:])
+        parts = groups[:, :n_queries], groups[:, n_queries : n_queries + 1], groups[:, n_queries + 1 :]
+        return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
+
+    return Move(of)
+
+
+def _falcon_groups(config: Config) -> tuple[int, int]:
+    n = falcon_groups(config)
+    return n, config.count("num_attention_heads") // max(1, n)
+
+
+def falcon_groups(config: Config) -> int:
+    """Falcon's heads of keys."""
+    if config.flag("new_decoder_architecture"):
+        return config.count("num_kv_heads", "num_attention_heads")
+    return 1 if config.flag("multi_query", default=True) else config.count("num_attention_heads")
+
+
+HEADS_APART = _parts_apart(lambda config: (config.count("num_attention_heads"), 1))
+FALCON_APART = _parts_apart(_falcon_groups)
+
+
 def _latent(which: int) -> Move:
     """Rows of the keys (0) or values (1) of each head of DeepSeek's `kv_b_proj`; keys are transposed, as MLA reads
     them."""

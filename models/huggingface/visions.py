@@ -19,7 +19,8 @@ from logitless.models.gguf.types import ValueType
 from logitless.models.gguf.write import f32, flag, u32
 from logitless.models.huggingface.checkpoint import Array
 from logitless.models.huggingface.config import Config, read_json
-from logitless.models.huggingface.families import Keys, Rules, Splits, numbers
+from logitless.models.huggingface.families.family import Keys, Rules, Splits
+from logitless.models.huggingface.families.keys import numbers
 from logitless.models.huggingface.moves import (
     PAIRS_OF_KEYS,
     PAIRS_OF_QUERIES,

@@ -1,0 +1,33 @@
+"""Family of Hugging Face's models: its architecture in GGUF, its keys of metadata, its moves of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from logitless.models.gguf.write import Key
+from logitless.models.huggingface.config import Config
+from logitless.models.huggingface.moves import Move
+
+Keys = Iterator[tuple[str, Key]]
+Rules = tuple[tuple[str, Move], ...]  # (end of a tensor's name in GGUF, its move)
+# (end of a name of Hugging Face, tensors that are made of it), before the map of names
+Splits = tuple[tuple[str, tuple[tuple[str, Move | None], ...]], ...]
+
+
+def nothing(config: Config) -> Keys:
+    """No keys beside those of all."""
+    yield from ()
+
+
+@dataclass(frozen=True)
+class Family:
+    arch: str  # GGUF's
+    keys: Callable[[Config], Keys] = nothing  # without the architecture's prefix
+    moves: Rules = ()
+    splits: Splits = ()
+    unused: str = ""  # a pattern of names whose tensors are not of the network here
+    required: tuple[str, ...] = ()  # tensors that GGUF's architecture may lack, and this one may not
+    numbers: tuple[tuple[str, str], ...] = ()  # (end of a name, key) of one number of each layer
+    names: str = ""  # the architecture whose map of names stands for this one's, which the gguf package has not
+    mtp: bool = False  # the folder may have blocks that predict one token more, which models/architectures/mtp.py runs

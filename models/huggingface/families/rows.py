@@ -1,0 +1,338 @@
+"""Families of Hugging Face's models, and the moves of their tensors.
+
+Names of tensors are those of the gguf package's map. A row: the architecture of config.json, that of GGUF, what the
+keys of all models lack, and what differs in the tensors."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from logitless.models.huggingface.config import Config
+from logitless.models.huggingface.families import keys
+from logitless.models.huggingface.families.family import Family, Rules, Splits
+from logitless.models.huggingface.moves import (
+    COLUMN,
+    DOWN_FACTOR,
+    FALCON_APART,
+    GATE_FACTOR,
+    GROUPS,
+    HEADS_APART,
+    LATENT_KEYS,
+    LATENT_VALUES,
+    LINEAR_GATES,
+    LINEAR_QKV,
+    MAMBA_IN,
+    MINUS_EXP,
+    PAIRS_OF_KEYS,
+    PAIRS_OF_QUERIES,
+    PLUS_ONE,
+    TAPS,
+    TRANSPOSED,
+    VECTOR,
+    Move,
+    Shape,
+    half,
+    reshaped,
+    then,
+    tiled,
+    times,
+)
+
+
+def _of_experts(shape: Shape, c: Config) -> Shape:
+    n = max(1, c.count("num_experts"))
+    return n, shape[0] // n, shape[1]
+
+
+_LLAMA: Rules = (("attn_q.(weight|bias)", PAIRS_OF_QUERIES), ("attn_k.(weight|bias)", PAIRS_OF_KEYS))
+_GEMMA: Rules = (("norm.weight", PLUS_ONE), ("nextn.[eh]norm.weight", PLUS_ONE))
+_STATES: Rules = (("conv1d.weight", TAPS), ("shortconv.conv.weight", TAPS))
+_NAMES = ("gate", "up")
+_PARTS = (*_NAMES, "down")
+_MAMBA: Rules = (("ssm_a", MINUS_EXP), *_STATES)
+_GRANITE: Splits = (
+    *(
+        (
+            f"{module}.input_linear.weight$",
+            tuple((f"ffn_{name}_{end}.weight", half(i)) for i, name in enumerate(_NAMES)),
+        )
+        for module, end in (("block_sparse_moe", "exps"), ("shared_mlp", "shexp"))
+    ),
+    ("block_sparse_moe.output_linear.weight$", (("ffn_down_exps.weight", None),)),
+    ("shared_mlp.output_linear.weight$", (("ffn_down_shexp.weight", None),)),
+)
+
+
+def _experts(module: str) -> Splits:
+    """Experts of a module whose name the gguf package has not."""
+    return tuple((rf"{module}\.experts\.{name}_proj\.weight$", ((f"ffn_{name}_exps.weight", None),)) for name in _PARTS)
+
+
+def _fused_experts(*, in_turn: bool) -> Splits:
+    """Experts (n, inputs, outputs), of which gate and up are one tensor."""
+    rows = [half(i, in_turn=in_turn) for i in range(2)]
+    return (
+        (
+            "experts.gate_up_proj$",
+            tuple((f"ffn_{name}_exps.weight", then(TRANSPOSED, move)) for name, move in zip(_NAMES, rows, strict=True)),
+        ),
+        ("experts.down_proj$", (("ffn_down_exps.weight", TRANSPOSED),)),
+    )
+
+
+_GPT_OSS: Splits = (
+    *_fused_experts(in_turn=True),
+    (
+        "experts.gate_up_proj_mxfp4$",
+        tuple((f"ffn_{name}_exps.weight", half(i, in_turn=True)) for i, name in enumerate(_NAMES)),
+    ),
+    ("experts.down_proj_mxfp4$", (("ffn_down_exps.weight", None),)),
+    (
+        "experts.gate_up_proj_bias$",
+        tuple((f"ffn_{name}_exps.bias", half(i, in_turn=True, axis=-1)) for i, name in enumerate(_NAMES)),
+    ),
+    ("experts.down_proj_bias$", (("ffn_down_exps.bias", None),)),
+    ("self_attn.sinks$", (("attn_sinks.weight", None),)),
+)
+_LATENT: Splits = (("kv_b_proj.weight$", (("attn_k_b.weight", LATENT_KEYS), ("attn_v_b.weight", LATENT_VALUES))),)
+_QWEN3_NEXT: Splits = (
+    ("in_proj_qkvz.weight$", (("attn_qkv.weight", LINEAR_QKV), ("attn_gate.weight", LINEAR_GATES))),
+    ("linear_attn.norm.weight$", (("ssm_norm.weight", None),)),
+)
+_MAMBA2: Rules = (
+    ("ssm_a", then(MINUS_EXP, COLUMN)),
+    ("ssm_d", COLUMN),
+    ("ssm_norm.weight", GROUPS),
+    *_STATES,
+)
+_GRANITE_DENSE: Splits = (
+    ("shared_mlp.input_linear.weight$", tuple((f"ffn_{name}.weight", half(i)) for i, name in enumerate(_NAMES))),
+    ("shared_mlp.output_linear.weight$", (("ffn_down.weight", None),)),
+)
+_CUT = Move(
+    lambda array, c: array[keys.behind_padding(c) :], lambda shape, c: (shape[0] - keys.behind_padding(c), *shape[1:])
+)
+_UNUSED_HEADS = r"position_ids$|(^|\.)pooler\.|^(cls|lm_head|decoder|head)\."
+
+
+_EXPERTS = reshaped(_of_experts)
+_BERT = Family("bert", keys.encoder, unused=_UNUSED_HEADS)
+_ROBERTA = Family("bert", keys.roberta, (("position_embd.weight", _CUT),), unused=_UNUSED_HEADS)
+_CLASSIFIER: Splits = ((r"^classifier\.(weight|bias)$", ((r"cls.output.\1", None),)),)
+_OUTPUT = ("cls.output.weight", "cls.output.bias")
+_NEMOTRON_H: Splits = ((r"mixer\.experts\.(up|down)_proj\.weight$", ((r"ffn_\1_exps.weight", None),)),)
+_LFM2_MOE: Splits = (
+    *(
+        (rf"feed_forward\.experts\.{part}\.weight$", ((f"ffn_{name}_exps.weight", None),))
+        for part, name in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
+    ),
+    ("feed_forward.expert_bias$", (("exp_probs_b.bias", None),)),
+)
+_QWEN35 = Family(
+    "qwen35",
+    keys.qwen35,
+    (
+        *_GEMMA,
+        ("attn_qkv.weight", tiled("linear_value_head_dim", behind_keys=True)),
+        ("attn_gate.weight", tiled("linear_value_head_dim")),
+        ("(ssm_alpha|ssm_beta).weight", tiled()),
+        ("ssm_dt.bias", tiled()),
+        ("ssm_a", then(MINUS_EXP, tiled())),
+        ("ssm_conv1d.weight", then(TAPS, tiled("linear_value_head_dim", behind_keys=True))),
+        ("ssm_out.weight", tiled("linear_value_head_dim", axis=1)),
+    ),
+    (
+        ("linear_attn.norm.weight$", (("ssm_norm.weight", None),)),
+        (
+            "experts.gate_up_proj$",
+            tuple((f"ffn_{name}_exps.weight", half(i)) for i, name in enumerate(_NAMES)),
+        ),
+        ("experts.down_proj$", (("ffn_down_exps.weight", None),)),
+    ),
+    mtp=True,
+)
+_PADDED = Move(
+    lambda array, c: np.pad(array, ((0, keys.behind_rows(c)), (0, 0))),
+    lambda s, c: (s[0] + keys.behind_rows(c), *s[1:]),
+)
+_GEMMA3N = Family(
+    "gemma3n",
+    keys.gemma3n,
+    (("per_layer_token_embd.weight", _PADDED),),
+    (
+        ("altup_projections.weight$", (("altup_proj.weight", None),)),
+        ("altup_unembed_projections.weight$", (("altup_unembd_proj.weight", None),)),
+        ("altup.correct_output_scale$", (("altup_correct_scale.weight", None),)),
+    ),
+)
+_GEMMA4: Splits = (
+    ("layer_scalar$", (("layer_output_scale.weight", None),)),
+    ("router.scale$", (("ffn_gate_inp.scale", None),)),
+    ("router.per_expert_scale$", (("ffn_down_exps.scale", None),)),
+    ("experts.gate_up_proj$", (("ffn_gate_up_exps.weight", None),)),
+    ("experts.down_proj$", (("ffn_down_exps.weight", None),)),
+)
+_FALCON_H1: Rules = (
+    ("token_embd.weight", times("embedding_multiplier")),
+    ("^output.weight", times("lm_head_multiplier")),
+    ("attn_q.weight", times("attention_in_multiplier")),
+    ("attn_k.weight", times("attention_in_multiplier", "key_multiplier")),
+    ("attn_v.weight", times("attention_in_multiplier")),
+    ("attn_output.weight", times("attention_out_multiplier")),
+    ("ssm_in.weight", MAMBA_IN),
+    ("ssm_out.weight", times("ssm_out_multiplier")),
+    ("ffn_gate.weight", GATE_FACTOR),
+    ("ffn_down.weight", DOWN_FACTOR),
+    ("ssm_a", then(MINUS_EXP, COLUMN)),
+    ("ssm_d", COLUMN),
+    *_STATES,
+)
+
+FAMILIES: dict[str, Family] = {
+    **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), Family("llama", moves=_LLAMA)),
+    **dict.fromkeys(
+        ("Ministral3ForCausalLM", "Mistral3ForConditionalGeneration"), Family("mistral3", keys.mistral3, _LLAMA)
+    ),
+    **dict.fromkeys(
+        ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
+        Family("llama4", keys.llama4, splits=_fused_experts(in_turn=False)),
+    ),
+    "Qwen2ForCausalLM": Family("qwen2"),
+    **dict.fromkeys(("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), Family("qwen2vl")),
+    "Qwen3VLForConditionalGeneration": Family("qwen3vl", keys.qwen3vl),
+    "Qwen3VLMoeForConditionalGeneration": Family("qwen3vlmoe", keys.qwen3vl, splits=_fused_experts(in_turn=False)),
+    **dict.fromkeys(
+        ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), Family("llama", moves=_LLAMA)
+    ),
+    "Qwen2MoeForCausalLM": Family("qwen2moe"),
+    "Qwen3ForCausalLM": Family("qwen3"),
+    "Qwen3MoeForCausalLM": Family("qwen3moe"),
+    "Qwen3NextForCausalLM": Family(
+        "qwen3next", keys.qwen3_next, (*_GEMMA, ("ssm_a", MINUS_EXP), *_STATES), _QWEN3_NEXT, mtp=True
+    ),
+    "GemmaForCausalLM": Family("gemma", moves=_GEMMA),
+    "Gemma2ForCausalLM": Family("gemma2", keys.gemma2, _GEMMA),
+    **dict.fromkeys(("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), Family("gemma3", keys.gemma3, _GEMMA)),
+    "Phi3ForCausalLM": Family("phi3", keys.phi3),
+    "PhiForCausalLM": Family("phi2"),
+    "SmolLM3ForCausalLM": Family("smollm3", moves=_LLAMA),
+    **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), Family("olmo2", keys.windows)),
+    "OlmoeForCausalLM": Family("olmoe"),
+    "GraniteForCausalLM": Family("granite", keys.scales, _LLAMA),
+    **dict.fromkeys(
+        ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), Family("granitemoe", keys.scales, _LLAMA, _GRANITE)
+    ),
+    "GptOssForCausalLM": Family("gpt-oss", keys.gpt_oss, splits=_GPT_OSS),
+    **dict.fromkeys(
+        ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"),
+        Family("deepseek2", keys.mla, splits=_LATENT, mtp=True),
+    ),
+    "Glm4ForCausalLM": Family("glm4"),
+    "Glm4MoeForCausalLM": Family("glm4moe", keys.glm4_moe, mtp=True),
+    "Lfm2ForCausalLM": Family("lfm2", keys.lfm2, _STATES),
+    "Lfm2MoeForCausalLM": Family("lfm2moe", keys.lfm2_moe, _STATES, _LFM2_MOE),
+    "FalconH1ForCausalLM": Family("falcon-h1", keys.mamba2, _FALCON_H1),
+    "NemotronHForCausalLM": Family("nemotron_h", keys.nemotron_h, _MAMBA2),
+    "NemotronHForCausalLM of experts": Family("nemotron_h_moe", keys.nemotron_h, _MAMBA2, _NEMOTRON_H),
+    "Mamba2ForCausalLM": Family("mamba2", keys.mamba2_alone, _MAMBA2),
+    "GraniteMoeHybridForCausalLM": Family("granitehybrid", keys.granite_hybrid, (*_LLAMA, *_MAMBA2), _GRANITE_DENSE),
+    "GraniteMoeHybridForCausalLM of experts": Family(
+        "granitehybrid", keys.granite_hybrid, (*_LLAMA, *_MAMBA2), _GRANITE
+    ),
+    **dict.fromkeys(("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), _QWEN35),
+    **dict.fromkeys(
+        ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), replace(_QWEN35, arch="qwen35moe")
+    ),
+    **dict.fromkeys(("Gemma3nForCausalLM", "Gemma3nForConditionalGeneration"), _GEMMA3N),
+    **dict.fromkeys(
+        ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), Family("gemma4", keys.gemma4, splits=_GEMMA4)
+    ),
+    **dict.fromkeys(("BertModel", "BertForMaskedLM", "BertForPreTraining"), _BERT),
+    "BertForSequenceClassification": replace(
+        _BERT,
+        splits=(*_CLASSIFIER, (r"pooler\.dense\.(weight|bias)$", ((r"cls.\1", None),))),
+        unused="position_ids$",
+        required=("cls.weight", *_OUTPUT),
+    ),
+    **dict.fromkeys(
+        (f"{kind}{end}" for kind in ("Roberta", "XLMRoberta") for end in ("Model", "ForMaskedLM")), _ROBERTA
+    ),
+    **dict.fromkeys(
+        (f"{kind}ForSequenceClassification" for kind in ("Roberta", "XLMRoberta")),
+        replace(_ROBERTA, required=("cls.weight", *_OUTPUT)),
+    ),
+    "NomicBertModel": Family("nomic-bert", keys.nomic, unused=_UNUSED_HEADS),
+    "NomicBertModel of experts": Family(
+        "nomic-bert-moe",
+        keys.nomic_moe,
+        splits=(
+            (r"mlp\.experts\.mlp\.w1$", (("ffn_up_exps.weight", _EXPERTS),)),
+            (r"mlp\.experts\.mlp\.w2$", (("ffn_down_exps.weight", then(_EXPERTS, TRANSPOSED)),)),
+        ),
+        unused=rf"{_UNUSED_HEADS}|mlp\.experts\.bias$",
+    ),
+    **dict.fromkeys(
+        ("JinaEmbeddingsV3Model", "XLMRobertaModel of adapters"),
+        Family("jina-bert-v3", keys.jina3, unused=rf"{_UNUSED_HEADS}|\.lora_[AB]$"),
+    ),
+    "GPTNeoXForCausalLM": Family("gptneox", keys.gpt, (("attn_qkv.(weight|bias)", HEADS_APART),)),
+    "BloomForCausalLM": Family("bloom", keys.gpt, (("attn_qkv.(weight|bias)", HEADS_APART),)),
+    "BloomModel": Family("bloom", keys.gpt, (("attn_qkv.(weight|bias)", HEADS_APART),)),
+    **dict.fromkeys(("MptForCausalLM", "MPTForCausalLM"), Family("mpt", keys.mpt)),
+    **dict.fromkeys(
+        ("FalconForCausalLM", "RWForCausalLM"),
+        Family("falcon", keys.falcon, (("attn_qkv.(weight|bias)", FALCON_APART),)),
+    ),
+    "GPTBigCodeForCausalLM": Family("starcoder", keys.starcoder),
+    "GPT2LMHeadModel": Family(
+        "gpt2", keys.gpt, (("blk.\\d+.(attn_qkv|attn_output|ffn_up|ffn_down).weight", TRANSPOSED),)
+    ),
+    "Jais2ForCausalLM": Family("jais2"),
+    "GlmForCausalLM": Family("chatglm"),
+    **dict.fromkeys(("MambaForCausalLM", "FalconMambaForCausalLM"), Family("mamba", keys.mamba, _MAMBA)),
+    "JambaForCausalLM": Family("jamba", keys.mamba, _MAMBA, _experts("feed_forward")),
+    "MellumForCausalLM": Family("mellum", keys.mellum, names="qwen3moe"),
+    "HYV3ForCausalLM": Family(
+        "hy_v3",
+        keys.hy_v3,
+        splits=(
+            (r"post_attention_layernorm\.weight$", (("ffn_norm.weight", None),)),
+            (r"mlp\.expert_bias$", (("exp_probs_b", None),)),
+            (r"mlp\.router\.gate\.weight$", (("ffn_gate_inp.weight", None),)),
+            *((rf"shared_mlp\.{name}_proj\.weight$", ((f"ffn_{name}_shexp.weight", None),)) for name in _PARTS),
+        ),
+        names="glm4moe",
+    ),
+    "AfmoeForCausalLM": Family("afmoe", keys.afmoe, splits=((r"mlp\.expert_bias$", (("exp_probs_b.bias", None),)),)),
+    "MiniCPM3ForCausalLM": Family("minicpm3", keys.minicpm3),
+    "Gemma3TextModel": Family("gemma-embedding", keys.gemma_embedding, _GEMMA),
+    "ApertusForCausalLM": Family(
+        "apertus",
+        unused=r"act_fn\.",
+        numbers=tuple((f"act_fn.{name}", f"xielu.{name}") for name in ("alpha_n", "alpha_p", "beta", "eps")),
+    ),
+    **dict.fromkeys(
+        ("ModernBertModel", "ModernBertForMaskedLM"), Family("modern-bert", keys.modern_bert, unused=_UNUSED_HEADS)
+    ),
+    "ModernBertForSequenceClassification": Family(
+        "modern-bert", keys.modern_bert, splits=_CLASSIFIER, required=("cls.weight", "cls.norm.weight", *_OUTPUT)
+    ),
+    "Ernie4_5_MoeForCausalLM": Family("ernie4_5-moe", keys.ernie_moe, (("exp_probs_b.bias", VECTOR),)),
+    "HunYuanMoEV1ForCausalLM": Family("hunyuan-moe", keys.hunyuan_moe),
+    "MiniMaxM2ForCausalLM": Family("minimax-m2", keys.minimax_m2),
+    "Dots1ForCausalLM": Family("dots1", keys.sigmoid),
+    "ExaoneMoeForCausalLM": Family("exaone-moe", keys.exaone_moe),
+    "CohereForCausalLM": Family("command-r", keys.cohere),
+    "OlmoForCausalLM": Family("olmo", keys.layer_norm, _LLAMA),
+    "NemotronForCausalLM": Family("nemotron", keys.layer_norm, _GEMMA),
+    "SeedOssForCausalLM": Family("seed_oss"),
+    "Exaone4ForCausalLM": Family("exaone4", keys.windows),
+    "Ernie4_5ForCausalLM": Family("ernie4_5"),
+    "HunYuanDenseV1ForCausalLM": Family("hunyuan-dense"),
+    "Cohere2ForCausalLM": Family("cohere2", keys.cohere2),
+    "Starcoder2ForCausalLM": Family("starcoder2"),
+    "StableLmForCausalLM": Family("stablelm", keys.stablelm),
+    "ArceeForCausalLM": Family("arcee", moves=_LLAMA),
+}
