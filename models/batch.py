@@ -16,7 +16,7 @@ from logitless.graph.ops.attention.causal_attention import causal_attention
 from logitless.graph.ops.attention.chunks import chunk_ends, chunk_starts
 from logitless.graph.ops.attention.encoder_attention import full_attention
 from logitless.graph.ops.attention.hadamard import hadamard
-from logitless.graph.ops.attention.mla import latent_attention
+from logitless.graph.ops.attention.mla import chosen_cells, latent_attention, sparse_latent_attention
 from logitless.graph.ops.attention.paged_attention import (
     PAGE,
     attention,
@@ -151,6 +151,9 @@ class AttentionParams(NamedTuple):
     causal_images: bool = False  # rows of images see only earlier rows, for any projector
     chunked: bool = False  # the window does not slide: a row sees its own chunk of so many positions
     bias: tuple[Tensor, ...] = ()  # models/architectures/position_bias.py
+    top_k: int = 0  # an indexer chooses so many cells where there are more; 0: none does
+    # its queries (T, H, D) and weights (T, H); (): the choice of the layer before counts
+    indexer: tuple[Tensor, ...] = ()
 
 
 class LinearAttentionParams(NamedTuple):
@@ -168,7 +171,7 @@ class Memory(Protocol):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
         """Attention output of q (T, H, D), or (R, H, D) of the `out` rows; same shape. k and v
         (T, H_kv, D) are the keys and values of all rows; v None: values are the keys (MLA), and
-        only the scale applies."""
+        only the scale applies. With `top_k` they are, too, and v has the keys of the indexer."""
 
 
 @runtime_checkable
@@ -248,6 +251,7 @@ class PagedMemory:
     kv_sources: tuple[int, ...]  # by layer: the layer whose KV cache it reads
     convs: Mapping[int, list[Tensor]]  # (N, K - 1, C) each
     recurrent: Mapping[int, Tensor]  # (N, H, D, E)
+    indexed: frozenset[int] = frozenset()  # layers whose second cache has the keys of an indexer
 
     @classmethod
     def define(  # noqa: PLR0913  (sizes of one pool)
@@ -268,7 +272,7 @@ class PagedMemory:
         sliding-window layers; 0: they share the pool of full attention. `mtp`: with the layer of
         the MTP block. `behind`: a drafter's layers behind the model's: their sizes, or the layer of the
         model whose cache they read."""
-        convs, recurrent = {}, {}
+        convs, recurrent, indexed = {}, {}, set()
         full: dict[int, list[Tensor]] = {}
         window: dict[int, list[Tensor]] = {}
         for i in (*range(h.n_layer_kv), *((h.n_layer,) if mtp else ())):
@@ -282,7 +286,10 @@ class PagedMemory:
                 continue
             layers, n = (window, n_window) if n_window and h.is_local(i) else (full, n_pages)
             layers[i] = [session.define(f"{prefix}k.{i}", (n, size.n_head_kv, size.head_dim, PAGE), type_k)]
-            if not h.mla:
+            if h.indexer and h.indexes(i) and table_shape[1] * PAGE > h.indexer.top_k:
+                layers[i].append(session.define(f"{prefix}index.{i}", (n, 1, h.indexer.size, PAGE), type_k))
+                indexed.add(i)
+            elif not h.mla:
                 layers[i].append(session.define(f"{prefix}v.{i}", (n, size.n_head_kv, PAGE, size.head_dim), type_v))
         others: list[tuple[str, LayerSizes | int]]
         others = [(f"{prefix}cross.{{}}.{i}", own) for i, own in enumerate(h.cross_layers)]
@@ -309,6 +316,7 @@ class PagedMemory:
             ),
             convs,
             recurrent,
+            frozenset(indexed),
         )
 
     @property
@@ -339,6 +347,8 @@ class Cached:
     stored: dict[int, list[Tensor]] = field(default_factory=dict)
     # nodes that write states, by layer
     state_writes: dict[int, list[Tensor]] = field(default_factory=dict)
+    # masks of the last layer with an indexer: of all rows, and of those of `out`
+    masks: dict[bool, Tensor] = field(default_factory=dict)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
         batch, memory = self.batch, self.memory
@@ -350,13 +360,30 @@ class Cached:
         caches = self.stored[kv_source] if kv_source in self.stored else pool.layers[kv_source]
         q = rotate(q, caches[0])
         kv = *caches, pool.tables, *batch.visible(params, n_ctx, of_out=of_out)
-        if v is None:
+        if params.top_k and n_ctx > params.top_k:
+            mask, kv = self._mask(layer, caches[1:], kv[-3:], params, of_out=of_out), (caches[0], *kv[-3:])
+            y = sparse_latent_attention(q, *kv, mask, scale=params.scale)
+        elif v is None or params.top_k:
             y = latent_attention(q, *kv, *params.sinks, scale=params.scale)
         elif params.bias:
             y = biased_attention(q, *kv, params.bias[-1], scale=params.scale, window=int(batch.source is not None))
         else:
             y = attention(q, *kv, *params.sinks, scale=params.scale, window=params.window, cap=params.cap)
-        return rotate(y, caches[-1])
+        return rotate(y, caches[0 if params.top_k else -1])
+
+    def _mask(
+        self, layer: int, keys: list[Tensor], rows: tuple[Tensor, ...], params: AttentionParams, *, of_out: bool
+    ) -> Tensor:
+        """The cells (T, cells) that an indexer chose, in this layer or the last that has one."""
+        of_out = of_out and self.batch.out is not None
+        if params.indexer:
+            queries, weights = params.indexer
+            self.masks.clear()
+            self.masks[of_out] = chosen_cells(rotate(queries, keys[0]), weights, *keys, *rows, n=params.top_k)
+        if of_out not in self.masks:
+            assert self.batch.out is not None
+            self.masks[of_out] = get_rows(self.masks[False], self.batch.out.ids)
+        return self.masks[of_out]
 
     def attend_source(self, layer: int, q: Tensor, scale: float) -> Tensor:
         """Cross-attention: the output of q (T, H, D) over the prompt's cells, which the encoder has filled."""
@@ -370,9 +397,10 @@ class Cached:
     def store(self, layer: int, k: Tensor, v: Tensor | None) -> list[Tensor]:
         """Write the keys and values of a layer for these rows; returns its caches afterwards."""
         pool, slot_mapping = self._room(layer)
+        stores = store_k, store_k if layer in self.memory.indexed else store_v
         self.stored[layer] = [
             store(cache, rotate(new, cache), slot_mapping)
-            for store, cache, new in zip((store_k, store_v), pool.layers[layer], (k, v), strict=False)
+            for store, cache, new in zip(stores, pool.layers[layer], (k, v), strict=False)
             if new is not None
         ]
         return self.stored[layer]
@@ -441,7 +469,10 @@ class Sequences:
         return cls(length, tokens, pos, start, media=rows)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
-        size, scale, window, v = self.length, params.scale, params.window, k if v is None else v
+        size, scale, window = self.length, params.scale, params.window
+        if 0 < params.top_k < size:
+            raise ValueError(f"texts have {size} tokens: with an indexer training has up to {params.top_k}")
+        v = k if v is None or params.top_k else v
         visible = self.start if self.bounds is None or params.causal_images else self.bounds
         if params.chunked:
             visible, window = chunk_starts(self.start, length=size, size=window), 0

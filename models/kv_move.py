@@ -30,6 +30,12 @@ def move_cells(
         if h.has_rope(layer):
             k = rotate(rope(rotate(k, keys), angles, interleaved=h.interleaved), keys)
         written.append(store_k(keys, k, to))
-    for _, *values in memory.full.layers.values():
+    for i, (_, *values) in memory.full.layers.items():
+        if i in memory.indexed:
+            assert h.indexer is not None
+            (keys,) = values
+            k = rope(rotate(load_k(keys, source), keys), full, interleaved=h.indexer.interleaved)
+            written.append(store_k(keys, rotate(k, keys), to))
+            continue
         written += [store_v(cache, load_v(cache, source), to) for cache in values]
     return written

@@ -331,7 +331,7 @@ class FineTuning:
             self.name = data_name(data)
             reader = reader_of(config, data, self.gguf, h, open_media)
             self.tokenizer = reader.tokenizer
-            self.plan = plan_run(config, data, reader, h.n_ctx_train)
+            self.plan = plan_run(config, data, reader, h.n_ctx_whole)
             if not config.full and adapter is None:
                 adapter = lora_of(config)
             self._make = partial(make, n_ctx=self.plan.settings.n_ctx, adapter=adapter, patterns=config.train_tensors)

@@ -34,7 +34,7 @@ def at_once(call: Callable[[], Any]) -> Any:
 
 
 # constants, router biases, scales of matrices, and embedding or ranking heads: the language-model loss has no gradient
-_WITHOUT_GRADIENT = re.compile(r"rope_|blk\.\d+\.exp_probs_b\.|cls\.|dense_|.*\.factor$")
+_WITHOUT_GRADIENT = re.compile(r"rope_|blk\.\d+\.(?:exp_probs_b|indexer)\.|cls\.|dense_|.*\.factor$")
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from logitless.backends.gpu.attention import (  # noqa: F401
     kv_store,
     mla,
     paged_attention_backward,
+    sparse,
 )
 from logitless.backends.gpu.fuse import fuse
 from logitless.backends.gpu.language.dialect import Shape, TooLarge

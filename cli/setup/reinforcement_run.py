@@ -51,7 +51,7 @@ def run(
     grader = grader_of(o)
     model = open_model(path, ModelOptions(device=o.device, threads=o.threads, parallel=N_SLOTS), generates=True)
     prompts = prompts_of(rows_of(o.file, o.file), model.tokenizer, model.template, o.file)
-    n_ctx, longest = model.hparams.n_ctx_train, int(prompts.sizes.max())
+    n_ctx, longest = model.hparams.n_ctx_whole, int(prompts.sizes.max())
     most = config.max_completion_tokens or min(256, n_ctx - 1 - longest)
     room = room_of(longest, most, n_ctx)
     options = ModelOptions(

@@ -46,9 +46,9 @@ def text_run(o: SimpleNamespace, command: str) -> Iterator[TextRun]:
     with GGUFFile.open(path) as gguf:
         h = generating_hparams(gguf, path)
         if o.ctx_size is None:
-            o.ctx_size = min(N_WINDOW, h.n_ctx_train)
-        if o.ctx_size > h.n_ctx_train:
-            raise CliError(f"--ctx-size {o.ctx_size}: is more than the model's {h.n_ctx_train}")
+            o.ctx_size = min(N_WINDOW, h.n_ctx_whole)
+        if o.ctx_size > h.n_ctx_whole:
+            raise CliError(f"--ctx-size {o.ctx_size}: is more than the model's {h.n_ctx_whole}")
         windows = _windows(o, gguf, path)
         with open_session(o, trains=False) as session:
             yield TextRun(gguf, session, define_model(session, gguf, h, o.ctx_size), windows)

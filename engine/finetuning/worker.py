@@ -207,7 +207,7 @@ class FineTuningWorker:
         try:
             self.engine.prepare_training()
             template = self._template_of(job)
-            n_ctx_train = self.engine.hparams.n_ctx_train
+            n_ctx_train = self.engine.hparams.n_ctx_whole
             if method_of(job) == REINFORCEMENT:
                 from logitless.engine.finetuning.reinforcement_job import prepare_reinforcement
 

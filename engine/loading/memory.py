@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from logitless.engine.batch import BLOCK_SIZE
@@ -66,14 +66,15 @@ def cache_bytes(
     types = cache_types(h, type_k, type_v)
     layers = (*range(h.n_layer_kv), *((h.n_layer,) if mtp else ()))
 
-    def of_cell(layers: Iterable[int]) -> int:
+    def of_cell(layers: Collection[int]) -> int:
         rows = [h.sizes(i).n_head_kv * h.sizes(i).head_dim for i in layers if h.attends(i)]
-        return sum(_nbytes(t, row) for row in rows for t in types)
+        index = sum(_nbytes(type_k, h.indexer.size) for i in layers if h.indexes(i)) if h.indexer else 0
+        return sum(_nbytes(t, row) for row in rows for t in types) + index
 
     cell = of_cell(layers) * (2 if h.cross_layers else 1)
     if swa_full or not h.has_windows:
         return CacheBytes(cell)
-    full = of_cell(i for i in layers if not h.is_local(i))
+    full = of_cell([i for i in layers if not h.is_local(i)])
     return CacheBytes(
         cell, window_pool_size(h.window, n_slots, n_ubatch, n_checkpoints) * BLOCK_SIZE * (cell - full), full
     )

@@ -19,6 +19,8 @@ def check_types(h: Hparams, type_k: str, type_v: str, of: str = "", drafter: Seq
     heads = {"this model's": [h.sizes(i) for i in range(h.n_layer_kv) if h.attends(i)]}
     heads["the drafter's"] = [sizes for sizes in drafter if not isinstance(sizes, int)]
     odd = [(whose, s.head_dim) for whose, sizes in heads.items() for s in sizes if s.head_dim % 32]
+    if h.indexer and h.indexer.size % 32:
+        odd.append(("this model's indexer's", h.indexer.size))
     for flag, kind in ((f"cache-type-k{of}", type_k), (f"cache-type-v{of}", type_v)):
         if kind not in KV_TYPES:
             raise ValueError(f"--{flag} {kind}: the cache can be {', '.join(KV_TYPES)}")
@@ -32,7 +34,7 @@ def check_types(h: Hparams, type_k: str, type_v: str, of: str = "", drafter: Seq
 def refusal(graph: Iterable[Tensor], devices: Sequence[Backend], type_k: str, type_v: str, of: str = "") -> str:
     """A line that names a device without attention over caches of these types, but over those of f16; else ""."""
     for t in toposort(graph):
-        if t.op not in ("attention", "latent_attention", "biased_attention"):
+        if t.op not in ("attention", "latent_attention", "biased_attention", "sparse_latent_attention"):
             continue
         plain = [variable("", s.shape, "f16") if s.dtype in KV_TYPES and len(s.shape) == 4 else s for s in t.src]
         for device in devices:

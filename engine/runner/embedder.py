@@ -48,7 +48,7 @@ class Embedder:
         self.template = template
         self._has_decoder = h.n_encoder > 0
         self.causal = h.causal and not self._has_decoder
-        self.n_ctx = n_ctx if self.causal else min(n_ctx, h.n_ctx_train)
+        self.n_ctx = min(n_ctx, h.n_ctx_whole) if h.indexer or not self.causal else n_ctx
         self.default = h.pooling
         self._of_mean = ("mean", "rank") if h.architecture.ranking.of_mean else ("mean",)
         self.ranks = tuned(BASE).model(0).ranks

@@ -143,8 +143,8 @@ def _attention(t: Tensor, feeds: Feeds) -> Cost:
     return Cost(q.nbytes + t.nbytes + read * cell, f32_macs=2 * math.prod(q.shape[1:]) * int((last - first).sum()))
 
 
-_PAGED = ("attention", "attention_act", "attention_rope", "latent_attention", "biased_attention")
-COSTS.update(dict.fromkeys(_PAGED, _attention))
+_PAGED = ("attention", "attention_act", "attention_rope", "biased_attention", "latent_attention")
+COSTS.update(dict.fromkeys((*_PAGED, "sparse_latent_attention"), _attention))
 
 
 @COSTS.of("full_attention")

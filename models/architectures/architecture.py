@@ -52,6 +52,15 @@ class Residual(Enum):
     ATTENTION = "attention"  # a block's input is attention over the streams of earlier layers (Kimi K3)
 
 
+class Indexer(Enum):
+    """The indexer that chooses what a token attends to, once there is more than it chooses (DeepSeek V3.2)."""
+
+    NONE = "none"
+    UNUSED = "unused"  # it is not run, and contexts end there
+    HALVES = "halves"  # pairs of its RoPE are halves
+    NEIGHBOURS = "neighbours"  # pairs are neighbours (GLM 5)
+
+
 class Presence(Enum):
     """Presence of a part in models of an architecture."""
 
@@ -143,9 +152,7 @@ class Attention:
     optional: bool = False
     causal: bool = True  # default; False: bidirectional; the model makes embeddings, not text
     mla: bool = False  # multi-head latent attention (models/architectures/mla.py)
-    # an indexer chooses what a token attends to, once there is more than it chooses (DeepSeek V3.2);
-    # it is not run, and contexts end there
-    sparse: bool = False
+    indexer: Indexer = Indexer.NONE
     qk_norm: QKNorm = QKNorm.OPTIONAL
     qk_norm_after_rope: bool = False
     value_norm: bool = False  # RMSNorm of each value head, without a weight

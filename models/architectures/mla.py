@@ -9,10 +9,10 @@ compressed part; values are the same rows."""
 
 from __future__ import annotations
 
-from logitless.graph.ops.elementwise import broadcast_to
+from logitless.graph.ops.elementwise import broadcast_to, scaled
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.moe import expert_order, expert_rows, top_experts
-from logitless.graph.ops.norm import rms_norm
+from logitless.graph.ops.norm import layer_norm, rms_norm
 from logitless.graph.ops.rope import rope
 from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.ops.slicing import set_block, take_columns
@@ -20,31 +20,51 @@ from logitless.graph.tensor import Tensor, const
 from logitless.models.architectures.attention import AttentionInputs, KeysValues, gated
 from logitless.models.batch import AttentionParams, Memory
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.hparams.mla import MLAParams
+from logitless.models.hparams.mla import IndexerParams, MLAParams
+
+INDEX_EPS = 1e-6  # of the norm of the indexer's keys
 
 
 def mla_keys(inputs: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
-    """The compressed KV row of each token: one key head, whose rows serve as values, too."""
+    """The compressed KV row of each token: one key head, whose rows serve as values, too; and the indexer's key."""
     row = rms_norm(inputs.b.linear("attn_kv_a", inputs.x), inputs.b["attn_kv_a_norm"], eps=h.eps)
     row = concat_columns(inputs.b.linear("attn_k_turned", inputs.x), row) if "attn_k_turned" in inputs.b else row
     k = reshape(row, shape=(-1, 1, h.head_dim))
-    return rope(k, inputs.angles, interleaved=h.interleaved) if h.rotary else k, None
+    k = rope(k, inputs.angles, interleaved=h.interleaved) if h.rotary else k
+    return k, _index_keys(inputs, h.indexer) if h.indexer and h.indexes(layer) else None
 
 
 def mla_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
     """Attention block output (T, n_embd) of the query rows."""
     assert h.mla is not None
     heads = Heads(queries, h.mla, h.n_head)
-    q = heads.queries(h.eps)
+    low = heads.low_rank(h.eps)
+    q = heads.queries(low)
     q = rope(q, queries.angles, interleaved=h.interleaved) if h.rotary else q
     # (T, n_head, width)
     sinks = (queries.b["attn_sinks"],) if "attn_sinks" in queries.b else ()
-    rows = memory.attend(layer, queries.scaled_query(q), *kv, AttentionParams(h.attention_scale, sinks=sinks))
+    index = _index_queries(queries, low, h.indexer) if h.indexer and h.indexes(layer) else ()
+    params = AttentionParams(h.attention_scale, sinks=sinks, top_k=h.top_k(layer), indexer=index)
+    rows = memory.attend(layer, queries.scaled_query(q), *kv, params)
     y = heads.values(rows)
     if "attn_gate" in queries.b:
         by_head = reshape(y, shape=(y.shape[0], h.n_head, -1))
         y = reshape(gated(by_head, queries.b.linear("attn_gate", queries.x), h), shape=y.shape)
     return queries.b.linear("attn_output", y)
+
+
+def _index_keys(inputs: AttentionInputs, indexer: IndexerParams) -> Tensor:
+    """The indexer's keys (T, 1, size)."""
+    b, name = inputs.b, "indexer.k_norm"
+    k = layer_norm(b.linear("indexer.attn_k", inputs.x), b[name], b.tensors[f"{b.prefix}{name}.bias"], eps=INDEX_EPS)
+    return rope(reshape(k, shape=(-1, 1, indexer.size)), inputs.angles, interleaved=indexer.interleaved)
+
+
+def _index_queries(inputs: AttentionInputs, low: Tensor, indexer: IndexerParams) -> tuple[Tensor, Tensor]:
+    """The indexer's queries (T, n_heads, size) of rows of low rank, and the weights (T, n_heads) of its heads."""
+    q = reshape(inputs.b.linear("indexer.attn_q_b", low), shape=(-1, indexer.n_heads, indexer.size))
+    weights = scaled(inputs.b.linear("indexer.proj", inputs.x), (indexer.n_heads * indexer.size) ** -0.5)
+    return rope(q, inputs.angles, interleaved=indexer.interleaved), weights
 
 
 class Heads:
@@ -58,13 +78,15 @@ class Heads:
         # of equal ones the first: 0, 1, 2, …
         self._order = expert_order(top_experts(nothing, n=n_head), n=n_head)
 
-    def queries(self, eps: float) -> Tensor:
+    def low_rank(self, eps: float) -> Tensor:
+        """Rows (T, n) that queries derive from: of low rank, or the hidden state."""
+        b, x = self._inputs.b, self._inputs.x
+        return rms_norm(b.linear("attn_q_a", x), b["attn_q_a_norm"], eps=eps) if self._mla.q_rank else x
+
+    def queries(self, low: Tensor) -> Tensor:
         """Absorbed queries (T, n_head, width)."""
-        b, x, mla = self._inputs.b, self._inputs.x, self._mla
-        if mla.q_rank:
-            q = b.linear("attn_q_b", rms_norm(b.linear("attn_q_a", x), b["attn_q_a_norm"], eps=eps))
-        else:
-            q = b.linear("attn_q", x)
+        b, mla = self._inputs.b, self._mla
+        q = b.linear("attn_q_b" if mla.q_rank else "attn_q", low)
         q = reshape(q, shape=(-1, mla.n_nope + mla.n_rope))  # (T · n_head, …)
         plain = take_columns(q, 0, mla.n_nope)
         absorbed = self._by_token(b.experts("attn_k_b", self._by_head(plain), self._order, self._n, mla.rank))

@@ -12,6 +12,7 @@ from logitless.models.architectures.architecture import (
     REQUIRED_KEY,
     Activation,
     Architecture,
+    Indexer,
     Presence,
     QKNorm,
     Residual,
@@ -21,7 +22,7 @@ from logitless.models.architectures.registry import ARCHITECTURES, DRAFTERS, TRA
 from logitless.models.errors import ModelFileError, unsupported
 from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.layer_sizes import LayerSizes, read_layer_sizes, read_n_heads
-from logitless.models.hparams.mla import MLAParams, read_mla
+from logitless.models.hparams.mla import IndexerParams, MLAParams, read_indexer, read_mla
 from logitless.models.hparams.moe import Experts, read_experts
 from logitless.models.hparams.rope_scaling import RopeScaling, RopeScalingType
 from logitless.models.hparams.ssm import NGrams, RecurrentParams, read_ngrams, read_recurrent
@@ -69,6 +70,7 @@ class Hparams:
     pooling: str = "none"  # one of POOLINGS, of embeddings
     experts: Experts | None = None
     mla: MLAParams | None = None  # head_dim and n_head_kv are then those of the compressed KV row
+    indexer: IndexerParams | None = None
     # MTP blocks of the file; models/architectures/mtp.py runs the first
     n_mtp: int = 0
     mtp_eps: float = 0.0  # of the MTP block's last norm
@@ -120,7 +122,7 @@ class Hparams:
     @property
     def context_ends(self) -> bool:
         """True if no context may be longer than `n_ctx_train`."""
-        return self.learned_positions or self.architecture.attention.sparse
+        return self.learned_positions or self.architecture.attention.indexer is Indexer.UNUSED
 
     @property
     def learned_positions(self) -> bool:
@@ -140,6 +142,19 @@ class Hparams:
         if self.architecture.rope.dense_layers and self.experts_of(layer) is None:
             return True
         return self.is_local(layer) or not (self.window and self.architecture.rope.local_only)
+
+    @property
+    def n_ctx_whole(self) -> int:
+        """Most tokens of a sequence without a cache (training): indexers choose among cached cells only."""
+        return min(self.n_ctx_train, self.indexer.top_k) if self.indexer else self.n_ctx_train
+
+    def top_k(self, layer: int) -> int:
+        """Number of cells that an indexer chooses for a layer; 0: it attends to all."""
+        return self.indexer.top_k if self.indexer and layer < self.n_layer else 0
+
+    def indexes(self, layer: int) -> bool:
+        """True for a layer with an indexer of its own."""
+        return self.indexer is not None and layer < self.n_layer and self.indexer.layers[layer]
 
     @property
     def has_sinks(self) -> bool:
@@ -249,7 +264,9 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     ngrams = read_ngrams(keys, n_layer, n_embd) if architecture.ngrams else None
     h = Hparams(
         arch=arch,
-        n_ctx_train=min(n_ctx_train, _indexed(keys)) if architecture.attention.sparse else n_ctx_train,
+        n_ctx_train=min(n_ctx_train, _indexed(keys))
+        if architecture.attention.indexer is Indexer.UNUSED
+        else n_ctx_train,
         n_embd=n_embd,
         n_layer=n_layer,
         n_ff=most.n_ff,
@@ -279,6 +296,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         pooling=POOLINGS[int(pooling)],
         experts=experts,
         mla=mla,
+        indexer=read_indexer(keys, n_layer, mla.n_rope if mla else 0),
         n_mtp=n_mtp,
         mtp_eps=float(keys.number("attention.layer_norm_epsilon", eps)) if architecture.mtp.layer_norm else eps,
         temperature=_temperature(keys, scaling),
@@ -308,7 +326,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         rotary=architecture.rope.enabled
         and not alibi
         and not (architecture.rope.optional and not keys.flag("rope.scaling.finetuned", True)),
-        rope_layers=_flags(keys, "attention.rope_pattern", n_layer),
+        rope_layers=keys.flags("attention.rope_pattern", n_layer),
         activation=_activation(keys),
         situ=_situ(keys),
         residual_period=keys.count_or_none("attn_res.block_size", None)
@@ -447,17 +465,6 @@ def _situ(keys: Keys) -> tuple[float, float]:
     if not of_gate:
         raise keys.error("activation.situ_beta", "is missing or 0, which is not supported")
     return of_gate, max(0.0, float(keys.number("activation.situ_linear_beta", 0.0)))
-
-
-def _flags(keys: Keys, key: str, n_layer: int) -> tuple[bool, ...]:
-    """A flag for each layer; (): the file has none."""
-    value = keys.get(key)
-    if value is None:
-        return ()
-    if not isinstance(value, np.ndarray) or value.dtype.kind not in "biu":
-        raise keys.error(key, f"is not a flag for each of {n_layer} layers")
-    keys.check_length(key, value)
-    return tuple(value[:n_layer].astype(bool).tolist())
 
 
 def _glu_limits(keys: Keys, n_layer: int) -> tuple[tuple[float, float], ...]:

@@ -87,6 +87,17 @@ class Keys:
             raise self.error(key, "is neither true nor false")
         return value
 
+    def flags(self, key: str, n: int) -> tuple[bool, ...]:
+        """A flag for each of the first n blocks; (): the file has none."""
+        value = self.get(key)
+        if value is None:
+            return ()
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in "biu":
+            raise self.error(key, f"is not a flag for each of {n} layers")
+        if len(value) != n:  # some files leave out MTP blocks
+            self.check_length(key, value)
+        return tuple(value[:n].astype(bool).tolist())
+
     def positive(self, key: str, default: float) -> float:
         """A positive number, rounded to f32."""
         value = float(self.number(key, default))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from logitless.models.architectures.architecture import Indexer
 from logitless.models.architectures.registry import TRAITS
 from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.rope_scaling import RopeScaling, RopeScalingType
@@ -41,6 +42,32 @@ class MLAParams:
             turned *= 1 + 0.1 * stretch
         grown = turned * (1 + 0.1 * scaling.log_multiplier * stretch)
         return float(grown**2 * self.size**-0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerParams:
+    """Sizes of the indexer of sparse attention (models/architectures/mla.py)."""
+
+    n_heads: int
+    size: int  # elements of a head and of its keys
+    top_k: int  # cells that a token attends to
+    interleaved: bool  # RoPE pairs are neighbours
+    layers: tuple[bool, ...]  # flags of the layers that choose; the others use the choice before
+
+
+def read_indexer(keys: Keys, n_layer: int, n_rope: int) -> IndexerParams | None:
+    """None for a model without an indexer that is run. ModelFileError names the key at fault."""
+    kind, key = TRAITS[keys.arch].attention.indexer, "attention.indexer"
+    if kind not in (Indexer.HALVES, Indexer.NEIGHBOURS):
+        return None
+    size = keys.count(f"{key}.key_length")
+    if size < n_rope:
+        raise keys.error(f"{key}.key_length", f"is {size}, of which {n_rope} have RoPE")
+    layers = keys.flags(f"{key}.types", n_layer) or (True,) * n_layer
+    if not layers[0]:
+        raise keys.error(f"{key}.types", "has no indexer in the first layer")
+    n_heads, top_k = keys.count(f"{key}.head_count"), keys.count(f"{key}.top_k")
+    return IndexerParams(n_heads, size, top_k, kind is Indexer.NEIGHBOURS, layers)
 
 
 def read_mla(keys: Keys, per_head: int) -> MLAParams:

@@ -21,7 +21,7 @@ from logitless.graph.tensor import Tensor
 from logitless.models.hparams.hparams import Hparams
 
 log = logging.getLogger("logitless.engine")
-_OF_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.|^(?:cross\.)?(?:[kv]|conv|shift|tokens|recurrent)\.(\d+)$")
+_OF_LAYER = re.compile(r"(?:^|\.)blk\.(\d+)\.|^(?:cross\.)?(?:[kv]|index|conv|shift|tokens|recurrent)\.(\d+)$")
 BESIDE = 512 << 20  # bytes for the process and for pages of the file, where weights exceed memory
 OF_ENCODER = re.compile(r"v\.(?!\d+$)|a\.|mm\.|vision\.")
 _OF_OUTPUT = re.compile(r"(?:^|\.)(?:output|output_norm|altup_unembd_proj|cls|dense_[23])\.|^(?:sampler_state|hidden)$")

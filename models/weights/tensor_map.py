@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from logitless.models.architectures.architecture import OutputGate, Presence, QKNorm, StateKind
+from logitless.models.architectures.architecture import Indexer, OutputGate, Presence, QKNorm, StateKind
 from logitless.models.gguf.file import TensorInfo
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.mla import MLAParams
@@ -263,6 +263,13 @@ def _mla_tensors(
         yield b + "attn_k_b.weight", TensorSlice(b + "attn_k_b.weight", (n * e.rank, e.n_nope), n_experts=n)
         yield b + "attn_v_b.weight", TensorSlice(b + "attn_v_b.weight", (n * e.n_value, e.rank), n_experts=n)
     yield from _one(b + "attn_output.weight", h.n_embd, h.n_head * e.n_value)
+    if h.indexer is not None and h.indexes(int(b.split(".")[1])):
+        i = b + "indexer."
+        yield from _one(i + "attn_k.weight", h.indexer.size, h.n_embd)
+        yield from _one(i + "k_norm.weight", h.indexer.size)
+        yield from _one(i + "k_norm.bias", h.indexer.size)
+        yield from _one(i + "attn_q_b.weight", h.indexer.n_heads * h.indexer.size, e.q_rank)
+        yield from _one(i + "proj.weight", h.indexer.n_heads, h.n_embd)
     if h.has_sinks:
         yield from _one(b + "attn_sinks.weight", h.n_head)
     if h.architecture.attention.gate is OutputGate.OWN_WEIGHT:
@@ -657,7 +664,8 @@ def is_unused(h: Hparams, name: str, *, mtp: bool = False) -> bool:
     old files derived from hyper-parameters."""
     blocks = tuple(f"blk.{h.n_layer + i}." for i in range(mtp, h.n_mtp))
     shared = (f"blk.{i}.attn_{which}" for i in range(h.n_layer_kv, h.n_layer) for which in ("k", "v", "k_norm"))
-    if h.architecture.attention.sparse and (".indexer." in name or ".indexer_compressor" in name):
+    with_indexer = h.architecture.attention.indexer is not Indexer.NONE
+    if with_indexer and (".indexer." in name or ".indexer_compressor" in name):
         return True
     if h.architecture.states.kind is StateKind.RWKV7 and name.startswith("blk.0.time_mix_v") and name[16:17].isdigit():
         return True

@@ -40,7 +40,18 @@ MADE_UP = (
     *("qwen35", "qwen35 with a state last", "lfm2"),
     *("mixtral, experts of 172", "deepseek2 of odd heads"),
     *("granitehybrid", "nemotron_h_moe of shorter rows", "falcon-h1", "mamba", "kimi-linear", "llama4"),
-    *("olmo", "bloom", "rwkv6", "rwkv7", "rwkv6qwen2", "kimi-k3", "glm5-next", "hy_v4", "qwen4exp"),
+    *(
+        "olmo",
+        "bloom",
+        "rwkv6",
+        "rwkv7",
+        "rwkv6qwen2",
+        "kimi-k3",
+        "glm5-next",
+        "hy_v4",
+        "qwen4exp",
+        "glm-dsa of shared choices",
+    ),
 )
 
 

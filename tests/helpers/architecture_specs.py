@@ -357,7 +357,7 @@ LATENT_ROW = {
     "expert_feed_forward_length": 32,
     "expert_shared_count": 1,
 }
-INDEXER = {"attention.indexer.head_count": 2, "attention.indexer.key_length": 64, "attention.indexer.top_k": 64}
+INDEXER = {"attention.indexer.head_count": 8, "attention.indexer.key_length": 64, "attention.indexer.top_k": 4}
 OF_RWKV = ("attn_norm", "attn_norm_2", "token_embd_norm", "output_norm", "time_mix_ln")
 RWKV = {"wkv.head_size": 16, "attention.head_count": 0, "attention.head_count_kv": None}
 RWKV6 = RWKV | {"time_mix_extra_dim": 8, "time_decay_extra_dim": 12}
@@ -549,7 +549,7 @@ MAPPED = {  # llama.cpp is the only reference of these
         ),
         **{
             name: Spec(
-                name,
+                name.split()[0].rstrip(","),
                 n_layer=3,
                 n_expert=6,
                 n_expert_used=2,
@@ -558,10 +558,16 @@ MAPPED = {  # llama.cpp is the only reference of these
                 keys=DENSE_FIRST
                 | LATENT_ROW
                 | INDEXER
-                | {"expert_weights_norm": True, "attention.q_lora_rank": 24, "expert_gating_func": 2},
+                | {"expert_weights_norm": True, "attention.q_lora_rank": 24, "expert_gating_func": 2}
+                | ({"attention.indexer.types": np.array(types, np.uint32)} if types else {}),
                 traits=("balanced", "indexer"),
             )
-            for name in ("deepseek32", "glm-dsa")
+            for name, types in {
+                "deepseek32": None,
+                "glm-dsa": None,
+                "glm-dsa of shared choices": (1, 0, 1),
+                "glm-dsa, the last of shared choices": (1, 1, 0),
+            }.items()
         },
         "minimax-m3": Spec(
             "minimax-m3",

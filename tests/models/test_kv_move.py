@@ -15,7 +15,7 @@ from logitless.models.batch import Batch, PagedMemory
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.kv_move import move_cells
 from logitless.models.model import Model, define_model, hparams_of
-from tests.helpers.architecture_specs import PLAIN
+from tests.helpers.architecture_specs import MAPPED, PLAIN
 from tests.helpers.reference_model import Spec, write
 from tests.models.architectures.test_gemma3n import SMALL
 
@@ -51,12 +51,12 @@ def test_keys_without_rope_do_not_turn(tmp_path: Path) -> None:
             np.testing.assert_allclose((source**2).sum(1), (target**2).sum(1), rtol=1e-5)  # turned, and no longer
 
 
-@pytest.mark.parametrize("name", ["deepseek2", "hunyuan-dense"])
-def test_keys_are_then_those_of_their_new_places(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "cache"), [("deepseek2", 0), ("hunyuan-dense", 0), ("deepseek32", 1), ("glm-dsa", 1)])
+def test_keys_are_then_those_of_their_new_places(name: str, cache: int, tmp_path: Path) -> None:
     """In the first layer, whose keys do not depend on others: also where a row of all heads is
-    kept, of which a part is turned, and where keys are normalised when they are turned."""
+    kept, of which a part is turned, where keys are normalised when they are turned, and those of an indexer."""
     path = tmp_path / "m.gguf"
-    write(path, PLAIN[name])
+    write(path, (PLAIN | MAPPED)[name])
     with opened(path) as (session, model, memory):
         h = model.hparams
         session.write("tables", np.array([[1, 2, 3, 0]], np.int32))
@@ -65,12 +65,12 @@ def test_keys_are_then_those_of_their_new_places(name: str, tmp_path: Path) -> N
         def keys(first: int) -> np.ndarray:
             feeds = {"tokens": pos + 5, "pos": pos + first, "slot": 0 * pos, "slot_mapping": pos + 16}
             session.run("step", lambda: [model.logits(Batch.feeds(N), memory)], feeds)
-            return session.read(memory.full.layers[0][0].name)[1, :, :, :N].copy()
+            return session.read(memory.full.layers[0][cache].name)[1, :, :, :N].copy()
 
         wanted, before = keys(7), keys(0)
         moves = {"from": pos + 16, "to": pos + 32, "turn": np.full(N, 7, np.int32)}
         session.run("moves", lambda: move_cells(h, model.rotary, memory, N), moves)
-        np.testing.assert_allclose(session.read(memory.full.layers[0][0].name)[2, :, :, :N], wanted, atol=1e-5)
+        np.testing.assert_allclose(session.read(memory.full.layers[0][cache].name)[2, :, :, :N], wanted, atol=1e-5)
         assert np.abs(wanted - before).max() > 0.1
 
 

@@ -108,6 +108,8 @@ class LoraOptions:
         """Rank of a weight's pair; 0: it has none."""
         kind = next((kind for kind, pattern in RANKS.items() if fnmatch.fnmatchcase(name, pattern)), None)
         of_experts = fnmatch.fnmatchcase(name, EXPERTS)
+        if ".indexer." in name:  # its choice has no gradient
+            return 0
         if kind is None and not of_experts and not any(fnmatch.fnmatchcase(name, pattern) for pattern in _OF_STATES):
             return 0
         default = 0 if kind in _BY_NAME or of_experts else self.rank

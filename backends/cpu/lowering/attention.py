@@ -26,6 +26,7 @@ MAX_UNIT_ROWS = 512  # most rows of a unit of attention, whose states are walked
 UNITS_PER_CORE = 3  # units of attention per core, given enough tokens
 MAX_IDLE = 0.15  # part of the cores' time; above it, attention is split along the KV cache
 MAX_SHARED_NBYTES = 32 << 20  # bytes of shared memory for the partial results
+VARIANTS = {"biased_attention": ":bias", "sparse_latent_attention": ":mask"}  # of the last source; else sinks
 ATTENTION_BLOCK = 48  # kernels/attention/causal.py: BLOCK
 
 
@@ -107,7 +108,7 @@ def _(t: Tensor, at: At) -> list[Task]:
 
 
 def _attention(t: Tensor, at: At) -> list[Task] | None:
-    latent = t.op == "latent_attention"
+    latent = "latent" in t.op
     q, k, v, tables, slot, pos = (*t.src[:2], t.src[1], *t.src[2:5]) if latent else t.src[:6]
     n, heads, size = q.shape
     kv_heads = k.shape[1]
@@ -131,7 +132,7 @@ def _attention(t: Tensor, at: At) -> list[Task] | None:
         args = (*args, *act_panels(n, isa(), 32))
     if sinks := len(t.src) == 7 - latent:
         args = (*args, at(t.src[-1]))
-    variant = ":act" * quantised + (":bias" if t.op == "biased_attention" else ":sinks") * sinks
+    variant = ":act" * quantised + VARIANTS.get(t.op, ":sinks") * sinks
     kernel = f"attention:{k.dtype}:{'keys' if latent else v.dtype}:{size}:{group}{variant}"
     if parts == 1:
         return [Task(kernel, args, units, 1, scratch)]
@@ -154,6 +155,18 @@ lower("attention")(_attention)
 lower("attention_act")(_attention)
 lower("biased_attention")(_attention)
 lower("latent_attention")(_attention)
+lower("sparse_latent_attention")(_attention)
+
+
+@lower("chosen_cells")
+def _(t: Tensor, at: At) -> list[Task] | None:
+    q, _, k, tables, *_ = t.src
+    rows, heads, size = q.shape
+    if not _fits(k, size) or size % 2:
+        return None
+    args = (*map(at, t.src), at(t), tables.shape[1], t.attrs["n"])
+    scratch = 4 * (t.shape[1] + 32 * size + 8 * 32) + 64
+    return [Task(f"chosen_cells:{k.dtype}:{size}:{heads}", args, rows, 1, scratch)]
 
 
 CAUSAL, BOUNDS, FULL = range(3)  # kernels/attention/ranges.py

@@ -16,7 +16,8 @@ from logitless.graph.tensor import Tensor
 
 SIZES = (128, 384, 640)  # elements of a row: the most that a variant takes
 HEADS = {"simt": 4, "cpu": 1, "soft": 2}
-WORDS = ["uint n_heads", "uint size", "uint table_pages", "float factor", "uint with_sinks"]
+# added: 1: sinks; 2: a mask, in whole blocks of 32 cells
+WORDS = ["uint n_heads", "uint size", "uint table_pages", "float factor", "uint added"]
 FUNCTIONS = """
 #define PER UINT((MAX_SIZE + WG - 1) / WG) /* elements of a thread */
 #define EACH_HEAD UNROLL for (uint h = 0u; h < HEADS; h++)
@@ -28,7 +29,7 @@ FUNCTIONS = """
 """
 
 
-def _element(dtype: str) -> str:
+def element_of(dtype: str) -> str:
     """Expression for element e of cell c of the page that begins at `row_at`."""
     at = "row_at + e * 16u + c"
     if dtype == "q8_0":
@@ -54,8 +55,8 @@ def _latent(dtype: str) -> None:
   for (uint x = LID; x < HEADS * size; x += WG)
     q[x] = Q[(t * n_heads + head + min(x / size, n_own - 1u)) * size + x % size];
   for (uint x = LID; x < HEADS; x += WG) {{
-    most_of[x] = with_sinks != 0u ? S[head + min(x, n_own - 1u)] : -INF;
-    total_of[x] = with_sinks != 0u ? 1.0f : 0.0f;
+    most_of[x] = added == 1u ? S[head + min(x, n_own - 1u)] : -INF;
+    total_of[x] = added == 1u ? 1.0f : 0.0f;
   }}
   PRECISE float out_[PER * HEADS];
   EACH_ELEMENT {{ EACH_HEAD {{ out_[i * HEADS + h] = 0.0f; }} }}
@@ -68,11 +69,15 @@ def _latent(dtype: str) -> None:
       if (cell <= pos) {{
         uint cell_page = UINT(TABLE[table + cell / 16u]), row_at = {before_page(dtype)};
         for (uint e = 0u; e < size; e++) {{
-          float x = {_element(dtype)};
+          float x = {element_of(dtype)};
           EACH_HEAD {{ s[h] = FMA(q[h * size + e], x, s[h]); }}
         }}
       }}
       EACH_HEAD {{ weights[h * CELLS + own] = cell <= pos ? s[h] * factor : -INF; }}
+      if (added == 2u && cell <= pos) {{
+        float more = S[t * ((table_pages + 1u) / 2u * 32u) + cell];
+        EACH_HEAD {{ weights[h * CELLS + own] = weights[h * CELLS + own] + more; }}
+      }}
     }}
     BARRIER();
     for (uint x = LID; x < HEADS; x += WG) {{
@@ -97,7 +102,7 @@ def _latent(dtype: str) -> None:
       for (uint c = 0u; c < some; c++) {{
         EACH_ELEMENT {{
           uint e = min(LID + i * WG, size - 1u);
-          float x = {_element(dtype)};
+          float x = {element_of(dtype)};
           EACH_HEAD {{ out_[i * HEADS + h] = FMA(weights[h * CELLS + from + c], x, out_[i * HEADS + h]); }}
         }}
       }}
@@ -127,13 +132,15 @@ for _dtype in CACHE_TYPES:
 
 
 @lower("latent_attention")
+@lower("sparse_latent_attention")
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    q, k, tables, slot, pos, *sinks = t.src
+    q, k, tables, slot, pos, *more = t.src  # sinks or mask
     tokens, n_heads, size = q.shape
     if size > SIZES[-1] or not fits(size, k):
         return None
-    bufs: Buffers = (q, k, *scales_of(k), tables, slot, pos, *(sinks or [q]), t)  # without sinks, q fills their place
-    words = (n_heads, size, tables.shape[1], bits(t.attrs["scale"]), len(sinks), *kind_of(k))
+    bufs: Buffers = (q, k, *scales_of(k), tables, slot, pos, *(more or [q]), t)  # without them, q fills their place
+    added = len(more) << (t.op == "sparse_latent_attention")
+    words = (n_heads, size, tables.shape[1], bits(t.attrs["scale"]), added, *kind_of(k))
     heads, room = HEADS[shape.name], next(n for n in SIZES if n >= size)
     name = f"latent_attention_{family(k.dtype)}"
     return [dispatch(name, shape, bufs, words, (-(-n_heads // heads), tokens), MAX_SIZE=room)]

@@ -295,7 +295,7 @@ def test_sinks_give_the_same_bits_however_a_prompt_is_cut(tmp_path: Path) -> Non
     "spec",
     [
         replace(PLAIN["gpt2"], n_ctx_train=48),
-        replace(MAPPED["glm-dsa"], n_ctx_train=256, keys=MAPPED["glm-dsa"].keys | {"attention.indexer.top_k": 48}),
+        replace(MAPPED["glm5-next"], n_ctx_train=256, keys=MAPPED["glm5-next"].keys | {"attention.indexer.top_k": 48}),
     ],
 )
 def test_positions_end_where_the_file_says(tmp_path: Path, spec: Spec) -> None:
