@@ -440,6 +440,16 @@ FAMILIES = {  # name → (architecture, settings beside SMALL)
             "route_scale": 1.5,
         },
     ),
+    "phimoe": (
+        "Phimoe",
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": None,
+            "attention_bias": True,
+            "lm_head_bias": True,
+        },
+    ),
     "minicpm3": ("MiniCPM3", {**LATENT, "q_lora_rank": 32}),
     "apertus": ("Apertus", {"rope_parameters": LLAMA3}),
     "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}}),
@@ -473,6 +483,7 @@ ENCODERS = {  # name → (class, settings beside ENCODER)
     "nomic": ("NomicBertModel", {}),
     "modern": ("ModernBertModel", MODERN),
     "modern-rank": ("ModernBertForSequenceClassification", MODERN),
+    "eurobert": ("EuroBertModel", {"num_key_value_heads": 2}),
     "jina3": ("JinaEmbeddingsV3Model", {"pad_token_id": 1}),
     "gemma": (
         "Gemma3TextModel",

@@ -108,17 +108,44 @@ def then(first: Move, second: Move) -> Move:
     )
 
 
-def _parts_apart(queries: Callable[[Config], tuple[int, int]]) -> Move:
-    """Rows of one matrix, group by group its queries, a key and a value → those of all groups. `queries`: the number
-    of groups, and of queries in each."""
+def third(i: int) -> Move:
+    """Queries (0), keys (1) or values (2) of one matrix."""
 
-    def of(array: Array, config: Config) -> Array:
-        n, n_queries = queries(config)
-        groups = array.reshape(n, n_queries + 2, -1, *array.shape[1:])
-        parts = groups[:, :n_queries], groups[:, n_queries : n_queries + 1], groups[:, n_queries + 1 :]
-        return np.concatenate([part.reshape(-1, *array.shape[1:]) for part in parts])
+    def rows(shape: Shape, _: Config) -> Shape:
+        return shape[0] // 3, *shape[1:]
 
-    return Move(of)
+    return Move(lambda array, _: array.reshape(3, -1, *array.shape[1:])[i], rows)
+
+
+Groups = Callable[[Config], tuple[int, int]]  # groups of queries, a key and a value; queries in each
+
+
+def _parts(array: Array, groups: tuple[int, int]) -> list[Array]:
+    """Rows of the queries, keys and values of one matrix that has them group by group."""
+    n, n_queries = groups
+    rows = array.reshape(n, n_queries + 2, -1, *array.shape[1:])
+    parts = rows[:, :n_queries], rows[:, n_queries : n_queries + 1], rows[:, n_queries + 1 :]
+    return [part.reshape(-1, *array.shape[1:]) for part in parts]
+
+
+def _parts_apart(groups: Groups) -> Move:
+    """All queries before all keys before all values."""
+    return Move(lambda array, config: np.concatenate(_parts(array, groups(config))))
+
+
+def part_of_groups(i: int) -> Move:
+    """The queries (0), keys (1) or values (2) of grouped-query attention."""
+
+    def groups(config: Config) -> tuple[int, int]:
+        n = config.count("num_key_value_heads", "num_attention_heads")
+        return n, config.count("num_attention_heads") // max(1, n)
+
+    def shape(before: Shape, config: Config) -> Shape:
+        n, n_queries = groups(config)
+        size = before[0] // max(1, n * (n_queries + 2))
+        return (n * size * (1 if i else n_queries), *before[1:])
+
+    return Move(lambda array, config: _parts(array, groups(config))[i], shape)
 
 
 def _falcon_groups(config: Config) -> tuple[int, int]:

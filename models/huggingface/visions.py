@@ -30,6 +30,7 @@ from logitless.models.huggingface.moves import (
     Shape,
     reshaped,
     then,
+    third,
 )
 
 # Parts of a model that its projector has.
@@ -61,15 +62,6 @@ class Vision:
 def _frame(i: int) -> Move:
     """The weights of the first (0) or second (1) of two frames, of which a still image is twice the same."""
     return Move(lambda array, _: array[:, :, i], lambda shape, _: (*shape[:2], *shape[3:]))
-
-
-def _third(i: int) -> Move:
-    """Queries (0), keys (1) or values (2) of one matrix."""
-
-    def rows(shape: Shape, _: Config) -> Shape:
-        return shape[0] // 3, *shape[1:]
-
-    return Move(lambda array, _: array.reshape(3, -1, *array.shape[1:])[i], rows)
 
 
 def _gemma3(s: Settings) -> Keys:
@@ -222,7 +214,7 @@ _QWEN2VL = Vision(
         # llama.cpp reads them apart in this type
         (
             r"blocks\.(\d+)\.attn\.qkv\.(weight|bias)$",
-            tuple((rf"v.blk.\1.attn_{name}.\2", _third(i)) for i, name in enumerate("qkv")),
+            tuple((rf"v.blk.\1.attn_{name}.\2", third(i)) for i, name in enumerate("qkv")),
         ),
     ),
 )
@@ -280,7 +272,7 @@ _INTERNVL = Vision(
         (r"multi_modal_projector\.linear_2\.(weight|bias)$", ((r"mm.model.mlp.3.\1", None),)),
         (
             rf"{_LAYER}attn\.qkv\.(weight|bias)$",
-            tuple((rf"v.blk.\1.attn_{name}.\2", _third(i)) for i, name in enumerate("qkv")),
+            tuple((rf"v.blk.\1.attn_{name}.\2", third(i)) for i, name in enumerate("qkv")),
         ),
     ),
     unused=r"position_ids$|mask_token$",

@@ -450,6 +450,20 @@ def nomic_moe(c: Config) -> Keys:
     yield "expert_used_count", u32(c.count("moe_top_k"))
 
 
+def eurobert(c: Config) -> Keys:
+    yield "attention.causal", flag(False)
+
+
+def orion(c: Config) -> Keys:
+    yield "attention.layer_norm_epsilon", f32(c.number("rms_norm_eps"))
+
+
+def minicpm(c: Config) -> Keys:
+    yield "embedding_scale", f32(c.number("scale_emb"))
+    yield "residual_scale", f32(c.number("scale_depth") / max(1, c.count("num_hidden_layers")) ** 0.5)
+    yield "logit_scale", f32(c.count("hidden_size") / max(1, c.count("dim_model_base")))
+
+
 def jina3(c: Config) -> Keys:
     yield from encoder(c)
     if names := [str(name) for name in c.items("lora_adaptations")]:
@@ -542,9 +556,7 @@ def minicpm3(c: Config) -> Keys:
     yield "attention.key_length", u32(size)
     yield "attention.value_length", u32(c.count("v_head_dim"))
     yield "attention.head_count_kv", u32(c.count("num_key_value_heads"))
-    yield "embedding_scale", f32(c.number("scale_emb"))
-    yield "residual_scale", f32(c.number("scale_depth") / c.count("num_hidden_layers") ** 0.5)
-    yield "logit_scale", f32(c.count("hidden_size") / max(1, c.count("dim_model_base")))
+    yield from minicpm(c)
 
 
 def behind_padding(c: Config) -> int:

@@ -5,6 +5,7 @@ keys of all models lack, and what differs in the tensors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -34,8 +35,10 @@ from logitless.models.huggingface.moves import (
     Move,
     Shape,
     half,
+    part_of_groups,
     reshaped,
     then,
+    third,
     tiled,
     times,
 )
@@ -47,6 +50,17 @@ def _of_experts(shape: Shape, c: Config) -> Shape:
 
 
 _LLAMA: Rules = (("attn_q.(weight|bias)", PAIRS_OF_QUERIES), ("attn_k.(weight|bias)", PAIRS_OF_KEYS))
+
+
+def _queries_keys_values(part: Callable[[int], Move]) -> tuple[tuple[str, Move], ...]:
+    """Three tensors of one, whose queries and keys have pairs in turn."""
+    return (
+        ("attn_q.weight", then(part(0), PAIRS_OF_QUERIES)),
+        ("attn_k.weight", then(part(1), PAIRS_OF_KEYS)),
+        ("attn_v.weight", part(2)),
+    )
+
+
 _GEMMA: Rules = (("norm.weight", PLUS_ONE), ("nextn.[eh]norm.weight", PLUS_ONE))
 _STATES: Rules = (("conv1d.weight", TAPS), ("shortconv.conv.weight", TAPS))
 _NAMES = ("gate", "up")
@@ -306,6 +320,21 @@ FAMILIES: dict[str, Family] = {
         names="glm4moe",
     ),
     "AfmoeForCausalLM": Family("afmoe", keys.afmoe, splits=((r"mlp\.expert_bias$", (("exp_probs_b.bias", None),)),)),
+    **dict.fromkeys(
+        ("BaichuanForCausalLM", "BaiChuanForCausalLM"),
+        Family("baichuan", splits=((r"W_pack\.weight$", _queries_keys_values(third)),)),
+    ),
+    "InternLM2ForCausalLM": Family(
+        "internlm2", splits=((r"attention\.wqkv\.weight$", _queries_keys_values(part_of_groups)),)
+    ),
+    "XverseForCausalLM": Family("xverse", moves=_LLAMA),
+    "OrionForCausalLM": Family("orion", keys.orion),
+    "MiniCPMForCausalLM": Family("minicpm", keys.minicpm, _LLAMA),
+    **dict.fromkeys(("PhimoeForCausalLM", "PhiMoEForCausalLM"), Family("phimoe", keys.phi3)),
+    "EuroBertModel": Family("eurobert", keys.eurobert),
+    **dict.fromkeys(
+        ("JinaBertModel", "JinaBertForMaskedLM"), Family("jina-bert-v2", keys.encoder, unused=_UNUSED_HEADS)
+    ),
     "MiniCPM3ForCausalLM": Family("minicpm3", keys.minicpm3),
     "Gemma3TextModel": Family("gemma-embedding", keys.gemma_embedding, _GEMMA),
     "ApertusForCausalLM": Family(

@@ -35,10 +35,22 @@ NOT_IN_LLAMA_CPP = {
     "gemma3n": "whose layers' inputs are always of 256",
     "exaone4": "with a sliding window only of 64 layers",
     "mellum": "with one RoPE base for all layers",
+    "phimoe": "as stablelm",
     "stablelm": "its likeliest tokens are bytes that are no text, for which there is no answer",
 }
 GELU_BY_TANH = ("gptneox", "mpt", "falcon", "falcon-7b")  # as in llama.cpp
-ENCODERS = ("bert", "bert-rank", "roberta", "roberta-rank", "nomic", "modern", "modern-rank", "jina3", "gemma")
+ENCODERS = (
+    "bert",
+    "bert-rank",
+    "roberta",
+    "roberta-rank",
+    "nomic",
+    "modern",
+    "modern-rank",
+    "jina3",
+    "gemma",
+    "eurobert",
+)
 OF_REPOSITORIES: dict[str, dict[str, Any]] = {  # settings that `save_pretrained` writes otherwise
     "gemma4moe": {"per_layer_config": None, "global_head_dim": 32, "num_global_key_value_heads": 1},
     "nemotron-h": {"layers_block_type": None, "hybrid_override_pattern": "M-*-", "num_hidden_layers": 4},
@@ -337,6 +349,50 @@ def test_reranker_without_a_part_of_its_head_is_refused(name: str, tensor: str, 
     write_tensors(folder / "model.safetensors", {n: weight(n, shape) for n, shape in shapes.items() if n != tensor})
     with pytest.raises(ModelFileError, match=r"no safetensors file has the classifier's tensor cls\."):
         GGUFFile.open(folder)
+
+
+def fused(tensors: dict[str, np.ndarray[Any, Any]], name: str, groups: int) -> None:
+    """Put queries, keys and values into one matrix, in so many groups."""
+    for query in [name for name in tensors if name.endswith("q_proj.weight")]:
+        parts = [tensors.pop(query.replace("q_proj", f"{part}_proj")) for part in "qkv"]
+        rows = [part.reshape(groups, -1, part.shape[1]) for part in parts]
+        tensors[query.replace("self_attn.q_proj", name)] = np.concatenate(rows, 1).reshape(-1, 64)
+
+
+INTERNLM2 = {
+    "model.embed_tokens": "model.tok_embeddings",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "lm_head": "output",
+}
+
+
+@pytest.mark.parametrize("architecture", ["BaichuanForCausalLM", "InternLM2ForCausalLM", "XverseForCausalLM"])
+def test_llama_under_other_names_has_its_tensors(architecture: str, tmp_path: Path) -> None:
+    """Architectures whose code is in their repositories: their networks are Llama's."""
+    llama, other = (write_folder(tmp_path / name, "mistral") for name in ("llama", "other"))
+    n_kv = 4 if architecture == "BaichuanForCausalLM" else 2
+    settings = recorded("mistral")["config"] | {"num_key_value_heads": n_kv}
+    for folder, own in ((llama, "LlamaForCausalLM"), (other, architecture)):
+        (folder / "config.json").write_text(json.dumps(settings | {"architectures": [own]}))
+    shapes = recorded("mistral")["tensors"]
+    wide = {n: [32 * n_kv, 64] if "k_proj" in n or "v_proj" in n else shape for n, shape in shapes.items()}
+    tensors = {name: weight(name, shape) for name, shape in wide.items()}
+    write_tensors(llama / "model.safetensors", tensors)
+    if n_kv == 4:
+        fused(tensors, "self_attn.W_pack", 1)
+    elif "Intern" in architecture:
+        fused(tensors, "attention.wqkv", n_kv)
+        for old, new in INTERNLM2.items():
+            tensors = {name.replace(old, new): values for name, values in tensors.items()}
+    write_tensors(other / "model.safetensors", tensors)
+    assert contents(other) == contents(llama)
+    with GGUFFile.open(other) as gguf:
+        check_weights(gguf, hparams_of(gguf))
 
 
 def test_names_without_a_prefix_are_those_of_the_model(tmp_path: Path) -> None:
