@@ -428,7 +428,10 @@ def rope_factors(config: Config) -> Iterator[tuple[str, TensorInfo]]:
             config.number(name, of=rope)
             for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
         )
-        waves = 2 * np.pi * config.number("rope_theta", of=rope) ** (np.arange(0, size, 2) / size)
+        base = config.number("rope_theta", of=rope)
+        if min(base, factor, before, high - low) <= 0:
+            raise config.error("rope_parameters", "has a number of llama3 that is not positive, or no range of factors")
+        waves = 2 * np.pi * base ** (np.arange(0, size, 2) / size)
         smooth = np.clip((before / waves - low) / (high - low), 0, 1)
         yield _factors("rope_freqs.weight", 1 / ((1 - smooth) / factor + smooth))
     elif kind in ("longrope", "su"):

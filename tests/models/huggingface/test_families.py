@@ -444,6 +444,11 @@ def test_settings_of_repositories_mean_those_of_transformers(family: str, tmp_pa
         ("gemma3n", {"activation_sparsity_pattern": ["x"]}, "'activation_sparsity_pattern' is no list of numbers"),
         ("gemma4", {"per_layer_config": {"5": {"head_dim": 1e9}}}, "'head_dim' is '1000000000.0', not a count"),
         (
+            "llama3",
+            {"rope_parameters": recorded("llama3")["config"]["rope_parameters"] | {"rope_theta": -1}},
+            "'rope_parameters' has a number of llama3 that is not positive",
+        ),
+        (
             "qwen2-yarn",
             {"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 1 << 40}},
             "'original_max_position_embeddings' is '1099511627776', not a count",
