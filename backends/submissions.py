@@ -38,10 +38,13 @@ class SubmittedWork(NamedTuple):
 
 @dataclass
 class Rates:
-    """Seconds of a device for a byte and for a multiply-add: at first those of a slow GPU."""
+    """Seconds of a device for a byte and for a multiply-add: at first those of a slow GPU.
+
+    `compiles_late`: a program's first run compiles its kernels and tells nothing (PoCL, lavapipe)."""
 
     byte: float = 1 / 5e9
     mac: float = 1 / 2e11
+    compiles_late: bool = False
 
     def seconds(self, work: SubmittedWork) -> float:
         return work.nbytes * self.byte + work.macs * self.mac + work.n * LAUNCH_SECONDS
@@ -209,6 +212,7 @@ class Submissions:
 
     def __init__(self, launches: Sequence[Launch], rates: Rates) -> None:
         self.launches, self._rates = list(launches), rates
+        self._compiles = rates.compiles_late
         self.work = (
             SubmittedWork(*map(sum, zip(*(launch.work for launch in launches), strict=True)))
             if launches
@@ -223,6 +227,9 @@ class Submissions:
 
     def measured(self, seconds: float) -> bool:
         """Note the duration of a run. True if `groups` have changed."""
+        if self._compiles:
+            self._compiles = False
+            return False
         self._rates.learn(self.work, seconds)
         longest = self._longest * seconds / (self._expected or 1.0)
         too_many = len(self.groups) > 2 * seconds / MAX_SECONDS + 1

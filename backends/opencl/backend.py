@@ -50,6 +50,7 @@ class OpenCLBackend(kernels.GPUBackend):
         info = device_named(name)
         self._cl, self.device, self.name, self.memory_bytes = cl, info, info.name, info.memory_bytes
         self.shape, self.card = _shape(info), info.card
+        self.rates.compiles_late = info.kind == "cpu"
         self._context = cl.Context([info.device])
         self._queue = cl.CommandQueue(self._context)
         self.identity = f"{info.description} {info.driver}"

@@ -47,6 +47,7 @@ class VulkanBackend(shared.GPUBackend):
         self.device, self.memory_bytes = Device(devices[index], mapped=mapped), devices[index].memory_bytes
         self.pipelines = Pipelines(self.device)
         self.shape = autotune.class_of(devices[index])
+        self.rates.compiles_late = devices[index].kind == "cpu"
         self._staging: VulkanMemory | None = None
         self._scratch: VulkanMemory | None = None
         self._copies, self._last = Recording(self.device), Recording(self.device)

@@ -124,6 +124,14 @@ def test_program_is_cut_anew_when_it_takes_longer() -> None:
     assert len(some.groups) == 1
 
 
+def test_first_run_of_a_program_tells_nothing_where_it_compiles_kernels() -> None:
+    rates = Rates(compiles_late=True)
+    some = Submissions(launches(*[0.01] * 8), rates)
+    assert not some.measured(80.0)
+    assert (len(some.groups), rates) == (1, Rates(compiles_late=True))
+    assert some.measured(0.8)
+
+
 def test_launch_that_is_too_long_alone_is_not_recorded_anew() -> None:
     some = Submissions(launches(3 * MAX_SECONDS, 3 * MAX_SECONDS), Rates())
     assert len(some.groups) == 2
