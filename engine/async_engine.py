@@ -738,3 +738,9 @@ class ModelInfo:
     vocab_type: int = 0
     ftype: str = ""
     generates: bool = True  # False: the model only makes embeddings
+    untrainable: str = ""  # why no text can be scored or trained on
+
+    def check_trainable(self) -> None:
+        """InvalidRequest: the model scores no texts and cannot be trained."""
+        if self.untrainable:
+            raise InvalidRequest(f"this model {self.untrainable}: it scores no texts and cannot be fine-tuned")

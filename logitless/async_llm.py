@@ -345,7 +345,9 @@ class AsyncLLM:
         n_ctx = served.info.n_ctx_train or served.info.n_ctx
         scores = []
         with public_errors():
-            examples = parse_examples(items, self._writes(served), served.template, n_ctx)
+            parser = self._writes(served)
+            served.info.check_trainable()
+            examples = parse_examples(items, parser, served.template, n_ctx)
 
             def ask(i: int, scheduler: Scheduler) -> Any:
                 from logitless.training.score import score
@@ -398,6 +400,7 @@ class AsyncLLM:
         if tuning is None:
             raise TrainingError("this model cannot be fine-tuned")
         with public_errors():
+            served.info.check_trainable()
             files = {"training_file": await asyncio.to_thread(self._keep, tuning, data, "training.jsonl")}
             if validation is not None:
                 files["validation_file"] = await asyncio.to_thread(self._keep, tuning, validation, "validation.jsonl")

@@ -322,10 +322,8 @@ class FineTuning:
         self.gguf = GGUFFile.open(model)
         try:
             self.hparams = h = hparams_of(self.gguf)
-            if not h.causal:
-                raise ModelFileError(self.gguf.path, f"{h.arch!r} makes vectors of texts and cannot be fine-tuned")
-            if h.n_encoder:
-                raise ModelFileError(self.gguf.path, f"{h.arch!r} has an encoder and cannot be fine-tuned")
+            if h.untrainable:
+                raise ModelFileError(self.gguf.path, f"{h.arch!r} {h.untrainable} and cannot be fine-tuned")
             if not isinstance(data, str | Path):
                 data = rows_in(data)
             self.name = data_name(data)

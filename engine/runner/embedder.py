@@ -134,9 +134,9 @@ class Embedder:
         if self._has_decoder:
             self._write_source([0], [(memory.full.n - 1) * PAGE], BASE, memory)
 
-    def of_sources(self, memory: PagedMemory) -> list[list[Tensor]]:
-        """Graphs that together contain every op of reading a prompt."""
-        return [self._source(bucket(min(64, self.n_ctx)), BASE, memory)] if self._has_decoder else []
+    def of_sources(self, memory: PagedMemory, n: int) -> list[Callable[[], list[Tensor]]]:
+        """Graph of reading a prompt of n tokens, if there is a decoder behind the encoder."""
+        return [partial(self._source, bucket(n), BASE, memory)] if self._has_decoder else []
 
     def _write_source(self, tokens: Tokens, cells: Sequence[int], choice: AdapterChoice, memory: PagedMemory) -> None:
         """Have the encoder read a prompt, and write the keys and values of cross-attention to `cells`."""

@@ -463,8 +463,8 @@ class ModelRunner:
 
     def _sizes(self) -> list[DeviceBytes]:
         """Bytes of each device with the present placement."""
-        measured = [self.session.measure(build) for build in (self._largest, *self._mtp_graphs, *self._media_graphs)]
-        return self.session.device_bytes(measured)
+        builds = self._largest, *self._source_graphs, *self._mtp_graphs, *self._media_graphs
+        return self.session.device_bytes([self.session.measure(build) for build in builds])
 
     def _fall_back(self, error: Exception) -> None:
         """Reload the model without the lost device, and without devices that fail while reloading.
@@ -600,12 +600,12 @@ class ModelRunner:
             self.session.prepare_kernels(graph)
         steps = [partial(self.build, shape) for shape in self._usual(2 * self.options.n_slots)]
         apart = [*self.preemptible.builds, *self._media_graphs]
-        return self.session.planned_bytes([self._reserved, self.cells.copied, *steps], apart)
+        return self.session.planned_bytes([self._reserved, self.cells.copied, *self._source_graphs, *steps], apart)
 
     def _everything(self) -> list[list[Tensor]]:
         """Graphs that together contain every op of a step, of an MTP draft and of media."""
         graphs = [self.build(StepShape(self.options.n_ubatch, 64, n_top=1)), *(build() for build in self._mtp_graphs)]
-        graphs += self.embedder.of_sources(self.memory)
+        graphs += [build() for build in self.embedder.of_sources(self.memory, min(64, self.n_ctx_slot))]
         if self.media is not None:
             graphs += [build() for build in self.media.largest]
             graphs.append(self.build(StepShape(self.options.n_ubatch, 64, media=True)))
@@ -616,6 +616,10 @@ class ModelRunner:
         if self.hidden is None:
             return []
         return [partial(self.build, draft_shape(self.options.n_slots, self.hidden.n_block)._replace(n_probs=1))]
+
+    @property
+    def _source_graphs(self) -> list[Callable[[], list[Tensor]]]:
+        return self.embedder.of_sources(self.memory, self.n_ctx_slot)
 
     @property
     def _media_graphs(self) -> list[Callable[[], list[Tensor]]]:

@@ -110,6 +110,13 @@ class Hparams:
         return TRAITS[self.arch]
 
     @property
+    def untrainable(self) -> str:
+        """Why the model cannot be trained, nor score texts; "": it can."""
+        if not self.causal:
+            return "makes vectors of texts"
+        return "has an encoder that reads prompts" if self.n_encoder else ""
+
+    @property
     def encoder(self) -> Hparams:
         """Hyper-parameters of the encoder in front."""
         return replace(self, arch=f"{self.arch}encoder", n_layer=self.n_encoder, n_encoder=0, causal=False)

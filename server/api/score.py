@@ -38,6 +38,7 @@ async def score(request: web.Request) -> web.Response:
         examples = parse_examples(params.input, context.parser_for(request), served.template, n_ctx)
         return examples, params.gradient_norm, name or context.config.model, lora
 
+    served.info.check_trainable()
     examples, gradient, model, lora = await context.parsed(request, parse)
     await context.embeds(request, model, [example.tokens.tolist() for example in examples])
     scores = [await context.service.ask(partial(_score, served.engine, e, gradient, lora)) for e in examples]

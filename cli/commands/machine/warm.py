@@ -36,7 +36,8 @@ def run(options: SimpleNamespace) -> int:
             pass
         if served.info.generates:
             _generate(model, served)
-            _score(model, served, gradient=options.training)
+            if not served.info.untrainable:
+                _score(model, served, gradient=options.training)
         if served.embedder is not None:
             served.embedder.embed([_prompt(model)], served.embedder.for_texts)
         finish_compiling()

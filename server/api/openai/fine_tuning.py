@@ -27,7 +27,8 @@ from logitless.server.clients import CLIENT
 async def create(request: web.Request) -> web.Response:
     """POST /v1/fine_tuning/jobs."""
     context, tuning, client = request.app[CONTEXT], tuning_of(request), request[CLIENT]
-    config, _ = context.config, context.writer
+    config = context.config
+    context.writer.info.check_trainable()
     names = config.names | {tuning.base}
     n_ctx = tuning.engine.hparams.n_ctx_train
 

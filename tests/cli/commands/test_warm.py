@@ -12,6 +12,8 @@ from logitless.backends.cpu.compiler import jit
 from logitless.cli.main import main
 from tests.helpers.bert_model import tensors, write
 from tests.helpers.paths import MODELS
+from tests.helpers.reference_model import write as write_spec
+from tests.models.architectures.test_t5 import SPEC as T5
 
 MODEL = MODELS / "stories260K-conv-Q8_0.gguf"
 
@@ -42,6 +44,11 @@ def test_all_kernels_of_later_are_loaded(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_model_that_only_embeds(tmp_path: Path) -> None:
     assert main(["warm", "-m", str(write(tmp_path / "bert.gguf", tensors())), "-t", "1"]) == 0
+
+
+def test_a_model_with_an_encoder_in_front(tmp_path: Path) -> None:
+    write_spec(tmp_path / "t5.gguf", T5)
+    assert main(["warm", "-m", str(tmp_path / "t5.gguf"), "-t", "1"]) == 0
 
 
 def test_file_that_is_no_model_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -209,15 +209,25 @@ def test_cached_prompts_are_whole_ones(llm: LLM) -> None:
     assert (anew.cached_tokens, anew.logprobs) == (0, other.logprobs)
 
 
+def test_dry_run_counts_the_weights_of_the_encoder(path: Path) -> None:
+    engine = ModelRunner(path, OPTIONS)
+    (planned,), _ = engine.dry_run()
+    assert planned.weights >= sum(t.nbytes for t in engine.gguf.tensors.values())
+    engine.close()
+
+
 def test_encoder_refusals_are_one_line(llm: LLM, path: Path) -> None:
     with pytest.raises(RequestError, match="an encoder reads the prompt: its tokens have no log-probabilities"):
         llm.generate(["once"], SamplingParams(max_tokens=1, prompt_logprobs=1))
+    for refused in (lambda: llm.score(["once upon"]), lambda: llm.finetune([{"text": "once upon"}])):
+        with pytest.raises(RequestError, match="has an encoder that reads prompts: it scores no texts and cannot be"):
+            refused()
     with GGUFFile.open(path) as gguf, pytest.raises(OptionConflict, match="has an encoder that reads prompts"):
         generating_hparams(gguf, path)
     with pytest.raises(ValueError, match="--context-shift: this model's encoder has read the prompt"):
         ModelRunner(path, replace(OPTIONS, moves="--context-shift"))
     with (
-        pytest.raises(ModelFileError, match="'t5' has an encoder and cannot be fine-tuned"),
+        pytest.raises(ModelFileError, match="'t5' has an encoder that reads prompts and cannot be"),
         Session([CPUBackend(1)]) as session,
     ):
         FineTuning(session, path, [{"text": "once"}])
