@@ -47,6 +47,7 @@ EXAMPLES = {  # architecture → models that have it
     "bloom": "BLOOM, BLOOMZ",
     "chatglm": "ChatGLM 3, GLM 4 9B",
     "codeshell": "CodeShell",
+    "cogvlm": "CogVLM, CogVLM 2",
     "cohere2": "Command R7B, Command A",
     "cohere2moe": "Command A with experts",
     "command-r": "Command R, Command R+",

@@ -287,6 +287,8 @@ class Architecture:
     mtp: MTP = MTP()
     scales: Scales = Scales()
     ranking: RankingHead = RankingHead()
+    # rows of images have matrices of their own in all layers (CogVLM)
+    visual_expert: bool = False
     # embeddings may pass dense layers behind the pooling (sentence-transformers)
     dense_embeddings: bool = False
     output_of_embeddings: bool = False  # output.weight is such a dense layer (EmbeddingGemma 2)

@@ -50,6 +50,7 @@ def forward(
     x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
     if rows.media is not None:
         x = rows.media.embedded(x)
+        w = w.with_images(rows.media.is_text) if h.architecture.visual_expert else w
     if h.architecture.norm.embedding:
         x = w.norm("token_embd_norm", x, h)
     if h.learned_positions:

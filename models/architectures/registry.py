@@ -175,6 +175,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         embedding_skips=True,
     ),
     "xverse": Architecture(rope=_INTERLEAVED),
+    "cogvlm": Architecture(visual_expert=True),
     "chatglm": Architecture(rope=_INTERLEAVED),
     "arcee": Architecture(rope=_INTERLEAVED, ffn=_RELU2_MLP),
     "glm4": Architecture(norm=_PRE_AND_POST, rope=_INTERLEAVED),

@@ -290,6 +290,8 @@ class VisionEncoder:
             last = ends[-1] + 2
             kinds = np.r_[np.zeros(lines, np.int64), 1, 2]
             return 1 + rows + rows // columns, np.r_[1 + ends, 0, last], kinds
+        if self.p.projector.enclosed:
+            return 1 + rows, np.array([0, 1 + len(rows)]), np.arange(2)
         if self.p.breaks:
             return rows + rows // columns, ends[:-1], np.zeros(lines - 1, np.int64)
         return rows, rows[:0], rows[:0]

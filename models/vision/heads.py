@@ -115,16 +115,26 @@ def _gated_merger(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
     x = w.linear("mm.model.fc", w.linear("mm.patch_merger", _elements_first(p, x)))
     bias = w.bias("mm.post_norm")
     bias = const(0.0) if bias is None else bias
-    x = gelu(layer_norm(x, w["mm.post_norm"], bias, eps=NORM_EPS))
+    return _gated_mlp(w, gelu(layer_norm(x, w["mm.post_norm"], bias, eps=NORM_EPS)))
+
+
+def _expert(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
+    return _gated_mlp(w, gelu(normed(p, w, "mm.post_fc_norm", w.linear("mm.model.fc", x), NORM_EPS)))
+
+
+def _gated_mlp(w: Weights, x: Tensor) -> Tensor:
     return w.linear("mm.down", mul(silu(w.linear("mm.gate", x)), w.linear("mm.up", x)))
 
 
 def extra_rows(p: VisionParams, w: Weights) -> Tensor:
     """Rows (n, n_embd_text) that are not of patches: the end of a line, then the begin and the end
-    of an image, where the projector has those; with SAM the end of a line and of an overview."""
+    of an image, where the projector has those; of CogVLM these two alone; with SAM the end of a line
+    and of an overview."""
     if p.sam:
         line, view = (_row(w, f"v.{name}") for name in ("image_newline", "view_seperator"))
         return add(pad_rows(line, before=0, after=1), pad_rows(view, before=1, after=0))
+    if p.projector.enclosed:
+        return add(pad_rows(_row(w, "v.boi"), before=0, after=1), pad_rows(_row(w, "v.eoi"), before=1, after=0))
     if not p.projector.framed:
         return _row(w, "v.token_embd.img_break")
     line = w.linear("mm.model.fc", _row(w, "v.image_newline"))
@@ -152,6 +162,7 @@ _HEADS: dict[Head, Callable[[VisionParams, Weights, Tensor], Tensor]] = {
     Head.MERGE_NORM_MLP: lambda p, w, x: _mlp(p, w, normed(p, w, "mm.model.mlp.0", _merged(p, x), NORM_EPS)),
     Head.CONVOLUTIONS: _convolutions,
     Head.ADAPTER: _adapter,
+    Head.EXPERT: _expert,
     Head.GATED_MERGER: _gated_merger,
     Head.MERGER: lambda p, w, x: _mlp(p, w, _merged(p, x)),
     Head.PATCH_MERGER: _patch_merger,

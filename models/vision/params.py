@@ -136,7 +136,7 @@ class VisionParams:
             return lines * (columns + 1) + 2
         if self.sam:
             return lines * (columns + 1) + (height == self.image_size)
-        return lines * columns + self.breaks * (lines - 1)
+        return lines * columns + self.breaks * (lines - 1) + 2 * self.projector.enclosed
 
 
 def read_params(

@@ -73,6 +73,7 @@ class Head(Enum):
     MOBILENET = auto()  # convolutions and maps of two sizes instead of an encoder of patches (Gemma 3n)
     GATED_MERGER = auto()  # merged patches, two matrices, layer norm, GELU, SwiGLU (GLM 4V)
     MERGER = auto()  # merged patches, mm.0, GELU, mm.2 (Qwen VL)
+    EXPERT = auto()  # matrix, layer norm, GELU, SwiGLU (CogVLM)
     WITH_SAM = auto()  # SAM's vectors beside those of patches, one matrix (DeepSeek-OCR)
     RESAMPLER = auto()  # learned queries attend to the patches (MiniCPM-V)
     PATCH_MERGER = auto()  # norm and one matrix over merged patches, mm.1, GELU, mm.2 (Mistral 3)
@@ -104,6 +105,8 @@ class Projector:
     activation: Activation | None = None  # of the encoder's MLPs, where the file does not decide
     whole_patches: bool = False  # a patch becomes one row: its sides are merged before the encoder
     framed: bool = False  # a row begins an image, one ends each of its lines, and one ends it (HunyuanVL)
+    enclosed: bool = False  # a learned row begins an image, one ends it (CogVLM)
+    norm_outputs: bool = False  # a layer's norms are of what its blocks give, not of what they read
     class_first: bool = False  # the class token has the first position, not the last
     rope_base: float = 10000.0
     unscaled_attention: bool = False  # scores are not divided by √head_dim
@@ -127,6 +130,7 @@ _LLAVA = Projector(
 PROJECTORS: dict[str, Projector] = {
     "mlp": _LLAVA,
     "janus_pro": Projector(Head.JANUS, pad_color=(127, 127, 127)),
+    "cogvlm": Projector(Head.EXPERT, pad_color=(122, 116, 104), enclosed=True, norm_outputs=True),
     "ldp": replace(_LLAVA, head=Head.LDP, merge=2),
     "ldpv2": replace(_LLAVA, head=Head.LDP_V2, merge=2),
     "gemma3": Projector(Head.POOL_NORM, begin="<start_of_image>", end="<end_of_image>", resample=Resample.BILINEAR,

@@ -95,7 +95,7 @@ def _patch_tensors(gguf: GGUFFile, p: VisionParams) -> Declared:
 
 def _layer(gguf: GGUFFile, p: VisionParams, b: str) -> Declared:
     n = p.n_embd
-    if f"{b}attn_qkv.weight" in gguf.tensors:
+    if any(f"{b}attn_qkv.{end}" in gguf.tensors for end in ("weight", "bias")):
         for i, name in enumerate(("attn_q", "attn_k", "attn_v")):
             yield f"{b}{name}.weight", TensorSlice(f"{b}attn_qkv.weight", (n, n), i * n)
             yield f"{b}{name}.bias", TensorSlice(f"{b}attn_qkv.bias", (n,), i * n, required=False)
@@ -105,9 +105,10 @@ def _layer(gguf: GGUFFile, p: VisionParams, b: str) -> Declared:
     yield from matrix(f"{b}attn_out", n, n)
     for name in ("attn_q_norm", "attn_k_norm"):
         yield from norm(b + name, n_rows(gguf, f"{b}{name}.weight"))
-    for name in ("ln1", "ln2"):
-        yield from norm(b + name, n, required=True)
-    for name in ("ls1", "ls2", "attn_post_norm", "ffn_post_norm", "out_scale"):
+    own = ("attn_post_norm", "ffn_post_norm") if p.projector.norm_outputs else ("ln1", "ln2")
+    for name, source in zip(own, ("ln1", "ln2"), strict=True):
+        yield from _renamed(norm(b + name, n, required=True), name, source)
+    for name in ("ls1", "ls2", "out_scale", *(() if p.projector.norm_outputs else ("attn_post_norm", "ffn_post_norm"))):
         yield from plain(f"{b}{name}.weight", n)
     yield from matrix(f"{b}ffn_gate", p.n_ff, n, required=False)
     up, down = matrix(f"{b}ffn_up", p.n_ff, n), matrix(f"{b}ffn_down", n, p.n_ff)
@@ -161,6 +162,16 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
         yield from matrix("mm.gate", n_hidden, n_text)
         yield from matrix("mm.up", n_hidden, n_text)
         yield from matrix("mm.down", n_text, n_hidden)
+        return
+    if head is Head.EXPERT:
+        n_out, n_hidden = n_rows(gguf, "mm.model.fc.weight"), n_rows(gguf, "mm.gate.weight")
+        yield from matrix("mm.model.fc", n_out, p.n_embd)
+        yield from norm("mm.post_fc_norm", n_out, required=True)
+        yield from matrix("mm.gate", n_hidden, n_out)
+        yield from matrix("mm.up", n_hidden, n_out)
+        yield from matrix("mm.down", n_text, n_hidden)
+        for name in ("v.boi", "v.eoi"):
+            yield from plain(name, n_text, required=True)
         return
     if head is Head.CONVOLUTIONS:
         yield from _convolutions(gguf, p, n_text)

@@ -17,6 +17,7 @@ from logitless.models.hparams.moe import Experts
 from logitless.models.hparams.ssm import RecurrentParams
 
 T = TypeVar("T", bound=np.generic)
+VISUAL = "vis_"  # what the names of a visual expert's matrices begin with
 _UNUSED = ("v.", "a.", "mm.", "optimizer.")
 _DERIVED = (".rope_freqs.weight", ".attn_rot_embd.weight", ".cross_attn_rel_b.weight")
 
@@ -172,6 +173,7 @@ def layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iter
         yield from _post_norm(b, 1, h, present)
     if h.feeds(i):
         yield from _feed_forward_tensors(h, i, present)
+    yield from _visual_tensors(h, i)
     n = h.n_hyper if i < h.n_layer else 0
     for name in ("attn", "ffn") if n else ():
         if h.hyper_rank:
@@ -199,6 +201,24 @@ def layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iter
         yield from _one(b + "layer_output_scale.weight", 1)
     elif h.architecture.per_layer_embeddings:
         yield from _one(b + "layer_output_scale.weight", 1, required=False)
+
+
+def _visual_tensors(h: Hparams, layer: int) -> Iterator[tuple[str, TensorSlice]]:
+    """Matrices for rows of images, beside those for rows of text."""
+    if not h.architecture.visual_expert:
+        return
+    b, size, start = f"blk.{layer}.{VISUAL}", h.sizes(layer), 0
+    for name, heads in (("q", size.n_head), ("k", size.n_head_kv), ("v", size.n_head_kv)):
+        rows = heads * size.head_dim
+        yield f"{b}attn_{name}.weight", TensorSlice(f"{b}attn_qkv.weight", (rows, h.n_embd), start)
+        start += rows
+    yield from _one(f"{b}attn_output.weight", h.n_embd, size.n_head * size.head_dim)
+    for name, shape in (
+        ("gate", (size.n_ff, h.n_embd)),
+        ("up", (size.n_ff, h.n_embd)),
+        ("down", (h.n_embd, size.n_ff)),
+    ):
+        yield f"{b}ffn_{name}.weight", TensorSlice(f"{b}{name}.weight", shape)
 
 
 def _hyper_tensors(h: Hparams, name: str, widths: tuple[int, ...]) -> Iterator[tuple[str, TensorSlice]]:

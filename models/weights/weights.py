@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from logitless.graph.dtype import BLOCK_TYPES, DTYPES
 from logitless.graph.execution.session import Session
-from logitless.graph.ops.elementwise import add, mul
+from logitless.graph.ops.elementwise import add, mul, sub
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear
 from logitless.graph.ops.moe import expert_linear
@@ -26,7 +26,7 @@ from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile, TensorInfo
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.weights.finite import is_finite
-from logitless.models.weights.tensor_map import TensorSlice, is_unused, mtp_tensors, tensor_map
+from logitless.models.weights.tensor_map import VISUAL, TensorSlice, is_unused, mtp_tensors, tensor_map
 
 FLOATS = ("f32", "f16", "bf16")
 MATRIX_TYPES = (*FLOATS, *BLOCK_TYPES)
@@ -50,6 +50,7 @@ class Weights:
     low_rank: LowRank | None = None
     noise: Tensor | None = None  # (T, n_embd), added to the token embeddings
     directions: Mapping[int, Tensor] = field(default_factory=dict)  # (n_embd,) by layer, of control vectors
+    is_text: Tensor | None = None  # (T, 1): 0 for rows of images, whose products are with the visual expert's matrices
 
     def block(self, i: int) -> Weights:
         return replace(self, prefix=f"{self.prefix}blk.{i}.")
@@ -67,8 +68,13 @@ class Weights:
         return x if direction is None else add(x, direction)
 
     def of_rows(self, ids: Tensor) -> Weights:
-        """The same weights with the LoRA scales of these rows."""
-        return self if self.low_rank is None else replace(self, low_rank=self.low_rank.of_rows(ids))
+        """The same weights with the LoRA scales of these rows, and their kinds."""
+        low_rank = None if self.low_rank is None else self.low_rank.of_rows(ids)
+        return replace(self, low_rank=low_rank, is_text=None if self.is_text is None else get_rows(self.is_text, ids))
+
+    def with_images(self, is_text: Tensor) -> Weights:
+        """The same weights for rows of which some are of images: is_text (T,) is 0 there."""
+        return replace(self, is_text=reshape(is_text, shape=(-1, 1)))
 
     def __contains__(self, name: str) -> bool:
         return f"{self.prefix}{name}.weight" in self.tensors
@@ -90,6 +96,12 @@ class Weights:
         return self.tensors.get(f"{self.prefix}{name}.factor")
 
     def linear(self, name: str, x: Tensor) -> Tensor:
+        y, expert = self._product(name, x), f"{VISUAL}{name}"
+        if self.is_text is None or expert not in self:
+            return y
+        return add(mul(y, self.is_text), mul(self._product(expert, x), sub(const(1.0), self.is_text)))
+
+    def _product(self, name: str, x: Tensor) -> Tensor:
         y = linear(x, self[name])
         weight = f"{self.prefix}{name}.weight"
         y = y if self.low_rank is None else self.low_rank.rescaled(weight, y)

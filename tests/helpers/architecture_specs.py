@@ -160,6 +160,7 @@ PLAIN = {
     "glm4 of pictures": Spec("glm4", fused=True, untied=True, keys=SECTIONS),
     "arcee": Spec("arcee"),
     "deci": Spec("deci", n_layer=6, untied=True, keys=OF_DECI),
+    "cogvlm": Spec("cogvlm", n_head_kv=4, fused=True, untied=True),
     "xverse": Spec("xverse", untied=True),
     "chatglm": Spec("chatglm", fused=True, untied=True, biases=("attn_qkv",), keys={"rope.dimension_count": 8}),
     "maincoder": Spec("maincoder", head_dim=32),

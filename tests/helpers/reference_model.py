@@ -121,6 +121,9 @@ class Spec:
         )
 
 
+VISUAL = ("attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")  # matrices that a visual expert has, too
+
+
 def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
     if "mapped" in s.traits:
         return mapped_shapes(s, file_keys(s))
@@ -208,6 +211,8 @@ def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
             layer |= {"attn_q_norm": (q,), "attn_k_norm": (kv,)}
         if s.arch in traits.NORM_AFTER:
             layer |= {"post_attention_norm": (s.n_embd,), "post_ffw_norm": (s.n_embd,)}
+        if s.arch == "cogvlm":  # for rows of images
+            layer |= {f"vis_{name.removeprefix('ffn_')}": layer[name] for name in VISUAL}
         if i >= s.n_layer:
             layer |= of_nextn(s)
         out |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}

@@ -46,7 +46,7 @@ WIDTH_OF_EXPERTS = (  # expert width has a key of its own
     *("lfm2moe", "qwen35moe", "qwen3next", "nemotron_h_moe", "mistral4", "exaone-moe", "afmoe", "hy_v3", "mellum"),
     *("llama4", "grovemoe"),
 )
-FUSED_QKV = ("bailingmoe2",)  # only fused QKV
+FUSED_QKV = ("bailingmoe2", "cogvlm")  # only fused QKV
 # MLA: keys and values from one short row per token
 LATENT = ("deepseek2", "mistral4", "minicpm3", "plm")
 # post_attention_norm is the norm before the FFN

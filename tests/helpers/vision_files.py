@@ -232,6 +232,17 @@ def _deepseekocr(fill: Fill, n: int, side: int = 64) -> None:
     fill("v.view_seperator", 1, N_TEXT, std=1.0)
 
 
+def _cogvlm(fill: Fill, n: int) -> None:
+    fill("v.class_embd", n, std=1.0)
+    fill("mm.model.fc.weight", 48, n)
+    fill("mm.post_fc_norm.weight", 48, mean=1.0)
+    fill("mm.post_fc_norm.bias", 48)
+    for name, n_out, n_in in (("gate", 96, 48), ("up", 96, 48), ("down", N_TEXT, 96)):
+        fill(f"mm.{name}.weight", n_out, n_in)
+    for name in ("boi", "eoi"):
+        fill(f"v.{name}", N_TEXT, std=1.0)
+
+
 def _llama4(fill: Fill, n: int) -> None:
     fill("v.class_embd", n, std=1.0)
     for name in ("v.pre_ln", "v.post_ln"):
@@ -343,6 +354,7 @@ _GEMMA4V = {"image": 48, "positions": 3360, "patch_bias": False, "bare": True, "
 SPECS: dict[str, VisionSpec] = {
     "mlp": VisionSpec("mlp", mlp("mm.0", "mm.2"), n_layer=3),
     "janus_pro": VisionSpec("janus_pro", mlp("mm.0", "mm.1")),
+    "cogvlm": VisionSpec("cogvlm", _cogvlm, positions=17, fused=True, text="cogvlm"),
     # llama.cpp has grids of 24 × 24 only
     "ldp": VisionSpec("ldp", _ldp, image=96, n_layer=3),
     "ldpv2": VisionSpec("ldpv2", _ldp_v2, image=96, n_layer=3),
@@ -592,6 +604,7 @@ def write_text_model(path: Path, spec: VisionSpec, stories: Path, n_ctx: int = 1
     sizes: dict[str, dict[str, Any]] = {
         "gemma4": {"head_dim": 32, "factors": {"rope_freqs": 8.0}, "n_layer": 3},
         "glm4": {"fused": True},
+        "cogvlm": {"fused": True, "n_head_kv": 4, "untied": True},
         "gemma3n": {"n_layer": 5, "head_dim": 32},
         "deepseek2-ocr": {"n_head_kv": 4, "n_ff": 32, "n_expert": 6, "n_expert_used": 2, "untied": True},
         "llama4": {"n_layer": 4, "n_ff": 32, "n_expert": 4, "n_expert_used": 1},

@@ -83,7 +83,7 @@ def encoded(trainer: Trainer) -> RunMedia:
 
 
 FAMILIES = ["mlp", "gemma3", "gemma4v", "gemma4v E2B", "qwen2.5vl", "qwen3vl", "mistral3", "hunyuanvl", "idefics3"]
-FAMILIES.append("ultravox")
+FAMILIES += ["cogvlm", "ultravox"]
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -115,7 +115,7 @@ def test_the_loss_of_an_answer_is_that_of_requests(name: str, session: Session, 
             np.testing.assert_allclose(losses, expected, atol=3e-4)
 
 
-@pytest.mark.parametrize("name", ["mlp", "gemma3", "qwen3vl"])
+@pytest.mark.parametrize("name", ["mlp", "gemma3", "qwen3vl", "cogvlm"])
 def test_gradients_of_an_adapter_are_those_of_float64_differences(name: str, session: Session, files: Files) -> None:
     """By a few numbers of each LoRA matrix; an image changes them."""
     model, projector = files(name)

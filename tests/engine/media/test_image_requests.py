@@ -27,7 +27,7 @@ def made(name: str, folder: Path, shared_data: Path) -> tuple[Path, Path]:
     return model, write_projector(folder / f"{name}.mm.gguf", spec)
 
 
-@pytest.mark.parametrize("name", ["mlp", "gemma3", "qwen3vl", "resampler"])
+@pytest.mark.parametrize("name", ["mlp", "gemma3", "qwen3vl", "resampler", "cogvlm"])
 def test_a_request_has_the_same_bits_whatever_shares_its_batch(name: str, tmp_path: Path, shared_data: Path) -> None:
     images = [png(picture(40, 24)), png(picture(24, 40, seed=2))]
     with Runs(*made(name, tmp_path, shared_data), n_ubatch=64) as runs:

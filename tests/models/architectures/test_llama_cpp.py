@@ -60,7 +60,8 @@ def opened(path, n_ctx, **more):
 LLAMA_CPP = """
 for path, adapters, mixes, prompts in json.load(sys.stdin):
     loras = [xllamacpp.CommonAdapterLoraInfo(file, 1.0) for file in adapters]
-    server = opened(path, 256, lora_adapters=loras)
+    single = {"n_ubatch": 1} if "cogvlm" in path else {}  # its logits are those of a step's first token
+    server = opened(path, 256, lora_adapters=loras, **single)
     for mix in mixes:
         lora, found = [{"id": i, "scale": scale} for i, scale in enumerate(mix)], []
         for prompt in prompts:
@@ -278,6 +279,7 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
     "exaone-moe": replace(PLAIN["exaone-moe"], n_layer=4, keys=PLAIN["exaone-moe"].keys | WINDOW),
     "afmoe": replace(PLAIN["afmoe"], n_layer=4, keys=PLAIN["afmoe"].keys | WINDOW),
     "mellum": replace(PLAIN["mellum"], n_layer=4, keys=WINDOW | LINEAR),
+    "cogvlm": PLAIN["cogvlm"],
     "hunyuan_vl": Spec("hunyuan_vl", keys={"rope.scaling.alpha": 40.0}),
     "minicpm without scales": Spec("minicpm"),
     "cohere2": Spec("cohere2", n_layer=4, keys={"attention.sliding_window": 4, "logit_scale": 0.25}),

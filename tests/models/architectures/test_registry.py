@@ -35,12 +35,14 @@ N_TOKENS = 40
 
 
 def unread(model: Model, memory: PagedMemory) -> set[str]:
-    """Weights that neither logits nor scores nor embeddings read; RoPE's factors are read with the file."""
+    """Weights that neither logits nor scores nor embeddings read; RoPE's factors are read with the file, a visual
+    expert for images."""
     batch = Batch.feeds(2)
     x = model.hidden(batch, Cached(memory, batch))
     wanted = [model.head(x), model.projected(x), *([model.scores(x, batch.slot)] if model.ranks else [])]
     read = {node.name for node in toposort(wanted)}
-    return {name for name in model.weights.tensors if name not in read and not name.startswith("rope_f")}
+    elsewhere = ("rope_f", *(f"blk.{i}.vis_" for i in range(model.hparams.n_layer)))
+    return {name for name in model.weights.tensors if name not in read and not name.startswith(elsewhere)}
 
 
 def compute(

@@ -18,6 +18,7 @@ OPTIONAL = {
     "resampler": ("resampler.pos_embed_k", "v.post_ln.weight"),
     "qwen3a": (),
     "janus_pro": (),
+    "cogvlm": ("v.class_embd",),
     "granite_speech": (),
     "deepseekocr": ("v.patch_embd.weight", "v.pre_ln.weight"),
 }

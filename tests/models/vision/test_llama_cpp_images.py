@@ -31,6 +31,8 @@ for model, projector, prompts, most, n_ctx, exact in json.load(sys.stdin):
     p = xllamacpp.CommonParams()
     p.model.path, p.mmproj.path, p.mmproj_use_gpu, p.n_ctx, p.n_parallel = model, projector, False, n_ctx, 1
     p.image_max_tokens = most or -1
+    if "cogvlm" in model:  # its logits are those of a step's first token
+        p.n_ubatch = 1
     if exact:
         p.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         p.cache_type_k = p.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
