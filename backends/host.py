@@ -20,7 +20,8 @@ from pathlib import Path
 from logitless.backends import disk_cache
 from logitless.backends.errors import DeviceError
 
-ISAS = ("avx512_vnni", "avx_vnni", "avx2", "neon_dot", "plain")
+ISAS = ("avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dot", "plain")
+NEON = ("neon_i8mm", "neon_dot")
 CACHE_INFO = Path("/sys/devices/system/cpu/cpu0/cache")  # of processor 0
 LIMITED = {  # variant -> (name of such a processor, prefixes of the features that it lacks)
     "avx_vnni": ("alderlake", ("avx512", "avx10", "amx")),
@@ -71,27 +72,36 @@ def host() -> Host:
         with open("/proc/cpuinfo") as f:
             lines = [line for line in takewhile(str.strip, f) if not line.startswith(VOLATILE_LINES)]
     except OSError:  # not Linux
-        # every Apple processor has them
-        return _query_llvm(dots=sys.platform == "darwin" and platform.machine() == "arm64")
+        # every Apple processor has dot products
+        is_apple = sys.platform == "darwin" and platform.machine() == "arm64"
+        return _query_llvm(*(["dotprod", *["i8mm"] * _apple_has("FEAT_I8MM")] if is_apple else []))
     digest = hashlib.sha256("".join([metadata.version("llvmlite"), *lines]).encode()).hexdigest()
     path = disk_cache.cache_folder() / "cpu" / f"host-{digest[:16]}"
     cached = disk_cache.read(path)
     if cached:
         return Host(*json.loads(cached))
-    result = _query_llvm(dots=any(line.startswith("Features") and "asimddp" in line.split() for line in lines))
+    present = {word for line in lines if line.startswith("Features") for word in line.split()}
+    result = _query_llvm(*(["dotprod", *["i8mm"] * ("i8mm" in present)] if "asimddp" in present else []))
     disk_cache.write(path, json.dumps([result.name, result.attributes]).encode())
     return result
 
 
-def _query_llvm(*, dots: bool) -> Host:
+def _apple_has(feature: str) -> bool:
+    """True if macOS says so of its processor."""
+    value, size = ctypes.c_int(0), ctypes.c_size_t(4)
+    name = f"hw.optional.arm.{feature}".encode()
+    failed = ctypes.CDLL(None).sysctlbyname(name, ctypes.byref(value), ctypes.byref(size), None, 0)
+    return not failed and value.value > 0
+
+
+def _query_llvm(*of_arm: str) -> Host:
     """Query LLVM for the processor's features.
 
-    `dots`: an ARM processor with dot products, which LLVM does not detect; on Apple's it detects no
-    feature at all."""
+    `of_arm`: those of an ARM processor, which LLVM does not detect; on Apple's it detects no feature at all."""
     import llvmlite.binding as llvm
 
     present: dict[str, bool] = llvm.get_host_cpu_features()
-    features = llvm.FeatureMap(present | {"neon": True, "dotprod": True} if dots else present)
+    features = llvm.FeatureMap(present | dict.fromkeys(("neon", *of_arm), True) if of_arm else present)
     return Host(llvm.get_host_cpu_name(), features.flatten())
 
 
@@ -102,6 +112,7 @@ def available_isas() -> list[str]:
         "avx512_vnni": processor.has("avx512vnni", "avx512bw", "avx512vl"),
         "avx_vnni": processor.has("avxvnni"),
         "avx2": processor.has("avx2", "fma"),
+        "neon_i8mm": processor.has("neon", "dotprod", "i8mm"),
         "neon_dot": processor.has("neon", "dotprod"),
         "plain": True,
     }

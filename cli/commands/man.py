@@ -33,7 +33,7 @@ Folder of compiled kernels; by default
 1: activations are rounded to bf16 before they meet bf16 weights.
 .TP
 .B LOGITLESS_ISA
-Kernel variant of the CPU: avx512_vnni, avx_vnni, avx2, neon_dot or plain.
+Kernel variant of the CPU: avx512_vnni, avx_vnni, avx2, neon_i8mm, neon_dot or plain.
 .SH EXIT STATUS
 0: done. 1: failed. 2: wrong command line. 130: interrupted.
 """

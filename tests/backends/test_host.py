@@ -18,7 +18,7 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]
     """Grows with each question, in a process and a folder that know nothing yet."""
     calls, real = [], isa._query_llvm
     monkeypatch.setenv("LOGITLESS_CACHE", str(tmp_path))
-    monkeypatch.setattr(isa, "_query_llvm", lambda **more: calls.append(1) or real(**more))
+    monkeypatch.setattr(isa, "_query_llvm", lambda *of_arm: calls.append(1) or real(*of_arm))
     isa.host.cache_clear()
     yield calls
     isa.host.cache_clear()
@@ -112,21 +112,29 @@ def test_cache_sizes_come_from_sysfs(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert sizes(2) == 256 << 10
 
 
-@pytest.mark.parametrize("dots", [True, False])
-def test_arm_dot_product_is_detected(
-    asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dots: bool
+@pytest.mark.parametrize(
+    ("features", "isas"),
+    [("asimddp i8mm", ["neon_i8mm", "neon_dot", "plain"]), ("asimddp", ["neon_dot", "plain"]), ("i8mm", ["plain"])],
+)
+def test_arm_products_of_bytes_are_detected(
+    asked: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, features: str, isas: list[str]
 ) -> None:
     told, real = tmp_path / "cpuinfo", open
     monkeypatch.setattr(builtins, "open", lambda path, *args: real(told if path == "/proc/cpuinfo" else path, *args))
-    told.write_text(f"processor\t: 0\nFeatures\t: fp asimd {'asimddp' if dots else ''} ssbs\nCPU part\t: 0xd0c\n")
-    assert isa.host().has("dotprod") == dots
-    assert again().has("dotprod") == dots
+    told.write_text(f"processor\t: 0\nFeatures\t: fp asimd {features} ssbs\nCPU part\t: 0xd0c\n")
+    monkeypatch.setattr(llvm, "get_host_cpu_features", llvm.FeatureMap)
+    for _ in range(2):
+        again()
+        assert isa.available_isas() == isas
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize(("machine", "best"), [("arm64", "neon_dot"), ("x86_64", "plain")])
+@pytest.mark.parametrize(
+    ("machine", "has_matrices", "best"),
+    [("arm64", False, "neon_dot"), ("arm64", True, "neon_i8mm"), ("x86_64", True, "plain")],
+)
 def test_apple_dot_product_is_assumed(
-    asked: list[int], monkeypatch: pytest.MonkeyPatch, machine: str, best: str
+    asked: list[int], monkeypatch: pytest.MonkeyPatch, machine: str, has_matrices: bool, best: str
 ) -> None:
     real = open
 
@@ -140,4 +148,5 @@ def test_apple_dot_product_is_assumed(
     monkeypatch.setattr(llvm, "get_host_cpu_features", llvm.FeatureMap)
     monkeypatch.setattr(isa.sys, "platform", "darwin")
     monkeypatch.setattr(isa.platform, "machine", lambda: machine)
+    monkeypatch.setattr(isa, "_apple_has", {"FEAT_I8MM": has_matrices}.get)
     assert isa.available_isas()[0] == best

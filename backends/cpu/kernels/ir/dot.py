@@ -12,21 +12,24 @@ from llvmlite import ir
 from logitless.backends.cpu.kernels.ir.builder import (
     I8,
     I32,
+    I64,
     V16F,
     V16I,
     V16I16,
+    at,
     call,
     concat,
     constant,
     extract_lanes,
     fma,
+    load,
     splat,
 )
-from logitless.backends.host import isa
+from logitless.backends.host import NEON, isa
 
 DOT_FLOAT, DOT_ZERO = 1.5 * 2**23, 0x4B400000
 
-V4I, V8I = ir.VectorType(I32, 4), ir.VectorType(I32, 8)
+V2L, V4I, V8I = ir.VectorType(I64, 2), ir.VectorType(I32, 4), ir.VectorType(I32, 8)
 V16B, V32B, V64B = ir.VectorType(I8, 16), ir.VectorType(I8, 32), ir.VectorType(I8, 64)
 HALVES = range(2)  # of a vector, with 32-byte registers
 QUARTERS = range(4)  # with 16-byte registers
@@ -37,7 +40,12 @@ def dots_take_signed():
     """True when dots take signed bytes, or nearly so (AVX2).
 
     Quants then stay as small as they are, and those of 8 bits lose their 128 (codes have none)."""
-    return isa() in ("avx2", "neon_dot")
+    return isa() in ("avx2", *NEON)
+
+
+def uses_matrices():
+    """True where products of small matrices replace the dots of several rows (NEON's smmla)."""
+    return isa() == "neon_i8mm"
 
 
 def late_shift(layout, step, *, lone=False):
@@ -54,9 +62,10 @@ def pair_room(bits):
     return (1 << 15) // (2 * 127 * ((1 << bits) - 1)) or 1
 
 
-def start_of(b, layout, offset):
-    """Start value of dots of unsigned quants, in 16 lanes; `offset`: see DotAccumulator."""
-    if layout.mins:
+def start_of(b, layout, offset, *, signed=False):
+    """Start value of dots of unsigned quants, or with `signed` of those that are signed bytes where they have 8 bits,
+    in 16 lanes; `offset`: see DotAccumulator."""
+    if layout.mins or (signed and layout.bits == 8):
         return constant(DOT_ZERO)
     if layout.zero == 64:
         zero = ir.Constant(I32, DOT_ZERO)
@@ -77,7 +86,7 @@ class DotAccumulator:
     def __init__(self, b, layout, offset):
         self.b, self.biased = b, not layout.codes
         self.signed = dots_take_signed() and layout.bits == 8
-        start = constant(DOT_ZERO) if self.signed else start_of(b, layout, offset)
+        start = start_of(b, layout, offset, signed=self.signed)
         self.sums = {0: start}  # by left shift
         self.room = pair_room(layout.bits)
         self.pairs, self.n_pending = [], 0
@@ -126,7 +135,7 @@ def dot_step(b, dot, u, x):
     if isa() == "avx512_vnni":
         t = _operand(V16I, V64B)
         return call(b, "llvm.x86.avx512.vpdpbusd.512", V16I, [dot, b.bitcast(u, t), b.bitcast(xs, t)])
-    if isa() == "neon_dot":
+    if isa() in NEON:
         quarters = [
             (extract_lanes(b, dot, q, 4), *(b.bitcast(extract_lanes(b, v, q, 4), V16B) for v in (u, xs)))
             for q in QUARTERS
@@ -136,6 +145,41 @@ def dot_step(b, dot, u, x):
     t = _operand(V8I, V32B)
     halves = [[_half(b, dot, h), b.bitcast(_half(b, u, h), t), b.bitcast(_half(b, xs, h), t)] for h in HALVES]
     return concat(b, [call(b, "llvm.x86.avx512.vpdpbusd.256", V8I, half) for half in halves])
+
+
+def pair_steps(b, layout, u, v):
+    """NEON: the bytes of two steps as two vectors of 8 outputs times 8 k, signed."""
+    if layout.bits == 8 and not layout.codes:
+        u, v = (b.xor(x, constant(FLIP)) for x in (u, v))
+    return [b.shuffle_vector(u, v, _lanes(*(i for k in range(8 * h, 8 * h + 8) for i in (k, 16 + k)))) for h in HALVES]
+
+
+def matrix_dots(b, quants_at, xs, steps, left):
+    """NEON: dots of rows, an even number, with the expanded quants at an address, shifted left.
+
+    One instruction multiplies two rows by two outputs, of 8 k each. Half of the outputs at a time, since both need
+    registers for their sums."""
+    dots = [[] for _ in xs]
+    for half in HALVES:
+        sums = [[ir.Constant(V4I, None)] * 4 for _ in xs[::2]]
+        for p in range(steps.start // 2, steps.stop // 2):
+            quants = [load(b, at(b, quants_at, 128 * p + 64 * half + 16 * c), V16B) for c in QUARTERS]
+            for j, of_pair in enumerate(sums):
+                x = ir.Constant(V2L, ir.Undefined)
+                for i, row in enumerate(xs[2 * j : 2 * j + 2]):
+                    x = b.insert_element(x, load(b, at(b, row, 8 * p), I64, 4), ir.Constant(I32, i))
+                x = b.bitcast(x, V16B)
+                name = "llvm.aarch64.neon.smmla.v4i32.v16i8"
+                sums[j] = [call(b, name, V4I, [s, x, q]) for s, q in zip(of_pair, quants, strict=True)]
+        for j, of_pair in enumerate(sums):
+            for i in range(2):  # [row, output] of each product, from which a row's are taken
+                lanes = _lanes(2 * i, 2 * i + 1, 4 + 2 * i, 5 + 2 * i)
+                dots[2 * j + i] += [b.shuffle_vector(*of_pair[c : c + 2], lanes) for c in (0, 2)]
+    return [b.shl(concat(b, parts), constant(left)) if left else concat(b, parts) for parts in dots]
+
+
+def _lanes(*indices):
+    return ir.Constant(ir.VectorType(I32, len(indices)), list(indices))
 
 
 def pair_products(b, u, xs):

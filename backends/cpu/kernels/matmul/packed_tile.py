@@ -23,10 +23,12 @@ from logitless.backends.cpu.kernels.ir.dot import (
     bf16_dot,
     dot_value,
     late_shift,
+    matrix_dots,
     pair_room,
     scaled_dot,
     start_of,
     subtract_zeros,
+    uses_matrices,
     widen_pairs,
 )
 from logitless.backends.cpu.kernels.ir.math import STRICT
@@ -71,6 +73,7 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
     row_groups = [range(first, min(mt, first + at_once)) for first in range(0, mt, at_once)]
     parts = range(layout.parts)
     in_turn = form is ExpandedBlock and not target_host().has_512_bits
+    matrices = form is ExpandedBlock and uses_matrices()
     # packed bytes are unpacked once for each nibble, which pays from four rows on; nibbles pay from two on
     rolled = isa() == "avx2" and (in_turn or (form is PackedBlock and mt > layout.low_bits // 4 and layout.plain))
     turns, nt = (nt, 1) if in_turn else (1, nt)
@@ -142,11 +145,15 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
                 scales = [block.scale(part) for block in blocks]
             xs = [e.at(b, x, ACT_BLOCK * j) for j in rows]
             offset = ACT_OFFSET if layout.parts == 1 else (ACT_HALF, ACT_HALF + 4)[part]
-            products = rolled_dots(b, blocks[0], xs, steps) if rolled else []
-            for line, l1 in itertools.chain.from_iterable(prefetches if rolled else ()):
+            products = []
+            if rolled:
+                products = rolled_dots(b, blocks[0], xs, steps)
+            elif matrices:
+                products = matrix_dots(b, blocks[0].at, xs, steps, late_shift_of(0))
+            for line, l1 in itertools.chain.from_iterable(prefetches if products else ()):
                 e.prefetch(b, line, l1=l1, nontemporal=nontemporal)
             starts = [e.load(b, e.at(b, row, offset), e.I32, 4) for row in xs]
-            dots = [] if rolled else [DotAccumulator(b, layout, start) for start in starts for _ in blocks]
+            dots = [] if products else [DotAccumulator(b, layout, start) for start in starts for _ in blocks]
             for step in steps if dots else []:
                 for line, l1 in next(prefetches):
                     e.prefetch(b, line, l1=l1, nontemporal=nontemporal)
@@ -158,7 +165,8 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
                     for n in range(nt):
                         dots[j * nt + n].add(u[n], x4, late_shift_of(step))
             totals = [dot.value() for dot in dots] or [
-                b.add(start_of(b, layout, start), whole) for start, whole in zip(starts, products, strict=True)
+                b.add(start_of(b, layout, start, signed=matrices), whole)
+                for start, whole in zip(starts, products, strict=True)
             ]
             if not keeps_quants:
                 scales = [block.scale(part) for block in blocks]

@@ -1,8 +1,8 @@
 """Unpacking of weights in registers: 32 k of a group of 16 rows, packed or expanded.
 
-With many rows a block is expanded once. Expanded: per 32 k [8][16][4] u8 quants, then [16] f32
-scales (two for types with scales of 16 k), then as many [16] f32 minima for types that have them.
-All forms give the same numbers.
+With many rows a block is expanded once. Expanded: per 32 k [8][16][4] u8 quants (for NEON's products
+of matrices [4][16][8], signed), then [16] f32 scales (two for types with scales of 16 k), then as many
+[16] f32 minima for types that have them. All forms give the same numbers.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from llvmlite import ir
 from numba import njit
 
 from logitless.backends.cpu.kernels.ir import builder as e
-from logitless.backends.cpu.kernels.ir.dot import dots_take_signed
+from logitless.backends.cpu.kernels.ir.dot import dots_take_signed, pair_steps, uses_matrices
 from logitless.backends.cpu.kernels.ir.grid import GridEntries, split_f16
 from logitless.backends.cpu.kernels.matmul.layout import expanded_nbytes, nibble_planes
-from logitless.backends.host import isa, target_host
+from logitless.backends.host import NEON, isa, target_host
 
 NEAR_BLOCKS = 4  # prefetch distance in blocks
 ZEN_BLOCKS = 24  # the same on Zen: as far as a core reads while it waits for memory
@@ -293,6 +293,13 @@ class ExpandingBlock(PackedBlock):
 
     def quants(self, step, late):
         u = super().quants(step, late)
+        if uses_matrices():
+            if step % 2 == 0:
+                self.before = u
+            else:
+                for half, pair in enumerate(pair_steps(self.b, self.layout, self.before, u)):
+                    self._store(pair, 64 * (step - 1 + half))
+            return u
         for plane, place in enumerate(self.planes):
             part = u if len(self.planes) == 1 else e.shift_mask(self.b, u, -place, 15)
             self._store(part, 512 * plane + 64 * step)
@@ -313,7 +320,7 @@ def look_up(b, indices, codes):
         "avx512_vnni": ("llvm.x86.avx512.pshuf.b.512", 64),
         "avx_vnni": ("llvm.x86.avx2.pshuf.b", 32),
         "avx2": ("llvm.x86.avx2.pshuf.b", 32),
-        "neon_dot": ("llvm.aarch64.neon.tbl1.v16i8", 16),
+        **dict.fromkeys(NEON, ("llvm.aarch64.neon.tbl1.v16i8", 16)),
     }[isa()]
     t = ir.VectorType(e.I8, n)
     table, words = ir.Constant(t, [*codes] * (n // 16)), ir.VectorType(e.I32, n // 4)
@@ -329,7 +336,7 @@ def look_up_bytes(b, indices, codes):
             here = b.icmp_signed("==", indices, ir.Constant(indices.type, [i] * 16))
             value = b.select(here, ir.Constant(indices.type, [codes[i]] * 16), value)
         return value
-    name = "llvm.aarch64.neon.tbl1.v16i8" if isa() == "neon_dot" else "llvm.x86.ssse3.pshuf.b.128"
+    name = "llvm.aarch64.neon.tbl1.v16i8" if isa() in NEON else "llvm.x86.ssse3.pshuf.b.128"
     return e.call(b, name, indices.type, [ir.Constant(indices.type, [*codes]), indices])
 
 

@@ -1,4 +1,4 @@
-"""ARM dot products, cross-compiled: the code uses dot instructions, and few other multiplications.
+"""ARM's products of bytes, cross-compiled: the code uses their instructions, and few other multiplications.
 
 `scripts/arm` checks the results in an emulator.
 """
@@ -16,8 +16,9 @@ import sys
 import llvmlite.binding as llvm
 from logitless.backends import host as isa
 
-isa.host = lambda: isa.Host("neoverse-n1", "+neon,+dotprod")
-assert isa.isa() == "neon_dot"
+cpu, features = sys.argv[1:3]
+isa.host = lambda: isa.Host(cpu, f"+neon,{features}")
+assert isa.isa().startswith("neon")
 from logitless.backends.cpu.compiler.numba_frontend import ir_of
 from logitless.backends.cpu.kernels.ir import builder as emit
 emit.is_x86 = lambda b: False
@@ -27,8 +28,8 @@ from logitless.backends.cpu.kernels.matmul import packed_matmul
 llvm.initialize_all_targets()
 llvm.initialize_all_asmprinters()
 triple = "aarch64-unknown-linux-gnu"
-machine = llvm.Target.from_triple(triple).create_target_machine(cpu="neoverse-n1", features="+dotprod", opt=3)
-for name in sys.argv[1:]:
+machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=3)
+for name in sys.argv[3:]:
     family, *params = name.split(":")
     text, entry = ir_of(registry.KERNELS[family](*params))
     module = llvm.parse_assembly(text)
@@ -55,12 +56,34 @@ PRODUCTS = {
 }  # rows of a type's product
 
 
+def assembly(cpu: str, features: str, *kernels: str) -> list[str]:
+    """Code of each kernel."""
+    command = [sys.executable, "-c", MAKE, cpu, features, *kernels]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\f")[:-1]
+
+
+def count(instruction: str, code: str) -> int:
+    """Number of its places in a code."""
+    return len(re.findall(rf"^\t{instruction}\tv", code, re.MULTILINE))
+
+
+MULTIPLICATIONS = "[su]?(?:mul|mla|mls|mull|mlal|mlsl)2?"
+
+
 def test_products_compile_to_dot_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOGITLESS_ISA", raising=False)  # of a run of all tests
-    command = [sys.executable, "-c", MAKE, *(f"linear:{dtype}:{rows}x1" for dtype, rows in PRODUCTS.items())]
-    codes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\f")[:-1]
+    codes = assembly("neoverse-n1", "+dotprod", *(f"linear:{dtype}:{rows}x1" for dtype, rows in PRODUCTS.items()))
     for (dtype, rows), code in zip(PRODUCTS.items(), codes, strict=True):
-        dots = re.findall(r"^\tsdot\tv", code, re.MULTILINE)
-        assert len(dots) >= 32 * rows, dtype  # of 32 elements of 16 outputs
-        others = re.findall(r"^\t[su]?(?:mul|mla|mls|mull|mlal|mlsl)2?\tv.*", code, re.MULTILINE)
-        assert len(others) <= len(dots) // 32, (dtype, others)
+        assert count("sdot", code) >= 32 * rows, dtype  # of 32 elements of 16 outputs
+        assert count(MULTIPLICATIONS, code) <= count("sdot", code) // 32, dtype
+
+
+def test_products_of_prompts_compile_to_matrix_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of few rows have dots; matrices of four rows and 16 outputs replace two dots each."""
+    monkeypatch.delenv("LOGITLESS_ISA", raising=False)
+    dtypes = ("q8_0", "q4_k", "q6_k")
+    codes = assembly("neoverse-v2", "+dotprod,+i8mm", "linear:q4_0:4x1", *(f"linear:{dtype}:4x2" for dtype in dtypes))
+    assert (count("smmla", codes[0]), count("sdot", codes[0])) == (0, 128)
+    for dtype, code in zip(dtypes, codes[1:], strict=True):
+        assert (count("smmla", code), count("sdot", code)) == (128, 0), dtype  # of the first tile and the others
+        assert count(MULTIPLICATIONS, code) == 0, dtype
