@@ -249,6 +249,7 @@ class MTP:
     enabled: bool = False  # files may have one
     known: bool = False  # files may have one that is not run, as in llama.cpp
     layer_norm: bool = False  # its last norm is a LayerNorm
+    norm_name: str = ""  # of its last norm, which files must have; else nextn.shared_head_norm (Ling 3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,7 +251,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         attention=Attention(mla=True, gate=OutputGate.OWN_WEIGHT),
         moe=replace(_ANY_ROUTER_MOE, balanced=True),
         states=States(StateKind.KDA),
-        mtp=_UNUSED_MTP,
+        mtp=MTP(enabled=True, norm_name="layer_output_norm"),
     ),
     "qwen2moe": Architecture(moe=MoE(Presence.REQUIRED, normalize=False)),
     "olmoe": Architecture(attention=_ALL_HEADS, moe=MoE(Presence.REQUIRED, own_width=False, normalize=False)),

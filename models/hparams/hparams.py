@@ -342,7 +342,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         **_hyper(keys),
         qkv_limit=keys.at_least_0("attention.clamp_kqv"),
         value_scale=keys.factor("attention.value_scale"),
-        glu_limits=_glu_limits(keys, n_layer),
+        glu_limits=_glu_limits(keys, n_layer + n_mtp),
         causal=_causal(keys),
     )
     if architecture.attention.cross:

@@ -139,7 +139,8 @@ def mtp_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
     yield from _one(b + "eh_proj.weight", h.n_embd, 2 * h.n_embd)
     yield from _norm(b + "enorm", h)
     yield from _norm(b + "hnorm", h)
-    yield from _norm(b + "shared_head_norm", h, required=h.architecture.mtp.layer_norm)
+    behind = f"blk.{h.n_layer}.{name}" if (name := h.architecture.mtp.norm_name) else ""
+    yield from _norm(b + "shared_head_norm", h, behind, required=h.architecture.mtp.layer_norm or bool(behind))
     yield from _one(b + "embed_tokens.weight", h.n_vocab, h.n_embd, required=False)
     yield from _one(b + "shared_head_head.weight", h.n_vocab, h.n_embd, required=False)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from logitless.models.gguf.file import TensorInfo
 from logitless.models.hparams.hparams import read_hparams
-from logitless.models.weights.tensor_map import tensor_map
+from logitless.models.weights.tensor_map import mtp_tensors, tensor_map
 from tests.helpers.reference_linear_attention import FLAT
 
 # RWKV's matrices of low rank, by the keys of their ranks
@@ -35,7 +36,7 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         with_router = tuple(i % 3 > 0 for i in range(h.n_layer))
         h = replace(h, experts=replace(h.experts, in_layers=with_router))
     present: dict[str, TensorInfo] = {}
-    for i in range(h.n_layer):
+    for i in range(h.n_layer + s.n_mtp):
         size, b = h.sizes(i), f"blk.{i}."
         of_traits = {
             **{name: (1, 1) for name in ("ssm_g", "ffn_routed_down") if name in s.traits},
@@ -56,7 +57,7 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if n := keys.get("embedding_length_out"):
         present["output.weight"] = info((n, h.n_embd))
     out: dict[str, tuple[int, ...]] = {}
-    for name, part in tensor_map(h, present):
+    for name, part in chain(tensor_map(h, present), mtp_tensors(h, present) if s.n_mtp else ()):
         kind, short = name.rpartition(".")[2], part.source.removesuffix(".weight").rpartition(".")[2]
         asked = short in s.traits or (short == "output" and s.untied)
         if kind != "weight" and not part.source.endswith(FLAT):
@@ -71,7 +72,7 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         out |= {f"blk.0.time_mix_v{i}": out[f"blk.0.time_mix_a{i}"] for i in range(3)}
     if s.arch == "kimi-k3":  # as well
         out["blk.0.attn_res_score"] = (h.n_embd,)
-    for i in range(h.n_layer):
+    for i in range(h.n_layer + s.n_mtp):
         if "indexer" in s.traits and h.attends(i):
             n, size = keys["attention.indexer.head_count"], keys["attention.indexer.key_length"]
             rank = keys["attention.q_lora_rank"]

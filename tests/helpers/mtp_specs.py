@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.helpers.architecture_specs import COHERE_MOE, PLAIN, QKV
+from tests.helpers.architecture_specs import COHERE_MOE, MAPPED, PLAIN, QKV
 from tests.helpers.mla_specs import DEEPSEEK, LATENT
 from tests.helpers.reference_model import Array, Spec, reference
 from tests.helpers.reference_rope import plain
@@ -56,6 +56,14 @@ NEXTN = {
     "cohere2moe, a head of its own": _with(COHERE_MOE, untied=True, traits=("head of its own",)),
     "nemotron_h_moe": _with(PLAIN["nemotron_h_moe"], OF_NEMOTRON),
     "nemotron_h_moe of shorter rows": _with(PLAIN["nemotron_h_moe of shorter rows"], OF_NEMOTRON, untied=False),
+}
+
+LING = MAPPED["bailingmoe3"]
+MAPPED_NEXTN = {  # llama.cpp is the only reference of these
+    "deepseek32": _with(MAPPED["deepseek32"]),  # whose layers choose 4 cells, and its head none
+    "bailingmoe3": _with(
+        LING, {"attention.head_count_kv": [0, 1, 0, 1], "swiglu_clamp_exp": [*LING.keys["swiglu_clamp_exp"], 0.2]}
+    ),
 }
 
 

@@ -19,7 +19,7 @@ from logitless.engine.speculation.mtp import MTPDrafter
 from logitless.engine.speculation.settings import SpeculationParams, SpeculationSettings
 from logitless.engine.speculation.speculator import Speculator
 from logitless.models.tokenizer import from_metadata
-from tests.helpers.mtp_specs import NEXTN
+from tests.helpers.mtp_specs import MAPPED_NEXTN, NEXTN
 from tests.helpers.reference_model import write
 from tests.models.architectures.test_llama_cpp import TEXT, answers
 
@@ -56,6 +56,8 @@ NAMES = {
     "cohere2moe, a head of its own": ("much",),
     "nemotron_h_moe": ("much",),
     "nemotron_h_moe of shorter rows": ("much",),
+    "deepseek32": (),
+    "bailingmoe3": (),
 }  # neither Mistral 4 nor DeepSeek 2 of other forms guess there, nor by more blocks than one
 Told = tuple[str, int, int]  # a text, and how many tokens were guessed and came true
 
@@ -104,7 +106,7 @@ def ours(path: Path, kind: type[MTPDrafter], n_tokens: int) -> list[Told]:
 def test_guesses_are_llama_cpps(tmp_path: Path) -> None:
     asked, kinds = [], {}
     for name, traits in NAMES.items():
-        s = replace(NEXTN[name], n_vocab=512, n_ctx_train=256, vocabulary=True, untied=True)
+        s = replace((NEXTN | MAPPED_NEXTN)[name], n_vocab=512, n_ctx_train=256, vocabulary=True, untied=True)
         write(path := tmp_path / f"{name}.gguf", replace(s, traits=(*s.traits, "agrees", *traits)))
         kinds[path] = (Resting, N_FEWER) if s.arch == "qwen3next" else (MTPDrafter, N_TOKENS)
         asked += [(str(path), TEXT, kinds[path][1], n) for n in MOST]
