@@ -475,6 +475,7 @@ MODERN = {
     "sep_token_id": 257,
     "classifier_pooling": "mean",
 }
+T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "feed_forward_proj": "gated-gelu"}
 ENCODERS = {  # name → (class, settings beside ENCODER)
     "bert": ("BertModel", {}),
     "bert-rank": ("BertForSequenceClassification", {}),
@@ -483,6 +484,7 @@ ENCODERS = {  # name → (class, settings beside ENCODER)
     "nomic": ("NomicBertModel", {}),
     "modern": ("ModernBertModel", MODERN),
     "modern-rank": ("ModernBertForSequenceClassification", MODERN),
+    "t5": ("T5EncoderModel", T5),
     "eurobert": ("EuroBertModel", {"num_key_value_heads": 2}),
     "jina3": ("JinaEmbeddingsV3Model", {"pad_token_id": 1}),
     "gemma": (
@@ -638,6 +640,9 @@ def main(names: list[str]) -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             write_encoder(name, architecture, settings, Path(folder))
+    if not names or "t5-decoder" in names:
+        with tempfile.TemporaryDirectory() as folder:
+            write_t5(Path(folder))
     for name, row in VISIONS.items():
         if not names or name in names:
             with tempfile.TemporaryDirectory() as folder:
@@ -686,6 +691,23 @@ def inputs(kind: str, picture: torch.Tensor, of_vision: Settings) -> Settings:
         return {"pixel_values": flat, "image_position_ids": torch.stack([x, y], -1).reshape(1, n * n, 2)}
     sizes = {"image_sizes": torch.tensor([[side, side]])} if of_vision.get("model_type") == "pixtral" else {}
     return {"pixel_values": picture[None, None] if kind == "SmolVLM" else picture[None], **sizes}
+
+
+def write_t5(folder: Path) -> None:
+    """`logprobs`: behind a start and the prompt's first tokens, of a text that is the prompt."""
+    settings = {**T5, "num_decoder_layers": 1, "tie_word_embeddings": False, "decoder_start_token_id": 0}
+    config = transformers.T5Config(vocab_size=272, **settings, attn_implementation="eager", dtype="float32")
+    model, shapes = loaded(transformers.T5ForConditionalGeneration, config, folder)
+    with torch.no_grad():
+        output = model(torch.tensor([IDS]), decoder_input_ids=torch.tensor([[0, *IDS[:6]]]))
+    logprobs = torch.log_softmax(output.logits[0].double(), -1)[:, ::STEP]
+    result = {
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "config": json.loads((folder / "config.json").read_text()),
+        "tensors": shapes,
+        "logprobs": [[round(value, 5) for value in row] for row in logprobs.tolist()],
+    }
+    save("encoders/t5-decoder", result)
 
 
 def write_encoder(name: str, architecture: str, settings: dict[str, object], folder: Path) -> None:

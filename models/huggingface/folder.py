@@ -42,7 +42,7 @@ from logitless.models.huggingface.visions import OF_IMAGES, WHOLE, vision_of
 
 log = logging.getLogger(__name__)
 _EXPERT = re.compile(r"(.+\.experts|.*altup_(?:unembed_)?projections)\.(\d+)\.(.+)")
-_LAYER = re.compile(r"\.(?:layers?|h|blocks)\.(\d+)\.")
+_LAYER = re.compile(r"\.(?:layers?|h|blocks?)\.(\d+)\.")
 _ENCODERS = re.compile(r"^(bert|roberta|nomic_bert|model)\.")
 _POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # of sentence-transformers; numbers are GGUF's
 _DENSE = {"2_Dense": "dense_2", "3_Dense": "dense_3"}  # modules of sentence-transformers that GGUF names

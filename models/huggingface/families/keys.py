@@ -454,6 +454,21 @@ def eurobert(c: Config) -> Keys:
     yield "attention.causal", flag(False)
 
 
+def t5(c: Config) -> Keys:
+    eps = f32(c.number("layer_norm_epsilon", default=1e-6))
+    yield "attention.layer_norm_epsilon", eps
+    yield "attention.layer_norm_rms_epsilon", eps
+    yield "attention.relative_buckets_count", u32(c.count("relative_attention_num_buckets", default=32))
+
+
+def t5_model(c: Config) -> Keys:
+    yield from t5(c)
+    yield "decoder_block_count", u32(c.count("num_decoder_layers", "num_hidden_layers"))
+    yield "decoder_start_token_id", u32(c.count("decoder_start_token_id", "pad_token_id", default=0))
+    if c.flag("scale_decoder_outputs", default=c.flag("tie_word_embeddings", default=True)):
+        raise c.error("tie_word_embeddings", "is not false: T5 1.0, whose outputs are scaled, is not supported")
+
+
 def orion(c: Config) -> Keys:
     yield "attention.layer_norm_epsilon", f32(c.number("rms_norm_eps"))
 

@@ -331,6 +331,11 @@ FAMILIES: dict[str, Family] = {
     "OrionForCausalLM": Family("orion", keys.orion),
     "MiniCPMForCausalLM": Family("minicpm", keys.minicpm, _LLAMA),
     **dict.fromkeys(("PhimoeForCausalLM", "PhiMoEForCausalLM"), Family("phimoe", keys.phi3)),
+    **dict.fromkeys(
+        (f"{kind}ForConditionalGeneration" for kind in ("T5", "MT5", "UMT5")),
+        Family("t5", keys.t5_model, unused=r"^(en|de)coder\.embed_tokens\."),
+    ),
+    "T5EncoderModel": Family("t5encoder", keys.t5, unused=r"^encoder\.embed_tokens\."),
     "EuroBertModel": Family("eurobert", keys.eurobert),
     **dict.fromkeys(
         ("JinaBertModel", "JinaBertForMaskedLM"), Family("jina-bert-v2", keys.encoder, unused=_UNUSED_HEADS)

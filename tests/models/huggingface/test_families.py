@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from logitless.backends.cpu.backend import CPUBackend
-from logitless.engine.batch import UBatch
+from logitless.engine.batch import UBatch, token_slots
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.speculation.mtp import MTPDrafter
 from logitless.graph.execution.session import Session
@@ -158,6 +158,29 @@ def test_encoder_has_the_vectors_and_scores_of_transformers(name: str, encoders:
             expected = weight(module, sizes) @ np.array(expected)
     assert np.abs(embedder.embed([IDS], kind)[0] - expected).max() < 5e-4  # GELU by tanh, as in llama.cpp
     session.close()
+
+
+def test_t5_has_the_log_probabilities_of_transformers(tmp_path: Path) -> None:
+    folder, target = write_folder(tmp_path / "model", "encoders/t5-decoder"), [0, *IDS[:6]]
+    engine = ModelRunner(folder, RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=64, type_k="f32", type_v="f32"))
+    n, n_vocab, table = len(IDS), engine.hparams.n_vocab, [0, 1]
+    pos = list(range(n, n + len(target)))
+    batch = UBatch(target, pos, [0] * len(target), pos, list(range(len(target))), n_top=1 + n_vocab)
+    batch.slot_mapping = token_slots(table, pos)
+    batch.tables[0] = table
+    batch.sources.append((0, IDS, token_slots(table, range(n))))
+    batch.n_source, batch.rows, batch.targets = [n] * len(target), [None] * len(target), [0] * len(target)
+    result = engine.step(batch)
+    engine.close()
+    assert result.top_ids is not None
+    assert result.logprobs is not None
+    ours = np.empty((len(target), n_vocab))
+    np.put_along_axis(ours, result.top_ids, result.logprobs[:, 1:], 1)
+    assert np.abs(ours[:, ::STEP] - recorded("encoders/t5-decoder")["logprobs"]).max() < 1e-4
+    settings = recorded("encoders/t5-decoder")["config"] | {"scale_decoder_outputs": True}
+    (folder / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ModelFileError, match="'tie_word_embeddings' is not false"):
+        GGUFFile.open(folder)
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
