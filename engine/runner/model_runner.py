@@ -153,12 +153,14 @@ class ModelRunner:
         self._open(options.devices)
         self.adapters = StackedLora(self.session, check_weights(self.gguf, h))
         self.weight_sets = FullFinetunes(self.session, self.model, self.gguf, options.block)
-        if len(self.session.backends) > 1 and target is None and h.causal:
-            self._fit_context()
         template = self.gguf.metadata.get("tokenizer.chat_template.rerank", "")
         if not isinstance(template, str):
             raise ModelFileError(path, f"key 'tokenizer.chat_template.rerank' is {template}, which is not a text")
-        self.embedder = Embedder(self.tuned, h, options.n_ubatch, self.n_ctx_slot, template, lambda: self.media)
+        made = partial(Embedder, self.tuned, h, options.n_ubatch)
+        self.embedder = made(self.n_ctx_slot, template, lambda: self.media)
+        if len(self.session.backends) > 1 and target is None and h.causal:
+            self._fit_context()
+            self.embedder = made(self.n_ctx_slot, template, lambda: self.media)
 
     def _size(self, n_ctx: int) -> None:
         """Set the sizes that follow from the tokens of the KV cache. ValueError: none are left for a slot."""
