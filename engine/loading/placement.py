@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from logitless.engine.loading.options import ModelOptions, OptionConflict
 from logitless.engine.runner.placement import PlacementOptions
-from logitless.models.hparams.hparams import MAX_LAYERS
+from logitless.models.hparams.keys import MAX_LAYERS
 from logitless.models.weights.placement import EXPERTS
 
 log = logging.getLogger("logitless.loading")

@@ -4,16 +4,15 @@ A projector type is one row of data; sizes and tensors come from the file."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from typing import Any
 
 import numpy as np
 
 from logitless.models.errors import ModelFileError, unsupported
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.keys import Keys
+from logitless.models.media.projector_weights import projector_type
 
 N_FRAMES = 3000  # frames of a chunk: 30 seconds
 N_POSITIONS = N_FRAMES // 2  # of a chunk in Whisper's encoder
@@ -91,6 +90,8 @@ class SpeechParams:
             raise keys.error("chunk_size", f"is {block}, for distances of at most {far}")
         if kernel % 2 == 0:
             raise keys.error("conv_kernel_size", f"is {kernel}, an even number")
+        if window > N_FRAMES // 2:
+            raise keys.error("projector.window_size", f"is {window}, more than the {N_FRAMES // 2} rows of a chunk")
         if not window // rate:
             raise keys.error("projector.downsample_rate", f"is {rate}, for windows of {window}")
         if n_embd % n_head:
@@ -141,25 +142,18 @@ def halved(n: int) -> int:
     return (n + 1) // 2
 
 
-def audio_kind(metadata: Mapping[str, Any]) -> str | None:
-    """The type of a file's audio projector; None: it has no audio encoder."""
-    if metadata.get("clip.has_audio_encoder") is not True:
-        return None
-    return str(metadata.get("clip.projector_type") or metadata.get("clip.audio.projector_type"))
-
-
 def read_audio_params(gguf: GGUFFile) -> AudioParams:
     """The parameters of the audio encoder of a projector file. ModelFileError names the key at fault."""
     metadata, path = gguf.metadata, str(gguf.path)
-    kind = audio_kind(metadata)
-    if kind not in AUDIO_PROJECTORS:
+    kind = projector_type(metadata, "audio")
+    if not isinstance(kind, str) or kind not in AUDIO_PROJECTORS:
         raise ModelFileError(path, unsupported("audio projector type", kind, AUDIO_PROJECTORS))
     keys = Keys(metadata, "clip.audio", path)
     params = AudioParams(
         kind=kind,
         n_embd=keys.count("embedding_length"),
         n_ff=keys.count("feed_forward_length"),
-        n_layer=keys.count("block_count"),
+        n_layer=keys.layers(),
         n_head=keys.count("attention.head_count"),
         n_mel=keys.count("num_mel_bins"),
         stack=keys.count("projector.stack_factor") if AUDIO_PROJECTORS[kind].stacked else 1,

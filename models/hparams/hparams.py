@@ -20,7 +20,7 @@ from logitless.models.architectures.architecture import (
 )
 from logitless.models.architectures.registry import ARCHITECTURES, DRAFTERS, TRAITS
 from logitless.models.errors import ModelFileError, unsupported
-from logitless.models.hparams.keys import Keys
+from logitless.models.hparams.keys import MAX_LAYERS, Keys
 from logitless.models.hparams.layer_sizes import LayerSizes, read_layer_sizes, read_n_heads
 from logitless.models.hparams.mla import IndexerParams, MLAParams, read_indexer, read_mla
 from logitless.models.hparams.moe import Experts, read_experts
@@ -29,7 +29,6 @@ from logitless.models.hparams.ssm import NGrams, RecurrentParams, read_ngrams, r
 
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
 MAX_STREAMS = 64
-MAX_LAYERS = 512  # llama.cpp's limit too
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +229,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     architecture, keys = TRAITS[arch], Keys(metadata, arch, file)
     experts = read_experts(keys, n_vocab)
     n_embd = keys.count("embedding_length")
-    n_blocks, n_ctx_train = keys.count("block_count"), keys.count("context_length")
-    if n_blocks > MAX_LAYERS:
-        raise keys.error("block_count", f"is {n_blocks}; at most {MAX_LAYERS} blocks are supported")
+    n_blocks, n_ctx_train = keys.layers(), keys.count("context_length")
     n_mtp = 0 if arch in DRAFTERS else keys.count_or_none("nextn_predict_layers")
     if n_mtp >= n_blocks:
         raise keys.error("nextn_predict_layers", f"is {n_mtp}, of {n_blocks} blocks")
@@ -353,9 +350,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
 def _behind_encoder(h: Hparams, keys: Keys) -> Hparams:
     """The decoder of a model whose file counts the encoder's blocks. Layers of both are alike; prompt and text
     may have the context of the file each."""
-    n_layer = keys.count("decoder_block_count", h.n_layer)
-    if n_layer > MAX_LAYERS:
-        raise keys.error("decoder_block_count", f"is {n_layer}; at most {MAX_LAYERS} blocks are supported")
+    n_layer = keys.layers("decoder_block_count", h.n_layer)
     bos = keys.metadata.get("tokenizer.ggml.bos_token_id", 0)
     start = keys.number("decoder_start_token_id", bos if isinstance(bos, int) else 0)
     if start not in range(h.n_vocab):

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from logitless.models.errors import ModelFileError
 
+MAX_LAYERS = 512  # llama.cpp's limit too
+
 
 @dataclass(frozen=True)
 class Keys:
@@ -78,6 +80,13 @@ class Keys:
     def count_or_none(self, key: str, default: int | None = 0) -> int:
         """A count that may be 0, the default of a missing key."""
         return self.count(key, default) if self.number(key, default) else 0
+
+    def layers(self, key: str = "block_count", default: int | None = None) -> int:
+        """A count of layers."""
+        n = self.count(key, default)
+        if n > MAX_LAYERS:
+            raise self.error(key, f"is {n}; at most {MAX_LAYERS} blocks are supported")
+        return n
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         value = self.get(key, default)

@@ -33,6 +33,7 @@ _WHOLE = re.compile(
     r"(?:base_model\.model\.)?(.+?)(?:\.modules_to_save(?:\.\w+)?)?"
     r"(?:\.weight|(\.token_adapter\.trainable_tokens_delta)(?:\.\w+)?)"
 )
+OUTPUT = "output.weight"
 _MOST_ROWS = 256  # the rank of the pair that they become
 _HALF = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_(embedding_)?([AB])(?:\.\w+)?(?:\.weight)?")
 
@@ -49,8 +50,11 @@ def read_peft(folder: Path, h: Hparams, base: GGUFFile) -> list[Part]:
             raise ModelFileError(folder / CONFIG, f"{name!r} is {shown(str(value))}; supported is {known}")
     checkpoint = open_checkpoint(folder)
     try:
-        tensors = dict(_tensors(checkpoint, settings, h, base))
-        for target in [name.removesuffix(".lora_a") for name in tensors if name.endswith(".lora_a")]:
+        tensors = checkpoint.by_name(_tensors(checkpoint, settings, h, base))
+        pairs = [name for name, info in tensors.items() if name.endswith(".lora_a") and not _is_of_rows(info)]
+        for target in [name.removesuffix(".lora_a") for name in pairs]:
+            if target == EMBEDDING and settings.get("ensure_weight_tying") and OUTPUT not in base.tensors:
+                raise ModelFileError(folder, "'ensure_weight_tying' adapts the LM head, too: merge it into its model")
             if settings.get("use_dora") and target != EMBEDDING:
                 tensors |= _dora(checkpoint, tensors, target, base, h)
     except BaseException:
@@ -112,20 +116,21 @@ def _rows(
     the LM head (`modules_to_save`, `trainable_token_indices`), of which few rows differ."""
     match = _WHOLE.fullmatch(name)
     module = match[1] if match else name
-    target = next((of for of, _ in targets_of(family, names, f"{module}.weight")), None)
-    if match is None or target not in (EMBEDDING, "output.weight"):
+    if match is None or not {of for of, _ in targets_of(family, names, f"{module}.weight")} & {EMBEDDING, OUTPUT}:
         problem = f"is of module {shown(module)}, trained as a whole: read are embed_tokens and lm_head alone"
         raise checkpoint.error(name, f"{problem}; merge it into its model")
+    target, _ = _target(checkpoint, family, names, name, module)
     stored, info = checkpoint.tensors[name], base.tensors.get(target)
-    ids = _token_ids(settings, module) if match[2] else list(range(len(stored.shape) and stored.shape[0]))
     whole = match[2] is None
+    ids = list(range(len(stored.shape) and stored.shape[0])) if whole else _token_ids(checkpoint, settings, module)
     fits = info is not None and len(stored.shape) == 2 and stored.dtype in FLOATS and stored.shape[0] == len(ids)
     if info is None or not fits or stored.shape[1] != info.shape[1] or (whole and stored.shape != info.shape):
         of_model = "no such matrix" if info is None else f"one of shape {info.shape}"
         raise checkpoint.error(name, f"is {stored.dtype} of shape {stored.shape}; the model has {of_model}")
     if any(not 0 <= id < info.shape[0] for id in ids):
         raise checkpoint.error(name, f"has a row of a token beyond the model's {info.shape[0]}")
-    if match[2] and "output.weight" not in base.tensors:
+    tied = OUTPUT not in base.tensors and (settings.get("ensure_weight_tying") or not whole)
+    if tied and target == EMBEDDING:
         raise checkpoint.error(name, "is of an embedding that is the LM head, too: merge it into its model")
     weight = plain(stored)
     own = numbers_of(base, check_weights(base, h), target)[ids]
@@ -143,12 +148,20 @@ def _rows(
             yield of, tensor_info(of, values.shape, "f32", Constant(np.ascontiguousarray(values)))
 
 
-def _token_ids(settings: Mapping[str, Any], module: str) -> list[int]:
+def _token_ids(checkpoint: Checkpoint, settings: Mapping[str, Any], module: str) -> list[int]:
     """Tokens whose rows are trained; peft names the module where others have some, too."""
     ids = settings.get("trainable_token_indices")
     if isinstance(ids, dict):
         ids = next((own for name, own in ids.items() if module.endswith(name)), None)
-    return [id for id in ids if type(id) is int] if isinstance(ids, list) else []
+    if not isinstance(ids, list) or not all(type(id) is int for id in ids) or len(set(ids)) < len(ids):
+        problem = f"'trainable_token_indices' is no list of different tokens for {shown(module)}"
+        raise ModelFileError(checkpoint.folder / CONFIG, problem)
+    return ids
+
+
+def _is_of_rows(info: TensorInfo) -> bool:
+    """True for a half of a pair of `_rows`, which DoRA has no vector for."""
+    return isinstance(info.source, Constant)
 
 
 def _target(checkpoint: Checkpoint, family: Family, names: Names, name: str, module: str) -> tuple[str, Move | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.models.errors import ModelFileError, shown
-from logitless.models.gguf.parse import Part, close_buffer
+from logitless.models.gguf.parse import Part, TensorInfo, close_buffer
 from logitless.models.huggingface.config import INDEX, read_json
 from logitless.models.huggingface.safetensors import Stored, read_safetensors
 
@@ -47,6 +47,15 @@ class Checkpoint:
         stored = self.tensors.get(name)
         path = self.folder if stored is None else self.parts[stored.part].path
         return ModelFileError(path, f"tensor {shown(name)} {problem}")
+
+    def by_name(self, tensors: Iterable[tuple[str, TensorInfo]]) -> dict[str, TensorInfo]:
+        """GGUF tensors that are made of the folder's. ModelFileError: two become the same one."""
+        found: dict[str, TensorInfo] = {}
+        for name, info in tensors:
+            if name in found:
+                raise ModelFileError(self.folder, f"has two tensors that are {shown(name)} in GGUF")
+            found[name] = info
+        return found
 
     def close(self) -> None:
         for part in self.parts:

@@ -88,7 +88,8 @@ def read_folder(folder: Path) -> list[Part]:
     family = family_of(config)
     checkpoint = open_checkpoint(folder)
     try:
-        tensors = dict(sorted(_tensors(config, family, checkpoint), key=lambda item: _place(item[0])))
+        unsorted = checkpoint.by_name(_tensors(config, family, checkpoint))
+        tensors = {name: unsorted[name] for name in sorted(unsorted, key=_place)}
         keys = _keys(config, family, tensors) | _numbers(config, family, checkpoint)
         for name in family.required:
             if name not in tensors:

@@ -46,7 +46,7 @@ def read_projector(file: Path) -> list[Part]:
     settings = Settings(config, Config.of_vision(config), image_settings(file))
     checkpoint = open_checkpoint(file.parent)
     try:
-        tensors = dict(sorted(_tensors(settings, vision, checkpoint)))
+        tensors = dict(sorted(checkpoint.by_name(_tensors(settings, vision, checkpoint)).items()))
         keys = _keys(settings, vision)
     except BaseException:
         checkpoint.close()
@@ -73,7 +73,7 @@ def _tensors(s: Settings, vision: Vision, checkpoint: Checkpoint) -> Iterator[tu
     names, config = Names(s.vision, "clip"), s.vision
     for name, weight in weights_of(checkpoint, s.whole).items():
         if vision.break_token and name.endswith("embed_tokens.weight"):
-            row = _row(_token(s, vision.break_token))
+            row = _row(_token(s, vision.break_token, weight.shape[0]))
             target, own = "v.token_embd.img_break", (weight.floats or weight,)
             yield target, tensor_info(target, weight.shape[1:], "f32", Converted(own, config, row))
         if not _OF_IMAGES.search(name) or re.search(vision.unused, name):
@@ -114,11 +114,13 @@ def _row(i: int) -> Move:
     return Move(lambda array, _: array[i], lambda shape, _: shape[1:])
 
 
-def _token(s: Settings, text: str) -> int:
-    """The id of a special token."""
+def _token(s: Settings, text: str, n_vocab: int) -> int:
+    """The id of a special token of so many."""
     path = s.whole.path.with_name("tokenizer.json")
-    added = read_json(path).get("added_tokens")
-    ids = [t.get("id") for t in added if isinstance(t, dict) and t.get("content") == text] if added else []
-    if len(ids) != 1 or not isinstance(ids[0], int):
+    added = Config(path, read_json(path)).items("added_tokens")
+    ids = [t.get("id") for t in added if isinstance(t, dict) and t.get("content") == text]
+    if len(ids) != 1 or type(ids[0]) is not int or ids[0] < 0:
         raise ModelFileError(path, f"has no token {text}, which ends lines of images")
+    if ids[0] >= n_vocab:
+        raise ModelFileError(path, f"{text!r} is token {ids[0]} of {n_vocab}")
     return ids[0]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from logitless.models.audio.params import AudioParams, audio_kind, read_audio_params
+from logitless.models.audio.params import AudioParams, read_audio_params
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
+from logitless.models.hparams.keys import Keys
 from logitless.models.vision.params import VisionParams, read_params
 
 log = logging.getLogger(__name__)
@@ -58,8 +59,9 @@ def read_media_params(
     The arguments are the same as of `read_params`. An audio encoder of an unknown type is left out,
     with a warning, if the file has an encoder of images."""
     audio = None
-    has_audio = audio_kind(gguf.metadata) is not None
-    if not gguf.metadata.get("clip.has_vision_encoder", not has_audio):
+    keys = Keys(gguf.metadata, "clip", str(gguf.path))
+    has_audio = keys.flag("has_audio_encoder", False)
+    if not keys.flag("has_vision_encoder", not has_audio):
         return MediaParams(None, read_audio_params(gguf))
     vision = read_params(gguf, tokens, causal=causal, n_ubatch=n_ubatch)
     if has_audio:

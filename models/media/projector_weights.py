@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -122,6 +123,12 @@ def _bounds(gguf: GGUFFile, weight: str) -> list[float]:
 
 def _same(raw: Bytes) -> Bytes:
     return raw
+
+
+def projector_type(metadata: Mapping[str, Any], part: str) -> object:
+    """The projector type of a file, or of its part `vision` or `audio`, unchecked."""
+    whole = metadata.get("clip.projector_type", "")
+    return metadata.get(f"clip.{part}.projector_type") if isinstance(whole, str) and not whole else whole
 
 
 def n_rows(gguf: GGUFFile, name: str) -> int:

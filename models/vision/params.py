@@ -13,7 +13,7 @@ from logitless.models.architectures.architecture import Activation
 from logitless.models.errors import ModelFileError, unsupported
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.keys import Keys
-from logitless.models.media.projector_weights import n_rows
+from logitless.models.media.projector_weights import n_rows, projector_type
 from logitless.models.vision.mobilenet_blocks import N_STAGES, Block, read_blocks
 from logitless.models.vision.projectors import PROJECTORS, Head, Positions, Projector, Sizing
 
@@ -21,6 +21,7 @@ MAX_ASPECT = 200  # longer side over the shorter one up to which a tile may exce
 NARROW_ROWS = 16384  # most rows of a narrower tile, where its projector's own limit is lower
 WINDOW = 112  # pixels of the side of an attention window
 MAX_TILES = 256  # of a grid
+MAX_SIDE = 8192  # pixels of a tile's side
 THUMBNAIL_TILE = 512  # pixels of a side of the squares that large images are cut into (LFM2-VL)
 SIDE = 16  # rows of a side of a MobileNet's result
 RESAMPLER_HEAD = 128  # numbers of a head of a resampler
@@ -28,7 +29,6 @@ RESAMPLER_HEAD = 128  # numbers of a head of a resampler
 OVERVIEW, SQUARE, PATCH = 1024, 640, 16
 _SLICE = ("", "<slice>", "</slice>", "")  # texts of MiniCPM-V before all slices, around each, and behind all
 _SLICES = {2: ("<slice>", "<image>", "</image>", "</slice>"), **dict.fromkeys((3, 4, 5, 6, 100045), _SLICE)}
-_SIZES = ("feed_forward_length", "block_count", "attention.head_count")
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,8 @@ class SAMParams:
     @classmethod
     def read(cls, keys: Keys) -> SAMParams:
         """The sizes by their keys. ModelFileError names the one at fault."""
-        names = ("sam.embedding_length", "sam.head_count", "sam.block_count", "window_size")
-        n_embd, n_head, n_layer, window = (keys.count(name) for name in names)
-        p = cls(n_embd, n_head, n_layer, window)
+        n_embd, n_head, window = map(keys.count, ("sam.embedding_length", "sam.head_count", "window_size"))
+        p = cls(n_embd, n_head, keys.layers("sam.block_count"), window)
         if p.n_embd % p.n_head:
             raise keys.error("sam.head_count", f"is {p.n_head}, for vectors of {p.n_embd}")
         if p.window < 2:
@@ -150,7 +149,7 @@ def read_params(
     metadata, path = gguf.metadata, str(gguf.path)
     if metadata.get("general.architecture") != "clip":
         raise ModelFileError(path, "is no projector file (mmproj): its general.architecture is not 'clip'")
-    kind = metadata.get("clip.projector_type") or metadata.get("clip.vision.projector_type")
+    kind = projector_type(metadata, "vision")
     if not isinstance(kind, str) or kind not in PROJECTORS:
         raise ModelFileError(path, unsupported("projector type", kind, PROJECTORS))
     projector, keys = PROJECTORS[kind], Keys(metadata, "clip.vision", path)
@@ -158,8 +157,9 @@ def read_params(
     n_embd, patch = keys.count("embedding_length"), PATCH if sam else keys.count("patch_size")
     is_mobilenet = projector.head is Head.MOBILENET
     blocks = read_blocks(gguf) if is_mobilenet else ()
-    encoder = (0, 0, 0) if projector.whole_patches or is_mobilenet else tuple(keys.count(key) for key in _SIZES)
-    n_ff, n_layer, n_head = encoder
+    n_ff, n_layer, n_head = 0, 0, 0
+    if not projector.whole_patches and not is_mobilenet:
+        n_ff, n_layer, n_head = keys.count("feed_forward_length"), keys.layers(), keys.count("attention.head_count")
     if sam:
         n_ff = n_rows(gguf, "v.blk.0.ffn_up.weight")  # some files state another number
     if n_layer and (n_embd % n_head or (n_embd // n_head) % 4):
@@ -174,6 +174,8 @@ def read_params(
     if limits is None or (projector.pixel_limits and stated):
         pixels = keys.count("image_min_pixels"), keys.count("image_max_pixels")
         limits = -(-pixels[0] // (patch * merge) ** 2), max(1, pixels[1] // (patch * merge) ** 2)
+        if pixels[0] > MAX_SIDE**2:
+            raise keys.error("image_min_pixels", f"is {pixels[0]}, more than an image may have")
     causal = causal or projector.causal
     if n_ubatch and not causal:
         limits = min(limits[0], n_ubatch), min(limits[1], n_ubatch)
@@ -202,15 +204,25 @@ def read_params(
         n_queries=n_rows(gguf, "resampler.query") if projector.head is Head.RESAMPLER else 0,
         sam=sam,
     )
+    _check_sizes(keys, params)
     if params.n_queries:
         params = replace(params, slice_texts=_slice_texts(gguf, params.n_queries))
     if projector.sizing is Sizing.THUMBNAIL and THUMBNAIL_TILE % params.unit:
         raise keys.error("patch_size", f"is {patch}, of which a tile of {THUMBNAIL_TILE} pixels is no multiple")
     if projector.positions in (Positions.TABLE, Positions.BUCKETS) and params.image_size % params.unit:
         raise keys.error("image_size", f"is {params.image_size}, not a multiple of {params.unit}")
-    if projector.sizing is Sizing.TILES and not params.longest_edge:
-        raise keys.error("preproc_image_size", "is missing")
     return params
+
+
+def _check_sizes(keys: Keys, p: VisionParams) -> None:
+    """ModelFileError names a key by which an image would become more pixels than memory has."""
+    if p.image_size > MAX_SIDE:
+        raise keys.error("image_size", f"is {p.image_size}, more than {MAX_SIDE} pixels")
+    if p.projector.sizing is Sizing.TILES and not 0 < p.longest_edge <= math.isqrt(MAX_TILES) * p.image_size:
+        problem = f"is {p.longest_edge}, more than {MAX_TILES} tiles of {p.image_size}"
+        raise keys.error("preproc_image_size", problem if p.longest_edge else "is missing")
+    if any(x * y > MAX_TILES for x, y in p.grids):
+        raise keys.error("image_grid_pinpoints", f"has a grid of more than {MAX_TILES} tiles")
 
 
 def grids_between(least: int, most: int, longest: int = 0) -> tuple[tuple[int, int], ...]:

@@ -28,6 +28,7 @@ from logitless.models.huggingface.safetensors import write_safetensors
 from logitless.models.model import define_model, hparams_of
 from logitless.models.synthetic.model import ModelShape
 from logitless.training.scratch import new_model
+from tests.helpers.huggingface_folders import write_folder
 from tests.helpers.reference_model import Spec, write
 
 F32 = np.ndarray
@@ -279,9 +280,9 @@ def test_folder_of_peft_with_unknown_settings_is_refused(
             GGUFFile.open(tmp_path)
 
 
-def with_tensors(folder: Path, base: GGUFFile, more: dict[str, F32], **settings: Any) -> Path:
+def with_tensors(folder: Path, base: GGUFFile, more: dict[str, F32], kind: str = "plain", **settings: Any) -> Path:
     """A folder of peft with these tensors beside its pairs."""
-    write_peft(folder, adapter_of(base, "plain"), base, hparams_of(base))
+    write_peft(folder, adapter_of(base, kind), base, hparams_of(base))
     (folder / "adapter_config.json").write_text(json.dumps(read_folder(folder)[0] | settings))
     whole = {**read_folder(folder)[1], **{f"base_model.model.{name}": values for name, values in more.items()}}
     rows = {n: ("F32", a.shape, [a.astype(np.float32)]) for n, a in whole.items()}
@@ -314,6 +315,8 @@ def test_rows_of_embedding_and_head_that_are_trained_as_a_whole_are_a_pair(untie
         folder = with_tensors(tmp_path / "ids", base, delta, trainable_token_indices={"embed_tokens": [299, 3]})
         again = read_adapter(folder, base, h).pairs[EMBEDDING]
         np.testing.assert_allclose(again.a @ again.b.T, pairs[EMBEDDING].a @ pairs[EMBEDDING].b.T, atol=1e-6)
+        dora = read_adapter(with_tensors(tmp_path / "dora", base, more, kind="dora"), base, h).pairs
+        assert (dora["output.weight"].delta, dora["output.weight"].rank) == (None, 1)  # DoRA is of the other pairs
         same = with_tensors(tmp_path / "same", base, {"lm_head.weight": own["lm_head.weight"]})
         assert "output.weight" not in read_adapter(same, base, h).pairs  # saved, but not trained
 
@@ -326,20 +329,38 @@ def test_rows_of_embedding_and_head_that_are_trained_as_a_whole_are_a_pair(untie
         ("lm_head.weight", (300, 32), {}, "differs from the model's in 300 rows, of which at most 256 are read; merge"),
         ("lm_head.weight", (304, 32), {}, r"is F32 of shape \(304, 32\); the model has one of shape \(300, 32\)"),
         ("lm_head.weight", (300,), {}, r"is F32 of shape \(300,\)"),
-        ("lm_head.token_adapter.trainable_tokens_delta", (2, 32), {}, r"is F32 of shape \(2, 32\); the model has one"),
+        (
+            "lm_head.token_adapter.trainable_tokens_delta",
+            (2, 32),
+            {"trainable_token_indices": [3]},
+            r"is F32 of shape \(2, 32\); the model has one",
+        ),
         (
             "lm_head.token_adapter.trainable_tokens_delta",
             (1, 32),
             {"trainable_token_indices": [300]},
             "has a row of a token beyond the model's 300",
         ),
+        *(
+            (
+                "lm_head.token_adapter.trainable_tokens_delta",
+                (2, 32),
+                {"trainable_token_indices": ids},
+                "adapter_config.json: 'trainable_token_indices' is no list of different tokens for 'lm_head'",
+            )
+            for ids in ([3, 3], None, 5, [1.0, 2.0], {"embed_tokens": [3, 4]})
+        ),
+        ("lm_head.lora_A.weight", (2, 32), {}, "has two tensors that are 'output.weight.lora_a' in"),
     ],
 )
 def test_module_that_is_trained_as_a_whole_and_not_read_is_named(
     module: str, shape: tuple[int, ...], settings: dict[str, Any], problem: str, untied: Path, tmp_path: Path
 ) -> None:
     with GGUFFile.open(untied) as base:
-        folder = with_tensors(tmp_path / "peft", base, {module: np.ones(shape)}, **settings)
+        more = {module: np.ones(shape)}
+        if "lora" in module:
+            more["lm_head.weight"] = hugging_face(base)["lm_head.weight"] + (np.arange(300) == 3)[:, None]
+        folder = with_tensors(tmp_path / "peft", base, more, **settings)
         with pytest.raises(ModelFileError, match=problem) as error:
             read_adapter(folder, base, hparams_of(base))
     assert "\n" not in str(error.value)
@@ -355,6 +376,29 @@ def test_head_of_a_model_whose_embedding_is_its_head_is_refused(model: Path, tmp
         folder = with_tensors(tmp_path / "ids", base, delta, trainable_token_indices=[3])
         with pytest.raises(ModelFileError, match="is of an embedding that is the LM head, too"):
             read_adapter(folder, base, hparams_of(base))
+        whole = {
+            "model.embed_tokens.weight": hugging_face(base)["model.embed_tokens.weight"] + (np.arange(n) == 3)[:, None]
+        }
+        apart = read_adapter(with_tensors(tmp_path / "apart", base, whole), base, hparams_of(base))
+        assert apart.pairs[EMBEDDING].rank == 1  # peft has the head as it was
+        folder = with_tensors(tmp_path / "tied", base, whole, ensure_weight_tying=True)
+        with pytest.raises(ModelFileError, match="is of an embedding that is the LM head, too"):
+            read_adapter(folder, base, hparams_of(base))
+        folder = with_tensors(tmp_path / "pair", base, {}, kind="ranks", ensure_weight_tying=True)
+        with pytest.raises(ModelFileError, match="'ensure_weight_tying' adapts the LM head, too: merge it"):
+            read_adapter(folder, base, hparams_of(base))
+
+
+def test_rows_of_an_embedding_that_the_folder_has_otherwise_are_refused(tmp_path: Path) -> None:
+    """Falcon-H1's numbers are multiplied by a setting of its config.json, which an adapter has not."""
+    with GGUFFile.open(write_folder(tmp_path / "model", "falcon-h1")) as base:
+        (tmp_path / "peft").mkdir()
+        (tmp_path / "peft" / "adapter_config.json").write_text('{"trainable_token_indices": [3]}')
+        name = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
+        rows = np.ones((1, base.tensors[EMBEDDING].shape[1]), np.float32)
+        write_safetensors(tmp_path / "peft" / "adapter_model.safetensors", {name: ("F32", rows.shape, [rows])})
+        with pytest.raises(ModelFileError, match="is of a matrix that falcon-h1 has in another form"):
+            read_adapter(tmp_path / "peft", base, hparams_of(base))
 
 
 def test_module_unknown_to_peft_is_refused(model: Path, tmp_path: Path) -> None:

@@ -278,11 +278,33 @@ def test_settings_of_an_encoder_that_are_not_supported_are_named_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_break_of_lines_that_no_token_is_refused_in_one_line(folders: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("added", "problem"),
+    [
+        ([], r"has no token \[IMG_BREAK\], which ends lines"),
+        (5, "'added_tokens' is no list"),
+        *(([{"id": id, "content": "[IMG_BREAK]"}], r"has no token \[IMG_BREAK\]") for id in (True, -1, None)),
+        ([{"id": 10**9, "content": "[IMG_BREAK]"}], r"'\[IMG_BREAK\]' is token 1000000000 of 273"),
+    ],
+)
+def test_break_of_lines_that_no_token_is_refused_in_one_line(
+    added: object, problem: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
     folder = rewritten(folders["pixtral"], tmp_path / "model")
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
-    with pytest.raises(ModelFileError, match=r"tokenizer.json: has no token \[IMG_BREAK\], which ends lines"):
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json() | {"added_tokens": added}))
+    with pytest.raises(ModelFileError, match=f"tokenizer.json: {problem}"):
         GGUFFile.open(folder / FILE)
+
+
+@pytest.mark.parametrize(("name", "file"), [("visions/llava", FILE), ("llama", "")])
+def test_two_tensors_that_are_one_are_refused_in_one_line(name: str, file: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, name)
+    tensors = {tensor: weight(tensor, shape) for tensor, shape in recorded(name)["tensors"].items()}
+    twice = next(tensor for tensor in tensors if ("vision_tower" in tensor) == bool(file) and "layers.0" in tensor)
+    tensors[f"model.{twice}" if file else twice.removeprefix("model.")] = tensors[twice]
+    write_tensors(folder / "model.safetensors", tensors)
+    with pytest.raises(ModelFileError, match=r"has two tensors that are '.*blk.0.*' in GGUF"):
+        GGUFFile.open(folder / file)
 
 
 @pytest.mark.parametrize(

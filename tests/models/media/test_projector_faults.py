@@ -1,9 +1,12 @@
-"""Projector files with a tensor that is missing or has another shape: one line that names it."""
+"""Projector files with a key, or a tensor, that is missing or not possible: one line that names it."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from gguf import GGUFReader
 
@@ -42,3 +45,29 @@ def test_every_tensor_of_a_projector_is_named_if_it_is_missing_or_has_another_sh
                 Encoders.check(gguf, read_media_params(gguf), n_text)
             assert fault in str(refused.value)
             assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        *(("resampler", f"has_{kind}_encoder", np.array([1, 2])) for kind in ("vision", "audio")),
+        *((name, "projector_type", np.array([1, 2])) for name in ("resampler", "qwen3a")),
+        *((name, f"{part}.block_count", 1 << 30) for name, part in (("granite_speech", "audio"), ("mlp", "vision"))),
+        ("deepseekocr", "vision.sam.block_count", 1 << 30),
+        ("resampler", "vision.image_size", 10**9),
+        ("idefics3", "vision.preproc_image_size", 10**9),
+        ("paddleocr", "vision.image_min_pixels", 10**9),
+        ("mlp", "vision.image_grid_pinpoints", np.array([16 * 10**6, 16])),
+        ("granite_speech", "audio.projector.window_size", 10**9),
+    ],
+)
+def test_key_of_no_possible_value_is_named(name: str, key: str, value: object, tmp_path: Path) -> None:
+    """Before anything as large as it is made."""
+    path, _ = write(tmp_path / "p.gguf", name)
+    with GGUFFile.open(path) as gguf:
+        metadata = {**gguf.metadata, f"clip.{key}": value, "clip.audio.projector.downsample_rate": 10**9 // 3}
+        damaged: Any = SimpleNamespace(metadata=metadata, tensors=gguf.tensors, path=path)
+        with pytest.raises(ModelFileError) as refused:
+            read_media_params(damaged)
+    assert ("projector type" if key == "projector_type" else f"'clip.{key}'") in str(refused.value)
+    assert "\n" not in str(refused.value)
