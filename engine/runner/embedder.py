@@ -48,12 +48,17 @@ class Embedder:
         self.template = template
         self._has_decoder = h.n_encoder > 0
         self.causal = h.causal and not self._has_decoder
-        self.n_ctx = min(n_ctx, h.n_ctx_whole) if h.indexer or not self.causal else n_ctx
+        self._most = h.n_ctx_whole if h.indexer or not self.causal else None
+        self.set_context(n_ctx)
         self.default = h.pooling
         self._of_mean = ("mean", "rank") if h.architecture.ranking.of_mean else ("mean",)
         self.ranks = tuned(BASE).model(0).ranks
         self._tuned = tuned  # called for each run, for the model moves when a device is lost
         self._n_ubatch = n_ubatch
+
+    def set_context(self, n_ctx: int) -> None:
+        """Set the most tokens of a text."""
+        self.n_ctx = n_ctx if self._most is None else min(n_ctx, self._most)
 
     @property
     def for_texts(self) -> str:

@@ -156,11 +156,9 @@ class ModelRunner:
         template = self.gguf.metadata.get("tokenizer.chat_template.rerank", "")
         if not isinstance(template, str):
             raise ModelFileError(path, f"key 'tokenizer.chat_template.rerank' is {template}, which is not a text")
-        made = partial(Embedder, self.tuned, h, options.n_ubatch)
-        self.embedder = made(self.n_ctx_slot, template, lambda: self.media)
+        self.embedder = Embedder(self.tuned, h, options.n_ubatch, self.n_ctx_slot, template, lambda: self.media)
         if len(self.session.backends) > 1 and target is None and h.causal:
             self._fit_context()
-            self.embedder = made(self.n_ctx_slot, template, lambda: self.media)
 
     def _size(self, n_ctx: int) -> None:
         """Set the sizes that follow from the tokens of the KV cache. ValueError: none are left for a slot."""
@@ -218,6 +216,7 @@ class ModelRunner:
         backends = self.session.backends
         self.session.release()
         self._size(n_ctx)
+        self.embedder.set_context(self.n_ctx_slot)
         self._open_again(self.devices, backends)
 
     def _open_again(self, devices: Sequence[str], backends: Sequence[Backend] = ()) -> None:
