@@ -28,6 +28,7 @@ from logitless.models import tokenizer
 from logitless.models.synthetic.model import synthesize
 from tests.helpers.drafter_files import write_dflash
 from tests.helpers.reference_model import Spec, write
+from tests.models.architectures.test_t5 import SPEC as T5
 
 GREEDY = SamplingParams(temperature=0.0, n_probs=2)
 Answers = list[list[tuple[int, Any]]]
@@ -142,6 +143,19 @@ def test_drafter_with_sinks_keeps_caches_whole(cards: None, tmp_path: Path) -> N
         engine = model(path, "ab", "tensor", drafter=str(drafter), n_draft_tokens=3)
         assert (len(engine.session.pieces_of(engine.memory.full.caches[0])) > 1) == divided
         engine.close()
+
+
+def test_biases_by_distance_keep_caches_whole(cards: None, tmp_path: Path) -> None:
+    """Of T5's decoder, whose encoder fills caches, too."""
+    write(path := tmp_path / "t5.gguf", T5)
+    alone = model(path, "a")
+    expected = answers(alone)
+    alone.close()
+    engine = model(path, "ab", "tensor")
+    assert len(engine.session.pieces_of(engine.memory.full.caches[0])) == 1
+    assert bytes_on(engine, 1) > 0
+    assert answers(engine) == expected
+    engine.close()
 
 
 def test_moved_cells_have_the_bits_of_one_device(cards: None, tmp_path: Path) -> None:
