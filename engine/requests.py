@@ -150,6 +150,10 @@ class Timings(Struct, frozen=True, gc=False):
     draft_n: int = 0  # draft tokens that were verified
     draft_n_accepted: int = 0  # draft tokens that were accepted
 
+    @property
+    def n_prompt(self) -> int:
+        return self.cache_n + self.prompt_n
+
 
 class Progress(Struct, frozen=True, gc=False):
     """Progress of the prefill (`return_progress`), in tokens."""

@@ -26,7 +26,8 @@ class NativeReply(Reply):
 
     def token(self, result: Result, token: Token) -> bytes:
         result.n_tokens += 1
-        data = self._chunk(result, token.text, [token.id], token.id_slot)
+        n_prompt = token.timings.n_prompt if token.timings is not None else len(result.request.prompt)
+        data = self._chunk(result, token.text, [token.id], token.id_slot, n_prompt)
         if token.prob is not None and self.job.top is not None:
             data.completion_probabilities = self._probabilities(result, [token])
         if self.params.timings_per_token and token.timings is not None:
@@ -40,15 +41,16 @@ class NativeReply(Reply):
         return entries(probs, self.tokenizer, self.job.top or 0, post, chosen=False)
 
     def progress(self, result: Result, progress: Progress) -> bytes:
-        return sse(replace(self._chunk(result, "", [], progress.id_slot), **progress_fields(progress)))
+        return sse(replace(self._chunk(result, "", [], progress.id_slot, progress.total), **progress_fields(progress)))
 
     def finish(self, result: Result, finished: Finished) -> bytes:
         result.finished = finished
-        rest = sse(self._chunk(result, finished.text, [], finished.id_slot)) if finished.text else b""
+        rest = (
+            sse(self._chunk(result, finished.text, [], finished.id_slot, finished.n_prompt)) if finished.text else b""
+        )
         return rest + sse(self._selected(self.native(result)))
 
-    def _chunk(self, result: Result, text: str, tokens: list[int], id_slot: int) -> NativeChunk:
-        n_prompt = len(result.request.prompt)
+    def _chunk(self, result: Result, text: str, tokens: list[int], id_slot: int, n_prompt: int) -> NativeChunk:
         return NativeChunk(result.index, text, tokens, False, id_slot, result.n_tokens, n_prompt)
 
     def _selected(self, data: NativeCompletion) -> NativeCompletion | Selected:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from logitless.engine.requests import Timings
-from logitless.engine.sampling.params import FLOAT_MAX
+from logitless.engine.requests import CompletionRequest, Progress, Timings, Token
+from logitless.engine.sampling.params import FLOAT_MAX, SamplingParams
 from logitless.frontend import fields
-from logitless.frontend.replies.reply import timings
+from logitless.frontend.replies.native import NativeReply
+from logitless.frontend.replies.reply import Result, timings
 from tests.helpers.http_fakes import N_CTX, FakeScheduler, Running, running, while_stepping
 
 FINAL = {
@@ -66,6 +68,18 @@ async def test_stream():
         assert set(last) == FINAL
         assert (last["stop"], last["content"], last["tokens"]) == (True, "", [])
         assert last["generation_settings"]["stream"] is True
+
+
+def test_chunk_counts_the_start_token_behind_an_encoders_prompt():
+    """As the last object of the stream does."""
+    reply = NativeReply.__new__(NativeReply)
+    reply.job, reply.params = SimpleNamespace(top=None), SimpleNamespace(timings_per_token=False)
+    result = Result(0, CompletionRequest((5, 6), SamplingParams()), "")
+    chunks = [
+        reply.token(result, Token(7, "a", timings=Timings(2, 1))),
+        reply.progress(result, Progress(3, 2, 3, 0.0)),
+    ]
+    assert [json.loads(chunk.removeprefix(b"data: "))["tokens_evaluated"] for chunk in chunks] == [3, 3]
 
 
 async def test_stop_words():
