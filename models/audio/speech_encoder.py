@@ -88,9 +88,9 @@ class SpeechEncoder(AudioEncoder):
         ids: dict[str, Array] = {
             "own": np.tile(np.arange(s.n_queries), n),
             "spread": np.minimum(np.arange(s.window), s.n_queries - 1) + own,
-            "kept": np.arange(s.n_queries) + np.arange(n)[:, None] * s.window,
+            "row": np.arange(s.n_queries) + np.arange(n)[:, None] * s.window,
             "self": np.full(n, s.n_queries),
-            "seen": np.full(n, s.window),
+            "cross": np.full(n, s.window),
         }
         return {f"query.{name}": values.reshape(-1).astype(np.int32) for name, values in ids.items()}
 
@@ -121,7 +121,7 @@ class SpeechEncoder(AudioEncoder):
             features += [x] if i + 1 in s.features else []
             if i + 1 == p.n_layer // 2:
                 x = add(x, w.linear("a.enc_ctc_out_mid", softmax(w.linear("a.enc_ctc_out", x))))
-        return [self._queried(concat(*features, x) if features else x, n * -(-length // s.window))]
+        return [self._query_rows(concat(*features, x) if features else x, n * -(-length // s.window))]
 
     def _mlp(self, b: Weights, suffix: str, x: Tensor) -> Tensor:
         x = silu(b.linear(f"ffn_up{suffix}", _normed(b, f"ffn_norm{suffix}", x, self.p.eps)))
@@ -144,26 +144,26 @@ class SpeechEncoder(AudioEncoder):
         assert y is not None  # a kernel has taps
         return b.linear("conv_pw2", silu(add(mul(y, b["conv_norm"]), shift)))
 
-    def _queried(self, x: Tensor, n: int) -> Tensor:
+    def _query_rows(self, x: Tensor, n: int) -> Tensor:
         """Rows of the text model: the Q-Former's of each of n windows of x, the last one filled up with zeros."""
         w, s = self.w, self.sizes
         x = get_rows(pad_rows(x, before=0, after=1), feed("audio.windows", (n * s.window,), "i32"))
         y = _normed(w, "a.proj_norm", get_rows(w["a.proj_query"], feed("query.own", (n * s.n_queries,), "i32")), EPS)
-        spread, kept = feed("query.spread", (n * s.window,), "i32"), feed("query.kept", (n * s.n_queries,), "i32")
-        counts = {name: feed(f"query.{name}", (n,), "i32") for name in ("self", "seen")}
+        spread, rows = feed("query.spread", (n * s.window,), "i32"), feed("query.row", (n * s.n_queries,), "i32")
+        counts = {name: feed(f"query.{name}", (n,), "i32") for name in ("self", "cross")}
 
-        def attention(b: Weights, name: str, y: Tensor, seen: Tensor | None) -> Tensor:
+        def attention(b: Weights, name: str, y: Tensor, source: Tensor | None) -> Tensor:
             q, k, v = (
                 b.linear(f"{name}_attn_{part}", t)
-                for part, t in zip("qkv", (y, *[y if seen is None else seen] * 2), strict=True)
+                for part, t in zip("qkv", (y, *[y if source is None else source] * 2), strict=True)
             )
             q = get_rows(q, spread)
-            if seen is None:
+            if source is None:
                 k, v = get_rows(k, spread), get_rows(v, spread)
             q, k, v = (reshape(t, shape=(n * s.window, s.n_head, -1)) for t in (q, k, v))
-            count = counts["self" if seen is None else "seen"]
+            count = counts["self" if source is None else "cross"]
             z = full_attention(q, k, v, count, length=s.window, scale=q.shape[2] ** -0.5)
-            z = b.linear(f"{name}_attn_out", get_rows(reshape(z, shape=(n * s.window, -1)), kept))
+            z = b.linear(f"{name}_attn_out", get_rows(reshape(z, shape=(n * s.window, -1)), rows))
             return _normed(b, f"{name}_attn_norm", add(z, y), EPS)
 
         for i in range(s.n_layer):

@@ -55,14 +55,14 @@ def chosen_cells(dtype, head_size, n_heads):
     @njit(forceinline=True)
     def threshold(bits, count, n):
         """The n-th greatest of so many numbers, as unsigned integers in their order."""
-        found = np.uint32(0)
+        least = np.uint32(0)
         for i in range(32):
-            tried, above = found | np.uint32(TOP_BIT >> np.uint32(i)), 0
+            greater, above = least | np.uint32(TOP_BIT >> np.uint32(i)), 0
             for c in range(count):
-                above += bits[c] >= tried
+                above += bits[c] >= greater
             if above >= n:
-                found = tried
-        return found
+                least = greater
+        return least
 
     def run(q_at, w_at, k_at, tables_at, slot_at, pos_at, y_at, table_pages, n, begin, end, scratch):
         width = (table_pages * PAGE + BLOCK - 1) // BLOCK * BLOCK
