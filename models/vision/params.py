@@ -21,6 +21,7 @@ MAX_ASPECT = 200  # longer side over the shorter one up to which a tile may exce
 NARROW_ROWS = 16384  # most rows of a narrower tile, where its projector's own limit is lower
 WINDOW = 112  # pixels of the side of an attention window
 MAX_TILES = 256  # of a grid
+MOST_COLOUR = 1e6  # of a mean or a deviation, and most of what pixels are multiplied by
 MAX_SIDE = 8192  # pixels of a tile's side
 THUMBNAIL_TILE = 512  # pixels of a side of the squares that large images are cut into (LFM2-VL)
 SIDE = 16  # rows of a side of a MobileNet's result
@@ -282,4 +283,6 @@ def _colours(keys: Keys, name: str) -> tuple[float, ...]:
         raise keys.error(name, "must be three numbers")
     if name == "image_std" and not (value > 0).all():
         raise keys.error(name, "must be positive")
+    if not (abs(value) < MOST_COLOUR).all() or (name == "image_std" and not (value > 1 / MOST_COLOUR).all()):
+        raise keys.error(name, "has a number that is no colour's")
     return tuple(float(x) for x in value)

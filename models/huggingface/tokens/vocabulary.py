@@ -21,6 +21,7 @@ from logitless.models.gguf.write import Key, flag, text, u32
 from logitless.models.huggingface.config import Config, read_json
 from logitless.models.huggingface.tokens.pretokenizer import pre_tokenizer_name
 from logitless.models.huggingface.tokens.sentencepiece_model import BPE, UNIGRAM, read_model
+from logitless.models.param import FLOAT_MAX
 
 log = logging.getLogger(__name__)
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # GGUF's token types
@@ -42,6 +43,8 @@ class Vocabulary:
     """Tokens by id, with what GGUF says about each."""
 
     def __init__(self, model: str, tokens: Mapping[int, str], path: Path) -> None:
+        if not all(type(i) is int and isinstance(token, str) for i, token in tokens.items()):
+            raise ModelFileError(path, "has a token that is no text, or whose id is no number")
         size = max(tokens, default=-1) + 1
         if not 0 < size < 1 << 24 or min(tokens) < 0:
             raise ModelFileError(path, "has no tokens, or impossible ids")
@@ -71,6 +74,8 @@ class Vocabulary:
             "token_type": Key(np.array(self.types, np.int32), ValueType.ARRAY, ValueType.INT32),
         }
         if self.scores:
+            if not max(map(abs, self.scores)) <= FLOAT_MAX:
+                raise ModelFileError(self.path, "has a score beyond 32-bit floats")
             keys["scores"] = Key(np.array(self.scores, np.float32), ValueType.ARRAY, ValueType.FLOAT32)
         return keys | self.keys
 
@@ -191,11 +196,11 @@ def _of_json(path: Path) -> Vocabulary:
             if vocabulary.model == "llama" and _BYTE_TOKEN.fullmatch(token["content"]):
                 continue
             vocabulary.set_type(token["content"], _CONTROL if token["special"] else _USER_DEFINED)
+        first, last = _template(whole.get("post_processor"))
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
         if isinstance(error, ModelFileError):
             raise
         raise ModelFileError(path, f"is damaged: {type(error).__name__} {error}") from None
-    first, last = _template(whole.get("post_processor"))
     if first or last or whole.get("post_processor") is not None:
         vocabulary.keys |= {"add_bos_token": flag(first), "add_eos_token": flag(last)}
     return vocabulary
@@ -214,7 +219,10 @@ def _template(processor: Any) -> tuple[bool, bool]:
 
 def _tokens(whole: Mapping[str, Any], vocab: Mapping[str, int]) -> dict[int, str]:
     tokens = {i: token for token, i in vocab.items()}
-    return tokens | {token["id"]: token["content"] for token in whole.get("added_tokens") or ()}
+    added = whole.get("added_tokens") or ()
+    if any(type(token["id"]) is bool for token in added):
+        raise ValueError("an id is no number")
+    return tokens | {token["id"]: token["content"] for token in added}
 
 
 def _bpe(path: Path, whole: Mapping[str, Any], model: Mapping[str, Any]) -> Vocabulary:
@@ -307,9 +315,13 @@ def _of_sentencepiece(path: Path) -> Vocabulary:
         raise ModelFileError(path, "is neither a unigram nor a BPE model, which is not supported")
     n = len(model.pieces)
     added = read_json(path.with_name("added_tokens.json"))
-    settings = read_json(path.with_name("tokenizer_config.json")).get("added_tokens_decoder") or {}
+    config = path.with_name("tokenizer_config.json")
+    settings = read_json(config).get("added_tokens_decoder") or {}
+    tokens = settings.values() if isinstance(settings, dict) else (settings,)
+    if not all(isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens):
+        raise ModelFileError(config, "'added_tokens_decoder' does not name a token by each id")
     more = {i: token for token, i in added.items() if isinstance(i, int) and i >= n}
-    more |= {int(i): token["content"] for i, token in settings.items() if i.isdecimal() and int(i) >= n}
+    more |= {int(i): token["content"] for i, token in settings.items() if i.isdecimal() and len(i) < 9 and int(i) >= n}
     pieces = {i: piece for i, (piece, _, _) in enumerate(model.pieces)}
     vocabulary = Vocabulary("t5" if model.kind == UNIGRAM else "llama", pieces | more, path)
     vocabulary.scores = [score for _, score, _ in model.pieces] + [-1000.0] * (len(vocabulary.tokens) - n)

@@ -47,6 +47,14 @@ def test_every_tensor_of_a_projector_is_named_if_it_is_missing_or_has_another_sh
             assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("part", ["q", "k"])
+def test_norm_of_queries_of_another_length_than_a_head_is_named(part: str, tmp_path: Path) -> None:
+    fault = f"v.blk.1.attn_{part}_norm.weight"
+    path, n_text = write(tmp_path / "p.gguf", "gemma4v", {fault: (32,)})
+    with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError, match=rf"'{fault}' has shape \(32,\), expected \("):
+        Encoders.check(gguf, read_media_params(gguf), n_text)
+
+
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
@@ -55,6 +63,8 @@ def test_every_tensor_of_a_projector_is_named_if_it_is_missing_or_has_another_sh
         *((name, f"{part}.block_count", 1 << 30) for name, part in (("granite_speech", "audio"), ("mlp", "vision"))),
         ("deepseekocr", "vision.sam.block_count", 1 << 30),
         ("resampler", "vision.image_size", 10**9),
+        ("mlp", "vision.image_mean", np.array([0.5, 1e38, 0.5])),
+        *(("mlp", "vision.image_std", np.array([0.5, value, 0.5])) for value in (1e38, 1e-38)),
         ("idefics3", "vision.preproc_image_size", 10**9),
         ("paddleocr", "vision.image_min_pixels", 10**9),
         ("mlp", "vision.image_grid_pinpoints", np.array([16 * 10**6, 16])),

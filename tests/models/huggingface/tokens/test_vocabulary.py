@@ -161,6 +161,39 @@ def test_pre_tokenizer_unlike_all_known_ones_is_refused(tmp_path: Path) -> None:
         of_folder(tmp_path, odd, 272)
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *({"added_tokens": [{"id": 256, "content": content, "special": True}]} for content in (None, 5, True)),
+        *({"added_tokens": [{"id": id, "content": "<s>", "special": True}]} for id in (True, 1.5, "x", -1, 1 << 40)),
+        {"added_tokens": 5},
+        *({"post_processor": {"type": "Sequence", "processors": value}} for value in (5, True)),
+        {"post_processor": {"single": 5}},
+        {"model": {"type": "Unigram", "vocab": [["a", 1e308]], "unk_id": 0}},
+    ],
+)
+def test_tokenizer_json_with_a_value_of_no_possible_kind_is_refused_in_one_line(
+    damage: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ModelFileError, match=r"tokenizer.json: (is damaged|has a token|has a score|has no tokens)"):
+        of_folder(tmp_path, tokenizer_json() | damage, 280)
+
+
+@pytest.mark.parametrize("tokens", [5, [1], {"300": 5}, {"300": {"content": None}}])
+def test_added_tokens_beside_tokenizer_model_that_are_none_are_refused(tokens: object, tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["the quick fox", "the dog"]),
+        model_prefix=str(tmp_path / "tokenizer"),
+        vocab_size=20,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": tokens}))
+    with pytest.raises(ModelFileError, match=r"tokenizer_config.json: 'added_tokens_decoder' does not name a token"):
+        vocabulary_values(tmp_path, 320)
+
+
 def test_tokenizer_model_that_is_none_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("sentencepiece")
     (tmp_path / "tokenizer.model").write_bytes(b"none")
