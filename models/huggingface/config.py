@@ -71,6 +71,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "hidden_act": "gelu",
     },
 }
+_MOST_OF_HEAD = 1 << 16
 _MOST_BYTES = 1 << 28  # of one JSON file
 
 
@@ -195,7 +196,10 @@ class Config:
     @property
     def head_dim(self) -> int:
         n_head = self.count("num_attention_heads")
-        return self.count("head_dim", default=self.count("hidden_size") // max(1, n_head)) if n_head else 0
+        size = self.count("head_dim", default=self.count("hidden_size") // max(1, n_head)) if n_head else 0
+        if size > _MOST_OF_HEAD:
+            raise self.error("head_dim" if "head_dim" in self else "hidden_size", f"makes heads of {size} numbers")
+        return size
 
 
 def _with_defaults(part: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from logitless.models.gguf.metadata import Metadata
 from logitless.models.gguf.parse import Part, TensorInfo
 from logitless.models.gguf.types import FILE_TYPES, TENSOR_TYPES, ValueType
 from logitless.models.gguf.write import Key, f32, text, u32
+from logitless.models.hparams.keys import MAX_LAYERS
 from logitless.models.huggingface.checkpoint import (
     FLOATS,
     Checkpoint,
@@ -371,6 +372,8 @@ class Names:
         assert isinstance(kinds[arch], MODEL_ARCH)
         self._map = get_tensor_name_map(kinds[arch], 1)  # of one layer, which stands for all
         self._n_layers = config.count("num_hidden_layers")
+        if self._n_layers > MAX_LAYERS:
+            raise config.error("num_hidden_layers", f"is {self._n_layers}; at most {MAX_LAYERS} are supported")
         self._n_mtp = config.count("num_nextn_predict_layers", default=0)  # left out of the network, unless with_mtp
         self.has_output = self._map.get_name("lm_head") is not None
 

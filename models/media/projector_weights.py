@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,6 +25,7 @@ Bytes = npt.NDArray[np.uint8]
 Declared = Iterator[tuple[str, TensorSlice]]
 _PLAIN = ("f32", "f16", "bf16")
 _AUDIO = ("a.", "mm.a.")  # prefixes of tensors of the encoder of sounds and its projector
+_BLOCK = re.compile(r"\.blk\.\d+\.(?!\d)")  # not of a MobileNet, whose blocks differ
 _LARGEST = float(np.finfo(np.float32).max)
 _BOUNDS = {".input_min": -_LARGEST, ".input_max": _LARGEST, ".output_min": -_LARGEST, ".output_max": _LARGEST}
 
@@ -71,11 +73,11 @@ class DeclaredTensors:
         for name in gguf.tensors:
             if name not in used and name not in self.unused and name.startswith(_AUDIO) == self.audio:
                 raise ModelFileError(gguf.path, f"tensor {shown(name)} is unknown in a projector of type {self.kind}")
-        parts = {}
+        parts, in_blocks = {}, {_BLOCK.sub(".", name) for name in gguf.tensors if _BLOCK.search(name)}
         for name, part in self.parts.items():
             info = gguf.tensors.get(part.source)
             if info is None:
-                if part.required:
+                if part.required or _BLOCK.sub(".", part.source) in in_blocks:  # all blocks have it, or none
                     raise ModelFileError(gguf.path, f"tensor '{part.source}' is missing")
                 continue
             expected = part.in_file or (used[part.source], *part.shape[1:])
@@ -118,6 +120,9 @@ def _bounds(gguf: GGUFFile, weight: str) -> list[float]:
             if math.isnan(value):
                 raise ModelFileError(gguf.path, f"tensor {shown(info.name)} is not a number")
         bounds.append(min(max(value, -_LARGEST), _LARGEST))
+    for i, key in ((0, ".input_min"), (2, ".output_min")):
+        if bounds[i] > bounds[i + 1]:
+            raise ModelFileError(gguf.path, f"tensor {shown(weight.replace('.weight', key))} is above its maximum")
     return bounds
 
 

@@ -104,7 +104,7 @@ def _layer(gguf: GGUFFile, p: VisionParams, b: str) -> Declared:
             yield from matrix(b + name, n, n)
     yield from matrix(f"{b}attn_out", n, n)
     for name in ("attn_q_norm", "attn_k_norm"):
-        yield from norm(b + name, p.head_dim)
+        yield from norm(b + name, p.head_dim, required=p.projector.value_norm)
     own = ("attn_post_norm", "ffn_post_norm") if p.projector.norm_outputs else ("ln1", "ln2")
     for name, source in zip(own, ("ln1", "ln2"), strict=True):
         yield from _renamed(norm(b + name, n, required=True), name, source)

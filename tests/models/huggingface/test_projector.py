@@ -296,6 +296,30 @@ def test_break_of_lines_that_no_token_is_refused_in_one_line(
         GGUFFile.open(folder / FILE)
 
 
+def test_bounds_in_the_wrong_order_are_named(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = rewritten(folders["gemma4"], tmp_path / "model")
+    name = "model.vision_tower.encoder.layers.0.self_attn.q_proj.input_min"
+    write_tensors(folder / "model.safetensors", {**all_tensors("gemma4"), name: np.array(9.0)})
+    with GGUFFile.open(folder) as text, pytest.raises(ModelFileError, match=r"attn_q.input_min' is above its maximum"):
+        check_projector(folder / FILE, text, hparams_of(text))
+
+
+@pytest.mark.parametrize(
+    ("family", "setting", "value"),
+    [
+        ("apertus", "num_hidden_layers", 2**31 - 1),
+        ("apertus", "hidden_size", 2**31 - 1),
+        ("jamba", "num_hidden_layers", 513),
+    ],
+)
+def test_sizes_that_no_memory_has_are_named(family: str, setting: str, value: int, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path, family)
+    config = {**recorded(family)["config"], setting: value, "head_dim": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelFileError, match=f"'{setting}'"):
+        GGUFFile.open(folder)
+
+
 @pytest.mark.parametrize(("name", "file"), [("visions/llava", FILE), ("llama", "")])
 def test_two_tensors_that_are_one_are_refused_in_one_line(name: str, file: str, tmp_path: Path) -> None:
     folder = write_folder(tmp_path, name)

@@ -47,6 +47,21 @@ def test_every_tensor_of_a_projector_is_named_if_it_is_missing_or_has_another_sh
             assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("gemma4v", "v.blk.1.attn_q_norm.weight"),
+        ("gemma4v", "v.blk.0.ffn_gate.weight"),
+        ("mlp", "v.blk.0.attn_k.bias"),
+        ("qwen3a", "a.blk.1.attn_q.bias"),
+    ],
+)
+def test_tensor_that_another_block_has_is_named_if_it_is_missing(name: str, fault: str, tmp_path: Path) -> None:
+    path, n_text = write(tmp_path / "p.gguf", name, {fault: ()})
+    with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError, match=f"tensor '{fault}' is missing"):
+        Encoders.check(gguf, read_media_params(gguf), n_text)
+
+
 @pytest.mark.parametrize("part", ["q", "k"])
 def test_norm_of_queries_of_another_length_than_a_head_is_named(part: str, tmp_path: Path) -> None:
     fault = f"v.blk.1.attn_{part}_norm.weight"
