@@ -64,8 +64,8 @@ NODES_RUN = (
     """
 import sys
 from pathlib import Path
-from logitless.backends import cores
-cores.ROOT = Path(sys.argv.pop(1))
+from logitless.backends import system_files
+system_files.ROOT = Path(sys.argv.pop(1))
 """
     + RUN
 )
