@@ -302,6 +302,10 @@ QUANTISED = (  # one of each kind of layer; the others' Q8_0 is compared with --
 OTHER_TYPES = ("q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "iq4_nl", "mxfp4", "nvfp4", "q1_0")
 
 
+# one of each kind of code and scale; the others are compared with --long, and with the dequantiser in test_ops
+UNLIKE_TYPES = ("q2_k", "q3_k", "iq1_m", "iq2_xxs", "iq3_s", "tq1_0", "q2_0", "q4_k", "q5_1", "iq4_nl", "nvfp4", "q1_0")
+
+
 @pytest.mark.timeout(1200)
 def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     assert set(QUANTISED) <= set(SPECS)
@@ -423,11 +427,15 @@ def test_scores_of_pairs_are_llama_cpps(tmp_path: Path) -> None:
         session.close()
 
 
-def test_types_mean_the_same_to_llama_cpp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_types_mean_the_same_to_llama_cpp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     monkeypatch.setitem(gguf.GGML_QUANT_SIZES, 42, (64, 18))  # q2_0, which the package gguf does not know
     synthesize(source := tmp_path / "source.gguf", "mini", "F32")
     cases = []
-    for dtype in (*RANDOM_TYPES, *OTHER_TYPES, "q2_0"):
+    every = (*RANDOM_TYPES, *OTHER_TYPES, "q2_0")
+    assert set(UNLIKE_TYPES) <= set(every)
+    for dtype in every if request.config.getoption("--long") else UNLIKE_TYPES:
         reader, rng = GGUFReader(source), np.random.default_rng(4)
         writer = GGUFWriter(path := tmp_path / f"{dtype}.gguf", "llama")
         for f in reader.fields.values():
