@@ -158,7 +158,7 @@ def conformer_tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> DeclaredTe
 
 
 def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
-    n, n_in, columns = p.n_embd, 1, halved(halved(p.n_mel))
+    n, n_in, columns = p.n_embd, 1, halved(p.n_mel, 2)
     for i in range(2):
         name = f"a.conv1d.{i}"
         n_out = n_rows(gguf, f"{name}.weight")

@@ -129,17 +129,17 @@ class AudioParams:
     def n_rows(self, n_frames: int = N_FRAMES) -> int:
         """Rows of a chunk in the prompt, without a last stack that is not full."""
         if self.projector.encoder is AudioEncoderKind.CONFORMER:
-            return halved(halved(n_frames))
+            return halved(n_frames, 2)
         if self.speech is not None:
             return -(-n_frames // self.speech.window) * self.speech.n_queries
         if self.projector.encoder is AudioEncoderKind.SPANS:
-            return n_frames // SPAN * halved(halved(halved(SPAN)))
+            return n_frames // SPAN * halved(SPAN, 3)
         return N_POSITIONS // (2 if self.projector.pooled else 1) // self.stack
 
 
-def halved(n: int) -> int:
-    """Length of the output of a convolution of 3 with a stride of 2 and zeros at both ends."""
-    return (n + 1) // 2
+def halved(n: int, times: int = 1) -> int:
+    """Length of the output of so many convolutions of 3 with a stride of 2 and zeros at both ends."""
+    return -(-n >> times)
 
 
 def read_audio_params(gguf: GGUFFile) -> AudioParams:

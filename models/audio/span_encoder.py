@@ -24,7 +24,7 @@ from logitless.models.media.projector_weights import Declared, DeclaredTensors, 
 from logitless.models.weights.tensor_map import TensorSlice
 
 SIDE = 3  # of the convolutions, each of which halves both sides
-ROWS = halved(halved(halved(SPAN)))  # of a span
+ROWS = halved(SPAN, 3)  # of a span
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class SpanEncoder(WhisperEncoder):
 
     def n_inputs(self, n_frames: int, n_mel: int) -> int:
         """Points of a chunk's smallest map, which bound the memory of a batch."""
-        return self.p.n_rows(n_frames) * halved(halved(halved(n_mel)))
+        return self.p.n_rows(n_frames) * halved(n_mel, 3)
 
     def feeds(self, chunks: Sequence[Array]) -> dict[str, Array]:
         """Inputs of `rows` for spectrograms (frames, n_mel) f32 of one size, of whole spans."""
@@ -84,7 +84,7 @@ def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
         yield from convolution(name, n_out, n_in, SIDE)
         yield f"{name}.bias", TensorSlice(f"{name}.bias", (n_out,), in_file=(n_out, 1, 1))
         n_in = n_out
-    yield from matrix("a.conv_out", p.n_embd, n_in * halved(halved(halved(p.n_mel))))
+    yield from matrix("a.conv_out", p.n_embd, n_in * halved(p.n_mel, 3))
     yield from transformer_tensors(gguf, p, ROWS)
     n_hidden = n_rows(gguf, "mm.a.mlp.1.weight")
     yield from matrix("mm.a.mlp.1", n_hidden, p.n_embd)

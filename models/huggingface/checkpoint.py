@@ -50,12 +50,12 @@ class Checkpoint:
 
     def by_name(self, tensors: Iterable[tuple[str, TensorInfo]]) -> dict[str, TensorInfo]:
         """GGUF tensors that are made of the folder's. ModelFileError: two become the same one."""
-        found: dict[str, TensorInfo] = {}
+        by_name: dict[str, TensorInfo] = {}
         for name, info in tensors:
-            if name in found:
+            if name in by_name:
                 raise ModelFileError(self.folder, f"has two tensors that are {shown(name)} in GGUF")
-            found[name] = info
-        return found
+            by_name[name] = info
+        return by_name
 
     def close(self) -> None:
         for part in self.parts:

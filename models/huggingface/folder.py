@@ -383,7 +383,7 @@ class Names:
         return layer is not None and self._n_layers <= int(layer[1]) < self._n_layers + self._n_mtp
 
     def with_mtp(self, stacks: dict[str, list[Weight]]) -> dict[str, list[Weight]]:
-        """The same under the names of layers behind the last one, which are tensors of the network from here on."""
+        """Stacks with the MTP blocks under the names of layers behind the last one, as tensors of the network."""
         first = f"model.layers.{self._n_layers}."
 
         def as_layer(name: str) -> str:

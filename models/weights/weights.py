@@ -68,12 +68,12 @@ class Weights:
         return x if direction is None else add(x, direction)
 
     def of_rows(self, ids: Tensor) -> Weights:
-        """The same weights with the LoRA scales of these rows, and their kinds."""
+        """Weights for these rows of a batch: their LoRA scales, and which are of images."""
         low_rank = None if self.low_rank is None else self.low_rank.of_rows(ids)
         return replace(self, low_rank=low_rank, is_text=None if self.is_text is None else get_rows(self.is_text, ids))
 
     def with_images(self, is_text: Tensor) -> Weights:
-        """The same weights for rows of which some are of images: is_text (T,) is 0 there."""
+        """Weights for a batch with rows of images, where is_text (T,) is 0."""
         return replace(self, is_text=reshape(is_text, shape=(-1, 1)))
 
     def __contains__(self, name: str) -> bool:

@@ -77,7 +77,8 @@ for _dtype, _heads, _size in (("f32", 4, 40), ("f16", 13, 576), ("q5_0", 1, 288)
 latent_attention.case(_case("f16", 13, 40, True))
 
 
-def mask_width(tables: Tensor) -> int:
+def mask_width(tables: Tensor | Array) -> int:
+    """Columns of a mask: the cells of tables (S, P) in whole blocks."""
     return -(-tables.shape[1] * PAGE // BLOCK) * BLOCK
 
 
@@ -87,8 +88,7 @@ def chosen_cells(q: Array, weights: Array, k: Array, tables: Array, slot: Array,
     of equal ones the first; else HIDDEN.
 
     A score is Σ weights[t, h] · max(0, q[t, h] · k) over the heads of q (T, H, D); cache k (pages, 1, D, 16)."""
-    width = -(-tables.shape[1] * PAGE // BLOCK) * BLOCK
-    out = np.full((len(q), width), HIDDEN, q.dtype)
+    out = np.full((len(q), mask_width(tables)), HIDDEN, q.dtype)
     for t in range(len(q)):
         where = np.arange(int(pos[t]) + 1)
         keys = k[tables[slot[t]][where // PAGE], 0, :, where % PAGE]

@@ -13,7 +13,7 @@ from gguf import GGUFReader
 from logitless.backends.registry import open_backends
 from logitless.graph import Session
 from logitless.models.audio.conformer import ConformerEncoder
-from logitless.models.audio.encoder import WhisperEncoder
+from logitless.models.audio.encoder import Array, WhisperEncoder
 from logitless.models.audio.params import AudioParams, read_audio_params
 from logitless.models.audio.span_encoder import SpanEncoder
 from logitless.models.audio.spectrogram import chunks_of
@@ -24,6 +24,18 @@ from logitless.models.media.params import read_media_params
 from tests.helpers import reference_audio
 from tests.helpers.audio_files import AUDIO_SPECS, AudioSpec, sound, write_audio_projector
 from tests.helpers.vision_files import N_TEXT, SPECS
+
+
+def of_two_chunks(
+    encoder_type: type[ConformerEncoder | SpanEncoder], path: Path
+) -> tuple[AudioParams, list[Array], Array]:
+    """(parameters of a file, two chunks, their rows in one batch)."""
+    with GGUFFile.open(path) as gguf, Session(open_backends(["cpu"])) as session:
+        p = read_audio_params(gguf)
+        chunks = [chunks_of(sound(1.2, seed), p)[0] for seed in range(2)]
+        encoder = encoder_type.define(session, gguf, p, N_TEXT)
+        (result,) = session.compute(encoder.rows(2, *chunks[0].shape), encoder.feeds(chunks))
+    return p, chunks, result
 
 
 def params_of(path: Path) -> AudioParams:
@@ -54,11 +66,7 @@ def test_rows_of_a_conformer_are_those_of_the_reference(tmp_path: Path) -> None:
     """Of two chunks at once, each as alone."""
     spec = AUDIO_SPECS["gemma4a"]
     path = write_audio_projector(tmp_path / "mm.gguf", spec)
-    with GGUFFile.open(path) as gguf, Session(open_backends(["cpu"])) as session:
-        p = read_audio_params(gguf)
-        chunks = [chunks_of(sound(1.2, seed), p)[0] for seed in range(2)]
-        encoder = ConformerEncoder.define(session, gguf, p, N_TEXT)
-        (result,) = session.compute(encoder.rows(2, *chunks[0].shape), encoder.feeds(chunks))
+    p, chunks, result = of_two_chunks(ConformerEncoder, path)
     assert chunks[0].shape == (119, spec.n_mel)
     assert p.n_rows(119) == 30
     for chunk, rows in zip(chunks, np.split(result, 2), strict=True):
@@ -70,11 +78,7 @@ def test_rows_of_spans_are_those_of_the_reference(tmp_path: Path) -> None:
     """Of two chunks of two seconds at once, each as alone; but for GELU's tanh approximation."""
     spec = AUDIO_SPECS["qwen3a"]
     path = write_audio_projector(tmp_path / "mm.gguf", spec)
-    with GGUFFile.open(path) as gguf, Session(open_backends(["cpu"])) as session:
-        p = read_audio_params(gguf)
-        chunks = [chunks_of(sound(1.2, seed), p)[0] for seed in range(2)]
-        encoder = SpanEncoder.define(session, gguf, p, N_TEXT)
-        (result,) = session.compute(encoder.rows(2, *chunks[0].shape), encoder.feeds(chunks))
+    p, chunks, result = of_two_chunks(SpanEncoder, path)
     assert p.n_rows(200) == 26
     for chunk, rows in zip(chunks, np.split(result, 2), strict=True):
         expected = reference_audio.span_rows(path, spec, chunk.astype(np.float64))
