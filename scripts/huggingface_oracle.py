@@ -52,6 +52,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+LOCAL = {"rope_type": "default", "rope_theta": 1000.0}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -97,6 +98,7 @@ ROUTED = {
     "n_group": 1,
     "topk_group": 1,
 }
+INDEXER = {"index_topk": 5, "index_head_dim": 64, "index_n_heads": 8}
 MAMBA = {
     "mamba_n_heads": 8,
     "mamba_d_head": 16,
@@ -424,8 +426,92 @@ FAMILIES = {  # name → (architecture, settings beside SMALL)
             "num_hidden_layers": 4,
             "sliding_window": 4,
             "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {"full_attention": {**YARN, "attention_factor": 1.0}, "sliding_attention": LOCAL},
         },
     ),
+    "deepseek32": (
+        "DeepseekV32",
+        {
+            **LATENT,
+            **ROUTED,
+            "q_lora_rank": 32,
+            "n_routed_experts": 8,
+            "n_group": 2,
+            "num_hidden_layers": 3,
+            **INDEXER,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "glm-dsa": (
+        "GlmMoeDsa",
+        {
+            **LATENT,
+            **ROUTED,
+            **INDEXER,
+            "q_lora_rank": 32,
+            "num_hidden_layers": 3,
+            "indexer_types": ["full", "shared", "full"],
+            "rms_norm_eps": 1e-6,
+        },
+    ),
+    "mistral4": (
+        "Mistral4",
+        {
+            **LATENT,
+            **ROUTED,
+            "q_lora_rank": 32,
+            "norm_topk_prob": True,
+            "rope_parameters": {
+                **YARN,
+                "original_max_position_embeddings": 8,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
+    "mimo2": (
+        "MiMoV2Flash",
+        {
+            **ROUTED,
+            "num_hidden_layers": 4,
+            "head_dim": 24,
+            "v_head_dim": 16,
+            "sliding_window": 4,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {**PLAIN, "rope_theta": 5e6, "partial_rotary_factor": 0.334},
+                "sliding_attention": {**LOCAL, "partial_rotary_factor": 0.334},
+            },
+        },
+    ),
+    "cohere2moe": (
+        "Cohere2Moe",
+        {
+            **MOE,
+            "intermediate_size": 32,
+            "head_dim": 16,
+            "num_hidden_layers": 5,
+            "first_k_dense_replace": 1,
+            "prefix_dense_intermediate_size": 96,
+            "num_shared_experts": 1,
+            "expert_selection_fn": "sigmoid",
+            "sliding_window": 4,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "dbrx": (
+        "Dbrx",
+        {
+            "d_model": 64,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_seq_len": 128,
+            "attn_config": {"kv_n_heads": 2, "clip_qkv": 1.5, "rope_theta": 10000.0},
+            "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 4, "moe_top_k": 2},
+        },
+    ),
+    "bitnet": ("BitNet", {"tie_word_embeddings": True}),
     "hy-v3": ("HYV3", {**MOE, "head_dim": 16}),
     "afmoe": (
         "Afmoe",

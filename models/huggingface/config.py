@@ -136,13 +136,17 @@ class Config:
             values.setdefault("num_hidden_layers", len(layers))
         return cls(path, values, *_rope(path, values))
 
+    def part(self, name: str) -> Config:
+        """Settings in an object of that name; none where there is none."""
+        inner = self.get(name, default={})
+        if not isinstance(inner, dict):
+            raise self.error(name, "is no object")
+        return Config(self.path, inner)
+
     @classmethod
     def of_vision(cls, whole: Config) -> Config:
         """Settings of a model's image encoder."""
-        inner = whole.get("vision_config", default={})
-        if not isinstance(inner, dict):
-            raise whole.error("vision_config", "is no object")
-        values = _with_defaults(inner)
+        values = _with_defaults(whole.part("vision_config").values)
         for name, proper in (("depth", "num_hidden_layers"), ("num_heads", "num_attention_heads")):
             values.setdefault(proper, values.get(name))
         return cls(whole.path, values)

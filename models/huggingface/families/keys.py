@@ -84,9 +84,14 @@ def _rope_keys(c: Config) -> Keys:
     before = next((of for of in (Config(c.path, rope), c) if "original_max_position_embeddings" in of), None)
     if before is not None:
         yield "rope.scaling.original_context_length", u32(before.count("original_max_position_embeddings"))
-    for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-        if name in rope and kind == "yarn":
-            yield f"rope.scaling.{key}", f32(c.number(name, of=rope))
+    if kind != "yarn":
+        return
+    for name in ("beta_fast", "beta_slow"):
+        if name in rope:
+            yield f"rope.scaling.yarn_{name}", f32(c.number(name, of=rope))
+    if "attention_factor" in rope:  # GGUF's is a factor of the usual one
+        usual = 1 + 0.1 * np.log(max(1.0, c.number("factor", default=1.0, of=rope)))
+        yield "rope.scaling.attn_factor", f32(c.number("attention_factor", of=rope) / usual)
 
 
 def _sliding(c: Config) -> Keys:
@@ -185,6 +190,24 @@ def mla(c: Config) -> Keys:
     yield "expert_gating_func", u32(2 if sigmoid else 1)
 
 
+def sparse_mla(c: Config) -> Keys:
+    """DeepSeek V3.2's: an indexer chooses the tokens that a query attends to."""
+    yield from mla(c)
+    yield "expert_gating_func", u32(2)
+    yield "attention.indexer.head_count", u32(c.count("index_n_heads"))
+    yield "attention.indexer.key_length", u32(c.count("index_head_dim"))
+    yield "attention.indexer.top_k", u32(c.count("index_topk"))
+    if kinds := c.items("indexer_types"):
+        yield "attention.indexer.types", numbers([kind == "full" for kind in kinds], ValueType.BOOL)
+
+
+def mistral4(c: Config) -> Keys:
+    yield from _temperature(c)
+    yield from mla(c)
+    if "original_max_position_embeddings" in c.rope:
+        yield "attention.temperature_length", u32(Config(c.path, c.rope).count("original_max_position_embeddings"))
+
+
 def glm4_moe(c: Config) -> Keys:
     yield "expert_gating_func", u32(2)
 
@@ -276,7 +299,7 @@ def has_experts(c: Config) -> bool:
     """True for a model of experts, of an architecture that has others, too."""
     if c.get("hybrid_override_pattern", "layers_block_type") is not None:
         return "moe" in _nemotron_kinds(c)
-    return c.count("num_local_experts", "num_experts", default=0) > 0
+    return c.count("num_local_experts", "num_experts", "n_routed_experts", default=0) > 0
 
 
 def mamba2_alone(c: Config) -> Keys:
@@ -411,13 +434,69 @@ def cohere2(c: Config) -> Keys:
     yield "logit_scale", f32(c.number("logit_scale", default=0.0625))
 
 
+def cohere2_moe(c: Config) -> Keys:
+    yield from cohere2(c)
+    for name, supported in (("expert_selection_fn", "sigmoid"), ("shared_expert_combination_strategy", "average")):
+        if c.get(name, default=supported) != supported:
+            raise c.error(name, f"is not {supported}, the supported one")
+    if "rms_norm_eps" in c:
+        raise c.error("rms_norm_eps", "is set, but the supported norm is LayerNorm")
+    width = c.count("intermediate_size")
+    yield "feed_forward_length", u32(c.count("prefix_dense_intermediate_size", default=width))
+    yield "expert_feed_forward_length", u32(width)
+    yield "expert_shared_feed_forward_length", u32(width * c.count("num_shared_experts", default=0))
+    yield "expert_gating_func", u32(2)
+    yield "leading_dense_block_count", u32(_n_dense(c))
+
+
+def mimo2(c: Config) -> Keys:
+    """Its repository names layers with a window by 1, transformers by their kind."""
+    pattern = c.items("hybrid_layer_pattern") or [kind == "sliding_attention" for kind in c.items("layer_types")]
+    n, n_local = c.count("num_key_value_heads"), c.count("swa_num_key_value_heads", default=0)
+    heads = [(n_local or 2 * n) if local else n for local in pattern]
+    yield "attention.head_count_kv", numbers(heads, ValueType.INT32)
+    yield "attention.value_length", u32(c.count("v_head_dim"))
+    yield "attention.value_scale", f32(c.number("attention_value_scale", default=1.0))
+    yield "attention.layer_norm_rms_epsilon", f32(c.number("layernorm_epsilon", "rms_norm_eps", default=1e-5))
+    window = c.count("sliding_window_size", default=0)  # of tokens before the query's, which the other one counts, too
+    yield "attention.sliding_window", u32(window + 1 if window else c.count("sliding_window"))
+    yield "attention.sliding_window_pattern", numbers([bool(local) for local in pattern], ValueType.BOOL)
+    base = c.number("swa_rope_theta", default=10000.0)
+    yield "rope.freq_base_swa", f32(c.number("rope_theta", default=base, of=c.rope_local))
+    yield "expert_gating_func", u32(2)
+    yield "expert_shared_count", u32(0)
+
+
+def dbrx(c: Config) -> Keys:
+    attention, experts = c.part("attn_config"), c.part("ffn_config")
+    if experts.number("moe_normalize_expert_weights", default=1.0) != 1.0:
+        raise experts.error("moe_normalize_expert_weights", "is not 1, the supported one")
+    yield "attention.head_count_kv", u32(attention.count("kv_n_heads"))
+    yield "attention.layer_norm_epsilon", f32(1e-5)
+    if "clip_qkv" in attention:
+        yield "attention.clamp_kqv", f32(attention.number("clip_qkv"))
+    if "rope_theta" in attention:
+        yield "rope.freq_base", f32(attention.number("rope_theta"))
+    yield "feed_forward_length", u32(experts.count("ffn_hidden_size"))
+    yield "expert_count", u32(experts.count("moe_num_experts"))
+    yield "expert_used_count", u32(experts.count("moe_top_k"))
+
+
+def bitnet(c: Config) -> Keys:
+    yield "hidden_activation", text(str(c.get("hidden_act", default="silu")))
+
+
 def stablelm(c: Config) -> Keys:
     yield from _flag_if(c, "use_parallel_residual", "use_parallel_residual")
 
 
-def mistral3(c: Config) -> Keys:
+def _temperature(c: Config) -> Keys:
     if "llama_4_scaling_beta" in c.rope:
         yield "attention.temperature_scale", f32(c.number("llama_4_scaling_beta", of=c.rope))
+
+
+def mistral3(c: Config) -> Keys:
+    yield from _temperature(c)
     if "mscale_all_dim" in c.rope:
         yield "rope.scaling.yarn_log_multiplier", f32(c.number("mscale_all_dim", of=c.rope))
 
@@ -508,8 +587,7 @@ def falcon(c: Config) -> Keys:
 
 
 def mpt(c: Config) -> Keys:
-    inner = c.get("attn_config", default={})
-    own = Config(c.path, inner if isinstance(inner, dict) else {})
+    own = c.part("attn_config")
     yield "feed_forward_length", u32(c.count("expansion_ratio", default=4) * c.count("hidden_size"))
     yield "attention.layer_norm_epsilon", f32(1e-5)
     yield "attention.head_count_kv", u32(own.count("kv_n_heads", default=c.count("num_attention_heads")))

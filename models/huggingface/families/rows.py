@@ -45,7 +45,8 @@ from logitless.models.huggingface.moves import (
 
 
 def _of_experts(shape: Shape, c: Config) -> Shape:
-    n = max(1, c.count("num_experts"))
+    """Rows of all experts below each other: of nomic's settings, or DBRX's."""
+    n = max(1, c.count("num_experts", default=c.part("ffn_config").count("moe_num_experts", default=0)))
     return n, shape[0] // n, shape[1]
 
 
@@ -82,6 +83,12 @@ _GRANITE: Splits = (
 def _experts(module: str) -> Splits:
     """Experts of a module whose name the gguf package has not."""
     return tuple((rf"{module}\.experts\.{name}_proj\.weight$", ((f"ffn_{name}_exps.weight", None),)) for name in _PARTS)
+
+
+_HALVES: Splits = (  # experts of which gate and up are one tensor, one above the other
+    ("experts.gate_up_proj$", tuple((f"ffn_{name}_exps.weight", half(i)) for i, name in enumerate(_NAMES))),
+    ("experts.down_proj$", (("ffn_down_exps.weight", None),)),
+)
 
 
 def _fused_experts(*, in_turn: bool) -> Splits:
@@ -159,11 +166,7 @@ _QWEN35 = Family(
     ),
     (
         ("linear_attn.norm.weight$", (("ssm_norm.weight", None),)),
-        (
-            "experts.gate_up_proj$",
-            tuple((f"ffn_{name}_exps.weight", half(i)) for i, name in enumerate(_NAMES)),
-        ),
-        ("experts.down_proj$", (("ffn_down_exps.weight", None),)),
+        *_HALVES,
     ),
     mtp=True,
 )
@@ -242,6 +245,29 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(
         ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"),
         Family("deepseek2", keys.mla, splits=_LATENT, mtp=True),
+    ),
+    "DeepseekV32ForCausalLM": Family("deepseek32", keys.sparse_mla, splits=_LATENT, names="glm-dsa", mtp=True),
+    "GlmMoeDsaForCausalLM": Family("glm-dsa", keys.sparse_mla, splits=_LATENT, mtp=True),
+    **dict.fromkeys(
+        ("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration of experts"),
+        Family("mistral4", keys.mistral4, splits=(*_LATENT, *_HALVES)),
+    ),
+    "MiMoV2FlashForCausalLM": Family(
+        "mimo2", keys.mimo2, splits=((r"attention_sink_bias$", (("attn_sinks.weight", None),)),)
+    ),
+    "DbrxForCausalLM": Family(
+        "dbrx",
+        keys.dbrx,
+        splits=(
+            (r"ffn\.experts\.mlp\.w1$", (("ffn_gate_exps.weight", _EXPERTS),)),
+            (r"ffn\.experts\.mlp\.v1$", (("ffn_up_exps.weight", _EXPERTS),)),
+            (r"ffn\.experts\.mlp\.w2$", (("ffn_down_exps.weight", then(_EXPERTS, TRANSPOSED)),)),
+        ),
+    ),
+    "BitNetForCausalLM": Family(
+        "bitnet",
+        keys.bitnet,
+        splits=tuple((rf"{name}_sub_norm\.weight$", ((f"{name}_sub_norm.weight", None),)) for name in ("attn", "ffn")),
     ),
     "Glm4ForCausalLM": Family("glm4"),
     "Glm4MoeForCausalLM": Family("glm4moe", keys.glm4_moe, mtp=True),
@@ -366,6 +392,7 @@ FAMILIES: dict[str, Family] = {
     "Ernie4_5ForCausalLM": Family("ernie4_5"),
     "HunYuanDenseV1ForCausalLM": Family("hunyuan-dense"),
     "Cohere2ForCausalLM": Family("cohere2", keys.cohere2),
+    "Cohere2MoeForCausalLM": Family("cohere2moe", keys.cohere2_moe, names="deepseek"),
     "Starcoder2ForCausalLM": Family("starcoder2"),
     "StableLmForCausalLM": Family("stablelm", keys.stablelm),
     "ArceeForCausalLM": Family("arcee", moves=_LLAMA),

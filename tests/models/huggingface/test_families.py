@@ -34,7 +34,7 @@ NOT_IN_LLAMA_CPP = {
     "deepseek2": "without q_lora_rank only of 27 layers",
     "gemma3n": "whose layers' inputs are always of 256",
     "exaone4": "with a sliding window only of 64 layers",
-    "mellum": "with one RoPE base for all layers",
+    "bitnet": "with SiLU alone",
     "phimoe": "as stablelm",
     "stablelm": "its likeliest tokens are bytes that are no text, for which there is no answer",
 }
@@ -202,6 +202,7 @@ def test_llama_cpp_has_the_same_vectors_of_converted_encoders(encoders: dict[str
 MTP = {  # the layer whose parts the block has, and the settings that name it
     "glm4moe": (1, {"num_nextn_predict_layers": 1}),
     "deepseek3": (1, {"num_nextn_predict_layers": 1}),
+    "deepseek32": (2, {"num_nextn_predict_layers": 1}),
     "qwen3next": (3, {}),
     "qwen35": (3, {"mtp_num_hidden_layers": 1}),
 }
@@ -488,9 +489,19 @@ def test_sizes_that_do_not_fit_are_refused_in_one_line(
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
-def test_llama_cpp_has_the_same_log_probabilities_of_converted_files(converted: dict[str, Path]) -> None:
+def test_llama_cpp_has_the_same_log_probabilities_of_converted_files(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
     prefixes = [IDS[: n + 1] for n in range(len(IDS))]  # no answer where the likeliest token is no text
     files = {family: path for family, path in converted.items() if family not in NOT_IN_LLAMA_CPP}
+    files["mellum"] = tmp_path / "mellum.gguf"
+    folder = write_folder(tmp_path / "mellum", "mellum")
+    settings = recorded("mellum")["config"]
+    rope = settings["rope_parameters"]  # llama.cpp has one base for all layers
+    rope = rope | {"sliding_attention": {"rope_type": "default", "rope_theta": rope["full_attention"]["rope_theta"]}}
+    (folder / "config.json").write_text(json.dumps(settings | {"rope_parameters": rope}))
+    with GGUFFile.open(folder) as gguf:
+        plan_copy(gguf).write(files["mellum"])
     cases = [(str(path), [], [[]], prefixes) for path in files.values()]
     lines = [json.loads(line) for line in answers(LLAMA_CPP, json.dumps(cases))]
     for (family, path), likeliest in zip(files.items(), lines, strict=True):
