@@ -1,9 +1,14 @@
 """Signatures of ops: types and axes of the sources, types of the attributes; each call is checked.
 
 A source is declared as `ids i32 (T)`: name, type, axes. Types: a name of `DTYPES`, several with |,
-or a kind (`weight`, `cache`, `word`, `any`). Axes: a letter has one length throughout an op, `_` any
-length, a number that length, `…` any number of axes; without parentheses every shape will do.
-`*weights weight (N, K)` stands for any number of sources, `sinks f32 (H)?` for one or none."""
+or a kind (`weight`, `blocks`, `cache`, `word`, `any`). Axes: a letter has one length throughout an op,
+`_` any length, a number that length, `…` any number of axes; `(T)|(2, T)` are two forms; without
+parentheses every shape will do. `*weights weight (N, K)` stands for any number of sources,
+`sinks f32 (H)?` for one or none.
+
+The result is declared as `f32 (T, n)`: a type, or a source that has it, and the shape; a source alone
+stands for both. Its shape and what a call needs (`0 < n <= E`) are expressions of Python, whose names
+are axes, attributes, sources (None: not there), and those of the op's module."""
 
 from __future__ import annotations
 
@@ -19,8 +24,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from logitless.graph.dtype import DTYPES, KV_TYPES
-from logitless.graph.tensor import Tensor
+from logitless.graph.dtype import BLOCK_TYPES, DTYPES, KV_TYPES
+from logitless.graph.tensor import Shape, Tensor
 
 _ACTS = frozenset(name for name in DTYPES if name.endswith("_act"))
 _WORDS = frozenset(("f32", "i32", "u32"))
@@ -28,22 +33,23 @@ KINDS = {
     # floats and blocks, and constant unless they are f32 (or f16, where they are only read)
     "weight": frozenset(DTYPES) - _ACTS - {"i32", "u32"},
     "stored": frozenset(DTYPES) - _ACTS - {"i32", "u32"},
+    "blocks": frozenset(BLOCK_TYPES),  # and constant
     "cache": frozenset(KV_TYPES),  # of keys or values
     "word": _WORDS,  # of four bytes, which are copied as they are
     "any": frozenset(DTYPES),
 }
-_FREE = {"weight": ("f32",), "stored": ("f32", "f16")}  # types that need not be constant
-_SOURCE = re.compile(r"(\*?)(\w+) ([\w|]+)(?: \(([^)]*)\))?(\??)")
+_FREE = {"weight": ("f32",), "stored": ("f32", "f16"), "blocks": ()}  # types that need not be constant
+_SOURCE = re.compile(r"(\*?)(\w+) ([\w|]+)(?: (\([^)]*\)(?:\|\([^)]*\))*))?(\??)")
 INT_LIMIT, FLOAT_LIMIT = 2**31, float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A declared source of an op. `axes` None: any shape."""
+    """A declared source of an op. `forms`: axes that it may have; (): any shape."""
 
     name: str
     kind: str
-    axes: tuple[str, ...] | None = None
+    forms: tuple[tuple[str, ...], ...] = ()
     repeated: bool = False
     optional: bool = False
 
@@ -53,8 +59,9 @@ class Source:
         match = _SOURCE.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} does not declare a source")
-        star, name, kind, axes, optional = match.groups()
-        parts = None if axes is None else tuple(a.strip() for a in axes.split(",") if a.strip())
+        star, name, kind, forms, optional = match.groups()
+        axes = [form.strip("()").split(",") for form in forms.split("|")] if forms else []
+        parts = tuple(tuple(a.strip() for a in form if a.strip()) for form in axes)
         return cls(name, kind, parts, bool(star), bool(optional))
 
     @property
@@ -62,24 +69,31 @@ class Source:
         return KINDS[self.kind] if self.kind in KINDS else frozenset(self.kind.split("|"))
 
     def __str__(self) -> str:
-        axes = "" if self.axes is None else f" ({', '.join(self.axes)})"
-        return f"{'*' if self.repeated else ''}{self.name}{axes}"
+        forms = " or ".join(f"({', '.join(axes)})" for axes in self.forms)
+        return f"{'*' if self.repeated else ''}{self.name}{' ' if forms else ''}{forms}"
 
-    def matches(self, shape: tuple[int, ...], lengths: dict[str, int]) -> bool:
-        """True if the shape has these axes; `lengths` gets those of new letters."""
-        if self.axes is None:
-            return True
-        axes: list[str] = list(self.axes)
-        if "…" in axes:
-            i = axes.index("…")
-            axes[i : i + 1] = ["_"] * (len(shape) - len(axes) + 1)
-        if len(axes) != len(shape):
+    def matches(self, shape: Shape, lengths: dict[str, int]) -> bool:
+        """True if the shape has one of the forms; `lengths` gets those of new letters."""
+        for form in self.forms:
+            own = lengths.copy()
+            if _matches(form, shape, own):
+                lengths.update(own)
+                return True
+        return not self.forms
+
+
+def _matches(form: tuple[str, ...], shape: Shape, lengths: dict[str, int]) -> bool:
+    axes = list(form)
+    if "…" in axes:
+        i = axes.index("…")
+        axes[i : i + 1] = ["_"] * (len(shape) - len(axes) + 1)
+    if len(axes) != len(shape):
+        return False
+    for axis, n in zip(axes, shape, strict=True):
+        expected = int(axis) if axis.isdigit() else n if axis == "_" else lengths.setdefault(axis, n)
+        if n != expected:
             return False
-        for axis, n in zip(axes, shape, strict=True):
-            expected = int(axis) if axis.isdigit() else n if axis == "_" else lengths.setdefault(axis, n)
-            if n != expected:
-                return False
-        return True
+    return True
 
 
 def is_constant(t: Tensor) -> bool:
@@ -93,33 +107,54 @@ class Signature:
     def __init__(
         self,
         reference: Callable[..., Any],
-        shape_rule: Callable[..., Any],
         sources: Sequence[Source] = (),
+        keywords_of: Sequence[Callable[..., Any]] = (),
         like: Signature | None = None,
     ) -> None:
         """`sources`: as declared; without any, all are f32 of any shape. Attributes are the keywords
-        of the reference and the shape rule, and those of `like`."""
+        of the reference and of the other functions, and those of `like`."""
         declared = inspect.signature(reference).parameters.values()
         self.sources = tuple(sources) or tuple(
-            Source(p.name, "f32", None, p.kind is p.VAR_POSITIONAL, p.default is not p.empty)
+            Source(p.name, "f32", (), p.kind is p.VAR_POSITIONAL, p.default is not p.empty)
             for p in declared
             if p.kind in (p.POSITIONAL_OR_KEYWORD, p.VAR_POSITIONAL)
         )
-        # (type, shape) of sources that passed the checks: a graph has hundreds of equal nodes
-        self.accepted: set[tuple[object, ...]] = set()
+        # lengths of axes by (type, shape) of sources: a graph has hundreds of equal nodes
+        self._accepted: dict[tuple[object, ...], dict[str, int]] = {}
         self._parameters: dict[str, inspect.Parameter] = dict(like._parameters) if like is not None else {}
         self._hints: dict[str, Any] = dict(like._hints) if like is not None else {}
-        for function in (shape_rule, reference):
+        for function in (*keywords_of, reference):
             own = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
             self._parameters |= own
             self._hints |= _hints(function, own)
+        self._absent = {source.name: None for source in self.sources}
+        self._defaults = {name: p.default for name, p in self._parameters.items()}
 
     @property
     def attribute_types(self) -> Mapping[str, Any]:
         return self._hints
 
-    def check_sources(self, op_name: str, src: Sequence[Any]) -> None:
-        """ValueError for a wrong number of sources, or one that is no tensor of its type and rank."""
+    def lengths(self, op_name: str, src: Sequence[Any]) -> dict[str, int]:
+        """The lengths of the axes. ValueError for a wrong number of sources, or one that is no tensor of its
+        type and shape."""
+        key = tuple([(t.dtype, t.shape, is_constant(t)) if isinstance(t, Tensor) else None for t in src])
+        if key not in self._accepted:
+            self._check_sources(op_name, src)
+            lengths: dict[str, int] = {}
+            for source, t in self._pairs(src):
+                if not source.matches(t.shape, dict(lengths) if source.repeated else lengths):
+                    self._refuse(op_name, src)
+            self._accepted[key] = lengths
+        return self._accepted[key]
+
+    def names(self, op_name: str, src: Sequence[Tensor], attrs: Mapping[str, Any]) -> dict[str, Any]:
+        """Names of the expressions of a declaration: sources, attributes with their defaults, lengths."""
+        sources: dict[str, Any] = dict(zip(self._absent, src, strict=False))
+        if self.sources[-1].repeated:
+            sources[self.sources[-1].name] = src[len(self.sources) - 1 :]
+        return {**self._absent, **sources, **self._defaults, **attrs, **self.lengths(op_name, src)}
+
+    def _check_sources(self, op_name: str, src: Sequence[Any]) -> None:
         repeated = any(s.repeated for s in self.sources)
         least = sum(not s.optional and not s.repeated for s in self.sources)
         if len(src) < least or (len(src) > len(self.sources) and not repeated):
@@ -133,18 +168,9 @@ class Signature:
                 raise ValueError(f"{op_name}: {source.name} must be {_types(source)} (got {_list(src)})")
             if t.dtype not in _FREE.get(source.kind, source.types) and not is_constant(t):
                 raise ValueError(f"{op_name}: {source.name} of {t.dtype} must be a constant (got {_list(src)})")
-            if not source.matches(t.shape, {}):
-                self._refuse(op_name, src)
-
-    def check_axes(self, op_name: str, src: Sequence[Tensor]) -> None:
-        """ValueError where the sources' axes differ in length."""
-        lengths: dict[str, int] = {}
-        for source, t in self._pairs(src):
-            if not source.matches(t.shape, dict(lengths) if source.repeated else lengths):
-                self._refuse(op_name, src)
 
     def _refuse(self, op_name: str, src: Sequence[Tensor]) -> None:
-        expected = ", ".join(str(s) for s in self.sources if s.axes is not None)
+        expected = ", ".join(str(s) for s in self.sources if s.forms)
         raise ValueError(f"{op_name}: expected {expected} (got {_list(src)})")
 
     def _pairs(self, src: Sequence[Any]) -> Iterable[tuple[Source, Any]]:
@@ -189,8 +215,13 @@ class Signature:
         return inspect.Signature([*sources, *own, p("name", p.KEYWORD_ONLY, default="")])
 
 
+def module_of(reference: Callable[..., Any]) -> dict[str, Any]:
+    """The names of a function's module."""
+    return vars(inspect.getmodule(reference))
+
+
 def _hints(reference: Callable[..., Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    names = vars(inspect.getmodule(reference)) | {"Shape": tuple[int, ...], "Literal": Literal}
+    names = module_of(reference) | {"Shape": tuple[int, ...], "Literal": Literal}
     return {
         name: eval(p.annotation, names) if isinstance(p.annotation, str) else p.annotation for name, p in own.items()
     }

@@ -1,26 +1,27 @@
-"""Op declarations: numpy reference, shape rule, gradient rule and test cases of one op.
+"""Op declarations: sources and result, numpy reference, gradient rule and test cases of one op.
 
-    @op
-    def silu(x): return x / (1 + np.exp(-x))            # reference, in any float type
-    silu.takes("x f32")                                 # see graph/declaration.py
-    @silu.vjp
-    def _(g, y, x): return (silu_back(g, x),)           # a gradient (or None) a source
-    @silu.case
-    def _(rng): return [rng.normal(size=(4, 6))], {}    # sources, attributes
+    @op("x f32 (T, E)", gives="i32 (T, n)", needs="0 < n <= E")       # see graph/declaration.py
+    def top_experts(x, *, n): return np.argsort(-x)[:, :n]             # reference, in any float type
+    @top_experts.vjp
+    def _(g, y, x, n): return (None,)                                  # a gradient (or None) a source
+    @top_experts.case
+    def _(rng): return [rng.normal(size=(4, 6))], {"n": 2}             # sources, attributes
 
-Without `takes` all sources are f32 of any shape; without a shape rule they are alike, and so is the
-result."""
+Without sources all are f32 of any shape; without `gives` or a shape rule they are alike, and so is
+the result."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 import numpy as np
 
-from logitless.graph.declaration import Signature, Source, is_constant
+from logitless.graph.declaration import Signature, Source, module_of
 from logitless.graph.tensor import Shape, Tensor
 
 Array = Any  # ndarray inside a reference, Tensor while a graph is being built
@@ -52,7 +53,9 @@ class Op:
         self.__name__, self.__module__, self.__doc__ = self.name, reference.__module__, reference.__doc__
         self.returns_destination = returns_destination  # False: the result is another tensor
         self._sources: tuple[str, ...] = ()
-        self._like: Op | None = None
+        self._like: Op | Callable[..., Any] | None = None
+        self.needs = ""  # the condition of a call
+        self._gives = ""
         self.shape_rule: Callable[..., tuple[Shape, str]] = self.alike
         self.vjp_rule: Callable[..., tuple[Tensor | None, ...]] | None = None
         self.cases: list[Callable[[np.random.Generator], Case]] = []
@@ -67,22 +70,45 @@ class Op:
         OPS[self.name] = self
 
     def __call__(self, *src: Tensor, name: str = "", **attrs: Any) -> Tensor:
-        signature = self.signature
-        key = tuple([(t.dtype, t.shape, is_constant(t)) if isinstance(t, Tensor) else None for t in src])
-        if key not in signature.accepted:
-            signature.check_sources(self.name, src)
-        attrs = signature.attributes(self.name, attrs)
+        self.signature.lengths(self.name, src)
+        attrs = self.signature.attributes(self.name, attrs)
         try:
-            shape, dtype = self.shape_rule(*src, **attrs)
+            shape, dtype = self.result(*src, **attrs)
         except ValueError as error:  # of another op's rule, which this one follows
             named = str(error).startswith(f"{self.name}: ")
             raise ValueError(str(error) if named else f"{self.name}: {error}") from None
-        if key not in signature.accepted:
-            signature.check_axes(self.name, src)
-            signature.accepted.add(key)
         require(isinstance(name, str), self.name, f"a name is a text, not {name!r}", *src)
         require(all(n > 0 for n in shape), self.name, f"the result would have the shape {shape}", *src)
         return Tensor(self.name, src, shape, dtype, attrs, name)
+
+    def result(self, *src: Tensor, **attrs: Any) -> tuple[Shape, str]:
+        """Shape and type of the result. ValueError: the sources do not fit."""
+        if self.needs and not self._value(self.needs, src, attrs):
+            known = self.signature.names(self.name, src, attrs)
+            numbers = known.keys() - {source.name for source in self.signature.sources}
+            words = [word for word in dict.fromkeys(re.findall(r"\w+", self.needs)) if word in numbers]
+            values = ", ".join(f"{word} = {known[word]!r}" for word in words)
+            require(False, self.name, f"needs {self.needs}; {values}" if values else f"needs {self.needs}", *src)
+        return self.shape_rule(*src, **attrs)
+
+    def declared(self, *src: Tensor, **attrs: Any) -> tuple[Shape, str]:
+        """The shape rule of an op with `gives`."""
+        i, dtype, shape = self._result
+        of = None if i is None else src[i]
+        return self._value(shape, src, attrs) if shape or of is None else of.shape, of.dtype if of else dtype
+
+    @functools.cached_property
+    def _result(self) -> tuple[int | None, str, str]:
+        """Index of the source that the result is like, or its type; its shape."""
+        kind, _, shape = self._gives.partition(" ")
+        return next((i for i, s in enumerate(self.signature.sources) if s.name == kind), None), kind, shape
+
+    @functools.cached_property
+    def _module(self) -> dict[str, Any]:
+        return module_of(self.reference)
+
+    def _value(self, expression: str, src: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
+        return eval(_compiled(expression), self._module, self.signature.names(self.name, src, attrs))
 
     def __repr__(self) -> str:
         return f"<op {self.name}({self.signature})>"
@@ -91,15 +117,22 @@ class Op:
     def __signature__(self) -> inspect.Signature:
         return self.signature.as_python()
 
-    def takes(self, *sources: str, like: Op | None = None) -> None:
-        """Declare the sources, as graph/declaration.py says. `like`: this op has its attributes, too."""
-        self._sources, self._like = sources, like
-        self.__doc__ = f"{inspect.getdoc(self.reference)}\n\nSources: {'; '.join(sources)}."
+    def takes(
+        self, *sources: str, gives: str = "", needs: str = "", like: Op | Callable[..., Any] | None = None
+    ) -> None:
+        """Declare sources and result, as graph/declaration.py says. `like`: an op, or a function, whose
+        attributes this one has, too."""
+        self._sources, self._gives, self.needs, self._like = sources, gives, needs, like
+        self.shape_rule = self.declared if gives else self.alike
+        if sources:
+            self.__doc__ = f"{inspect.getdoc(self.reference)}\n\nSources: {'; '.join(sources)}."
 
     @functools.cached_property
     def signature(self) -> Signature:
-        like = self._like.signature if self._like is not None else None
-        return Signature(self.reference, self.shape_rule, [Source.parse(s) for s in self._sources], like)
+        like, rule = self._like, self.shape_rule
+        functions = [f for f in (like, rule) if f is not None and not isinstance(f, Op) and f != self.declared]
+        sources = [Source.parse(s) for s in self._sources]
+        return Signature(self.reference, sources, functions, like.signature if isinstance(like, Op) else None)
 
     def alike(self, *src: Tensor, **_: Any) -> tuple[Shape, str]:
         """The default shape rule: sources of one shape, the type of the first."""
@@ -128,16 +161,30 @@ class Op:
         self.cases.append(make)
 
 
-def op(reference: Callable[..., Array]) -> Op:
-    """Declare an op by its numpy reference."""
-    return Op(reference)
+def op(
+    *sources: str,
+    gives: str = "",
+    needs: str = "",
+    writes: tuple[int, ...] = (),
+    returns_destination: bool = True,
+    like: Op | Callable[..., Any] | None = None,
+) -> Callable[[Callable[..., Array]], Op]:
+    """Declare an op by its numpy reference.
+
+    `writes`: indices of the sources that it overwrites, of which it returns the first; `returns_destination`
+    False: it returns a result of its own. The others: `Op.takes`."""
+
+    def declare(reference: Callable[..., Array]) -> Op:
+        declared = Op(reference, writes, returns_destination)
+        declared.takes(*sources, gives=gives, needs=needs, like=like)
+        return declared
+
+    return declare
 
 
-def writing(*index: int, returns_destination: bool = True) -> Callable[[Callable[..., Array]], Op]:
-    """Declare an op that overwrites the sources at these indices and returns the first of them.
-
-    `returns_destination` False: it returns a result of its own."""
-    return lambda reference: Op(reference, index, returns_destination)
+@functools.cache
+def _compiled(expression: str) -> CodeType:
+    return compile(expression, "<declaration>", "eval")
 
 
 def writes_of(t: Tensor) -> tuple[int, ...]:

@@ -129,7 +129,7 @@ def elementwise(formula: Callable[..., Array]) -> Op:
         with np.errstate(all="ignore"):  # both sides of `where` are computed
             return np.asarray(formula(*sources, **attributes), np.result_type(*sources))
 
-    declared = op(reference)
+    declared = op()(reference)
     declared.inplace = tuple(range(len(_names(formula, "POSITIONAL_OR_KEYWORD"))))
     FORMULAS[declared.name] = formula
     return declared

@@ -35,7 +35,7 @@ def _places(shape: Shape, size: tuple[int, int], stride: int) -> list[tuple[int,
     ]
 
 
-@op
+@op("x f32 (N, H, W, C)")
 def patches(x: Array, *, size: tuple[int, int], stride: int = 1, padding: int = 0) -> Array:
     """Every patch of an image as a row: (N, H, W, C) → (N · H' · W', height · width · C), zeros outside."""
     x = np.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
@@ -44,9 +44,6 @@ def patches(x: Array, *, size: tuple[int, int], stride: int = 1, padding: int = 
     for i, j, rows, columns in _places(x.shape, size, stride):
         out[:, :, :, i, j] = x[:, rows, columns]
     return out.reshape(x.shape[0] * height * width, -1)
-
-
-patches.takes("x f32 (N, H, W, C)")
 
 
 @patches.shape
@@ -68,7 +65,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, **attrs: Any) -> tuple[Tensor | None, ...
     return (patches_back(g, shape=x.shape, **attrs),)
 
 
-@op
+@op("g f32 (_, _)")
 def patches_back(g: Array, *, shape: Shape, size: tuple[int, int], stride: int = 1, padding: int = 0) -> Array:
     """Each patch added to where it came from: (N · H' · W', height · width · C) → (N, H, W, C) = shape."""
     n, h, w, c = shape
@@ -78,9 +75,6 @@ def patches_back(g: Array, *, shape: Shape, size: tuple[int, int], stride: int =
     for i, j, rows, columns in _places(out.shape, size, stride):
         out[:, rows, columns] += g[:, :, :, i, j]
     return out[:, padding : padding + h, padding : padding + w]
-
-
-patches_back.takes("g f32 (_, _)")
 
 
 @patches_back.shape
@@ -95,7 +89,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, shape: Shape, **attrs: Any) -> tuple[Tens
     return (patches(g, **attrs),)
 
 
-@op
+@op("x f32 (N, H, W, C)", gives="f32 (N, H // size, W // size, C)", needs="0 < size <= min(H, W)")
 def max_pool(x: Array, *, size: int) -> Array:
     """The largest of each size × size square: (N, H, W, C) → (N, H // size, W // size, C)."""
     n, h, w, c = x.shape
@@ -103,21 +97,12 @@ def max_pool(x: Array, *, size: int) -> Array:
     return x.reshape(n, h // size, size, w // size, size, c).max((2, 4))
 
 
-max_pool.takes("x f32 (N, H, W, C)")
-
-
-@max_pool.shape
-def _(x: Tensor, size: int) -> tuple[Shape, str]:
-    require(len(x.shape) == 4 and 0 < size <= min(x.shape[1:3]), "max_pool", "expected x (N, H, W, C)", x)
-    return (x.shape[0], x.shape[1] // size, x.shape[2] // size, x.shape[3]), x.dtype
-
-
 @max_pool.vjp
 def _(g: Tensor, y: Tensor, x: Tensor, size: int) -> tuple[Tensor | None, ...]:
     return (max_pool_back(g, x, size=size),)
 
 
-@op
+@op("g f32 (N, P, Q, C)", "x f32 (N, H, W, C)", gives="x", needs="size > 0 and (P, Q) == (H // size, W // size)")
 def max_pool_back(g: Array, x: Array, *, size: int) -> Array:
     """g at the first largest element of each square, zeros elsewhere."""
     n, h, w, c = x.shape
@@ -129,15 +114,6 @@ def max_pool_back(g: Array, x: Array, *, size: int) -> Array:
     i, p, q, k = np.indices(first.shape)
     out[i, p * size + first // size, q * size + first % size, k] = g
     return out
-
-
-max_pool_back.takes("g f32 (N, P, Q, C)", "x f32 (N, H, W, C)")
-
-
-@max_pool_back.shape
-def _(g: Tensor, x: Tensor, size: int) -> tuple[Shape, str]:
-    require(g.shape == max_pool.shape_rule(x, size)[0], "max_pool_back", "g must have max_pool's shape", g, x)
-    return x.shape, x.dtype
 
 
 for _shape, _attrs in (

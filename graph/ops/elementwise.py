@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from logitless.graph import scalar as s
-from logitless.graph.op import Array, Case, op, require
+from logitless.graph.op import Array, Case, op
 from logitless.graph.scalar import GELU_SCALE, elementwise, equal, exp, fma, tanh, times_sigmoid, where
 from logitless.graph.tensor import Shape, Tensor, const
 
@@ -81,7 +81,7 @@ def scaled(x: Tensor, factor: float) -> Tensor:
     return x if factor == 1 else scale(x, factor=factor)
 
 
-@op
+@op(gives="x shape", needs="broadcasts(shape, x.shape)")
 def sum_to(x: Array, *, shape: Shape) -> Array:
     """The sum over the axes along which `shape` was broadcast to x's shape."""
     lead = x.ndim - len(shape)
@@ -89,13 +89,7 @@ def sum_to(x: Array, *, shape: Shape) -> Array:
     return x.sum(axis=tuple(i for i, n in enumerate(shape) if n == 1 and x.shape[i] != 1), keepdims=True)
 
 
-@sum_to.shape
-def _(x: Tensor, shape: Shape) -> tuple[Shape, str]:
-    require(_broadcasts(shape, x.shape), "sum_to", f"{shape} is not a shape that broadcasts to its source's", x)
-    return shape, x.dtype
-
-
-def _broadcasts(small: Shape, large: Shape) -> bool:
+def broadcasts(small: Shape, large: Shape) -> bool:
     """True if numpy broadcasts an array of one shape to the other."""
     lead = len(large) - len(small)
     return lead >= 0 and all(n in (1, m) for n, m in zip(small, large[lead:], strict=True))
@@ -113,16 +107,10 @@ for _from, _to in (((70, 40), ()), ((70, 40), (40,)), ((70, 300), (70, 1)), ((3,
     sum_to.case(lambda r, x=_from, y=_to: ([r.normal(size=x)], {"shape": y}))  # type: ignore[misc]
 
 
-@op
+@op(gives="x shape", needs="broadcasts(x.shape, shape)")
 def broadcast_to(x: Array, *, shape: Shape) -> Array:
     """x repeated along axes that it lacks, or has with length 1 (np.broadcast_to)."""
     return np.broadcast_to(x, shape)
-
-
-@broadcast_to.shape
-def _(x: Tensor, shape: Shape) -> tuple[Shape, str]:
-    require(_broadcasts(x.shape, shape), "broadcast_to", f"its source cannot be broadcast to {shape}", x)
-    return shape, x.dtype
 
 
 @broadcast_to.vjp
@@ -190,10 +178,7 @@ def softcap(x: Array, *, cap: float) -> Array:
     return cap * tanh(x / cap)
 
 
-@softcap.shape
-def _(x: Tensor, cap: float) -> tuple[Shape, str]:
-    require(cap > 0, "softcap", f"cap must be positive, not {cap}", x)
-    return x.shape, x.dtype
+softcap.needs = "cap > 0"
 
 
 @softcap.vjp
@@ -227,10 +212,7 @@ def glu_clamped(gate: Array, up: Array, *, alpha: float, limit: float) -> Array:
     return times_sigmoid(a, alpha * a) * (1 + b)
 
 
-@glu_clamped.shape
-def _(gate: Tensor, up: Tensor, alpha: float, limit: float) -> tuple[Shape, str]:
-    require(limit >= 0, "glu_clamped", f"limit must not be negative, not {limit}", gate, up)
-    return glu_clamped.alike(gate, up)
+glu_clamped.needs = "limit >= 0"
 
 
 @glu_clamped.vjp
@@ -250,10 +232,7 @@ def glu_clamped_back(
     return where(gate < limit, g * (1 + b) * part * fma(alpha * a, 1 - part, 1), 0)
 
 
-@glu_clamped_back.shape
-def _(g: Tensor, gate: Tensor, up: Tensor, alpha: float, limit: float, of: str) -> tuple[Shape, str]:
-    glu_clamped.shape_rule(gate, up, alpha, limit)
-    return glu_clamped_back.alike(g, gate, up)
+glu_clamped_back.needs = "limit >= 0"
 
 
 @glu_clamped.case
@@ -272,12 +251,6 @@ def gate(x: Array, factor: Array) -> Array:
     """x times factor, element by element; a factor of 0 gives 0 for any x, so that an adapter
     whose products overflow cannot disturb rows that do not use it."""
     return where(equal(factor, 0), 0, x * factor)
-
-
-@gate.shape
-def _(x: Tensor, factor: Tensor) -> tuple[Shape, str]:
-    require(x.shape == factor.shape and x.dtype == factor.dtype == "f32", "gate", "expected two f32 alike", x, factor)
-    return x.shape, x.dtype
 
 
 @gate.vjp

@@ -8,10 +8,10 @@ from typing import Any, Literal
 import numpy as np
 
 from logitless.graph.dtype import BLOCK_TYPES
-from logitless.graph.op import Array, Case, Variable, Weight, op, require, writing
+from logitless.graph.op import Array, Case, Variable, Weight, op
 from logitless.graph.ops.attention.paged_attention import CACHES, PAGE, attention, attention_case, store_k
 from logitless.graph.ops.elementwise import glu
-from logitless.graph.ops.linear import ACT_BLOCK, linear, linear_q8, quantize_act
+from logitless.graph.ops.linear import ACT_BLOCK, WHOLE_GROUPS, linear, linear_q8, quantize_act
 from logitless.graph.ops.moe import expert_linear, expert_order, expert_rows
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.rope import rope
@@ -19,36 +19,28 @@ from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.tensor import Shape, Tensor
 
 
-@op
+def n_rows(weights: Sequence[Tensor]) -> int:
+    """Rows of all of these matrices."""
+    return sum(w.shape[0] for w in weights)
+
+
+@op("x f32 (T, K)", "*weights weight (_, K)", gives="f32 (T * n_rows(weights),)", needs="weights")
 def linear_parts(x: Array, *weights: Array) -> Array:
     """`linear` of x (T, K) with several weights (N_i, K): their results, whole and one after the other, (T · ΣN_i,)."""
     return np.concatenate([linear.reference(x, w).reshape(-1) for w in weights])
 
 
-linear_parts.takes("x f32 (T, K)", "*weights weight (_, K)")
-
-
-@linear_parts.shape
-def _(x: Tensor, *weights: Tensor) -> tuple[Shape, str]:
-    require(len(weights) > 0, "linear_parts", "expected at least one weight", x)
-    return (sum(x.shape[0] * linear.shape_rule(x, w)[0][1] for w in weights),), x.dtype
-
-
-@op
+@op(
+    "x f32 (T, K)",
+    "order i32 (3, R)",
+    "*weights weight (_, K)",
+    gives="f32 (R * n_rows(weights) // n,)",
+    needs="weights and n > 0 and R % T == 0 and n_rows(weights) % n == 0",
+)
 def expert_parts(x: Array, order: Array, *weights: Array, n: int) -> Array:
     """`expert_linear` of `expert_rows` of x (T, K) with several weights (n · N_i, K): results as `linear_parts` has."""
     rows = expert_rows.reference(x, order)
     return np.concatenate([expert_linear.reference(rows, w, order, n=n).reshape(-1) for w in weights])
-
-
-expert_parts.takes("x f32 (T, K)", "order i32 (3, R)", "*weights weight (_, K)")
-
-
-@expert_parts.shape
-def _(x: Tensor, order: Tensor, *weights: Tensor, n: int) -> tuple[Shape, str]:
-    require(len(weights) > 0, "expert_parts", "expected at least one weight", x)
-    shapes = [expert_linear.shape_rule(expert_rows(x, order), w, order, n=n)[0] for w in weights]
-    return (sum(rows * columns for rows, columns in shapes),), x.dtype
 
 
 def slice_of_product(whole: Tensor, products: Sequence[Tensor], product: Tensor) -> Tensor:
@@ -58,202 +50,103 @@ def slice_of_product(whole: Tensor, products: Sequence[Tensor], product: Tensor)
     return reshape(part, shape=product.shape, name=product.name)
 
 
-@op
+@op("x f32 (T, K)", "w weight (N, K)", "y f32 (N)|(T, N)", gives="f32 (T, N)")
 def linear_add(x: Array, w: Array, y: Array) -> Array:
     """y (T, N) or (N,) + `linear` of x (T, K) and w (N, K)."""
     return y + linear.reference(x, w)
 
 
-linear_add.takes("x f32 (T, K)", "w weight (N, K)", "y f32 (…, N)")
-
-
-@linear_add.shape
-def _(x: Tensor, w: Tensor, y: Tensor) -> tuple[Shape, str]:
-    shape, dtype = linear.shape_rule(x, w)
-    require(
-        y.shape in (shape, shape[1:]) and y.dtype == dtype,
-        "linear_add",
-        "y has not x · wᵀ's shape and type",
-        x,
-        w,
-        y,
-    )
-    return shape, dtype
-
-
-@op
+@op("x f32 (T, K)", "gate weight (N, K)", "up weight (N, K)", gives="f32 (T, N)")
 def linear_glu(x: Array, gate: Array, up: Array, *, activation: Literal["silu", "gelu"]) -> Array:
     """activation(x · gateᵀ) · (x · upᵀ): x (T, K), gate and up (N, K); "silu" or "gelu"."""
     return glu.reference(linear.reference(x, gate), linear.reference(x, up), activation=activation)
 
 
-linear_glu.takes("x f32 (T, K)", "gate weight (N, K)", "up weight (N, K)")
-
-
-@linear_glu.shape
-def _(x: Tensor, gate: Tensor, up: Tensor, activation: Literal["silu", "gelu"]) -> tuple[Shape, str]:
-    require(gate.shape == up.shape, "linear_glu", "gate and up differ in shape", x, gate, up)
-    return linear.shape_rule(x, gate)
-
-
-@op
+@op(
+    "x f32 (T, K)",
+    "g f32 (K)",
+    "*weights weight (_, K)",
+    gives="f32 (T * n_rows(weights),)",
+    needs="weights and eps >= 0",
+)
 def norm_parts(x: Array, g: Array, *weights: Array, eps: float) -> Array:
     """`linear_parts` of `rms_norm` of x (T, K) by g (K,)."""
     return linear_parts.reference(rms_norm.reference(x, g, eps=eps), *weights)
 
 
-norm_parts.takes("x f32 (T, K)", "g f32 (K)", "*weights weight (_, K)")
-
-
-@norm_parts.shape
-def _(x: Tensor, g: Tensor, *weights: Tensor, eps: float) -> tuple[Shape, str]:
-    rms_norm.shape_rule(x, g, eps)
-    return linear_parts.shape_rule(x, *weights)
-
-
-@op
+@op("x f32 (T, K)", "g f32 (K)", "gate weight (N, K)", "up weight (N, K)", gives="f32 (T, N)", needs="eps >= 0")
 def norm_glu(x: Array, g: Array, gate: Array, up: Array, *, eps: float, activation: Literal["silu", "gelu"]) -> Array:
     """`linear_glu` of `rms_norm` of x (T, K) by g (K,)."""
     return linear_glu.reference(rms_norm.reference(x, g, eps=eps), gate, up, activation=activation)
 
 
-norm_glu.takes("x f32 (T, K)", "g f32 (K)", "gate weight (N, K)", "up weight (N, K)")
-
-
-@norm_glu.shape
-def _(
-    x: Tensor, g: Tensor, gate: Tensor, up: Tensor, eps: float, activation: Literal["silu", "gelu"]
-) -> tuple[Shape, str]:
-    rms_norm.shape_rule(x, g, eps)
-    return linear_glu.shape_rule(x, gate, up, activation)
-
-
-@op
+@op("xq q8_act (T, K)", "gate blocks (N, K)", "up blocks (N, K)", gives="q8_act (T, N)", needs="N % ACT_BLOCK == 0")
 def linear_glu_act(xq: Array, gate: Array, up: Array, *, activation: Literal["silu", "gelu"]) -> Array:
     """`linear_glu` of activations that are quantised, quantised again in groups of 32."""
     return quantize_act.reference(linear_glu.reference(xq, gate, up, activation=activation))
 
 
-linear_glu_act.takes("xq q8_act (T, K)", "gate weight (N, K)", "up weight (N, K)")
-
-
-@linear_glu_act.shape
-def _(xq: Tensor, gate: Tensor, up: Tensor, activation: Literal["silu", "gelu"]) -> tuple[Shape, str]:
-    require(gate.shape == up.shape, "linear_glu_act", "gate and up differ in shape", xq, gate, up)
-    shape, _ = linear_q8.shape_rule(xq, gate)
-    require(shape[1] % ACT_BLOCK == 0, "linear_glu_act", f"rows must be a multiple of {ACT_BLOCK} long", gate)
-    return shape, xq.dtype
-
-
-@op
+@op("gate f32 (…, K)", "up f32 (…, K)", gives="q8_act gate.shape", needs=f"gate.shape == up.shape and {WHOLE_GROUPS}")
 def glu_act(gate: Array, up: Array, *, activation: Literal["silu", "gelu"], group: int = ACT_BLOCK) -> Array:
     """`quantize_act` of `glu`."""
     return quantize_act.reference(glu.reference(gate, up, activation=activation), group=group)
 
 
-glu_act.takes("gate f32 (…, K)", "up f32 (…, K)")
-
-
-@glu_act.shape
-def _(gate: Tensor, up: Tensor, activation: Literal["silu", "gelu"], group: int = ACT_BLOCK) -> tuple[Shape, str]:
-    require(gate.shape == up.shape, "glu_act", "gate and up differ in shape", gate, up)
-    return quantize_act.shape_rule(gate, group)
-
-
-@op
+@op("xq q8_act (T, K)", "w blocks (N, K)", "y f32 (T, N)", gives="f32 (T, N)")
 def linear_q8_add(xq: Array, w: Array, y: Array) -> Array:
     """y (T, N) + `linear_q8` of xq (T, K) and w (N, K)."""
     return y + linear_q8.reference(xq, w)
 
 
-linear_q8_add.takes("xq q8_act (T, K)", "w weight (N, K)", "y f32 (T, N)")
-
-
-@linear_q8_add.shape
-def _(xq: Tensor, w: Tensor, y: Tensor) -> tuple[Shape, str]:
-    shape, dtype = linear_q8.shape_rule(xq, w)
-    require((y.shape, y.dtype) == (shape, dtype), "linear_q8_add", "y has not xq · wᵀ's shape and type", xq, w, y)
-    return shape, dtype
-
-
 linear_q8_add.inplace = (2,)
 
 
-@op
+@op(
+    "q f32 (T, H, D)",
+    *CACHES,
+    "pos i32 (T)|(2, T)",
+    "sinks f32 (H)?",
+    gives="q8_act (T, H * D)",
+    needs=f"{attention.needs} and H * D % ACT_BLOCK == 0",
+    like=attention,
+)
 def attention_act(q: Array, *src: Array, **attrs: Any) -> Array:
     """`quantize_act` of `attention`'s tokens, (T, H · D), in groups of 32; `src`: the other sources of `attention`."""
     return quantize_act.reference(attention.reference(q, *src, **attrs).reshape(q.shape[0], -1))
 
 
-attention_act.takes(
-    "q f32 (T, H, D)",
-    *CACHES,
-    "pos i32 (…, T)",
-    "sinks f32 (H)?",
-    like=attention,
-)
-
-
-@attention_act.shape
-def _(q: Tensor, *src: Tensor, **attrs: Any) -> tuple[Shape, str]:
-    (n, heads, size), _ = attention.shape_rule(q, *src, **attrs)
-    require(heads * size % ACT_BLOCK == 0, "attention_act", f"tokens must be a multiple of {ACT_BLOCK} long", q)
-    return (n, heads * size), "q8_act"
-
-
-@op
+@op("x f32 (…, K)", "w f32 (K)|()", gives="q8_act x.shape", needs=f"eps >= 0 and {WHOLE_GROUPS}")
 def rms_norm_act(x: Array, w: Array, *, eps: float, group: int = ACT_BLOCK) -> Array:
     """`quantize_act` of `rms_norm`."""
     return quantize_act.reference(rms_norm.reference(x, w, eps=eps), group=group)
 
 
-rms_norm_act.takes("x f32 (…, K)", "w f32")
-
-
-@rms_norm_act.shape
-def _(x: Tensor, w: Tensor, eps: float, group: int = ACT_BLOCK) -> tuple[Shape, str]:
-    rms_norm.shape_rule(x, w, eps)
-    return quantize_act.shape_rule(x, group)
-
-
-@writing(0)
+@op(
+    "cache cache (pages, H, D, 16)",
+    "k f32 (T, H, D)",
+    "cells i32 (T)",
+    "angles f32 (T, 2, P)",
+    gives="cache",
+    needs="2 * P <= D",
+    writes=(0,),
+)
 def store_k_rope(cache: Array, k: Array, cells: Array, angles: Array, *, interleaved: bool, sign: float = 1.0) -> Array:
     """`store_k` of the keys after `rope`."""
     return store_k.reference(cache, rope.reference(k, angles, interleaved=interleaved, sign=sign), cells)
 
 
-store_k_rope.takes("cache cache (pages, H, D, 16)", "k f32 (T, H, D)", "cells i32 (T)", "angles f32 (T, 2, P)")
-
-
-@store_k_rope.shape
-def _(
-    cache: Tensor, k: Tensor, cells: Tensor, angles: Tensor, interleaved: bool, sign: float = 1.0
-) -> tuple[Shape, str]:
-    rope.shape_rule(k, angles, interleaved, sign)
-    return store_k.shape_rule(cache, k, cells)
-
-
-@op
+@op("q f32 (T, H, D)", *CACHES, "pos i32 (…, T)", "*others f32", like=attention)
 def attention_rope(q: Array, *src: Array, interleaved: bool, sign: float = 1.0, **attrs: Any) -> Array:
     """`attention` of the queries after `rope`; `src`: the other sources of `attention`, then the angles."""
     *others, angles = src
     return attention.reference(rope.reference(q, angles, interleaved=interleaved, sign=sign), *others, **attrs)
 
 
-attention_rope.takes(
-    "q f32 (T, H, D)",
-    *CACHES,
-    "pos i32 (…, T)",
-    "*others f32",
-    like=attention,
-)
-
-
 @attention_rope.shape
 def _(q: Tensor, *src: Tensor, interleaved: bool, sign: float = 1.0, **attrs: Any) -> tuple[Shape, str]:
     *others, angles = src
-    rope.shape_rule(q, angles, interleaved, sign)
-    return attention.shape_rule(q, *others, **attrs)
+    rope.result(q, angles, interleaved=interleaved, sign=sign)
+    return attention.result(q, *others, **attrs)
 
 
 for _op in (linear_parts, linear_add, linear_glu, norm_parts, norm_glu, expert_parts):

@@ -7,24 +7,14 @@ from collections.abc import Callable
 import numpy as np
 
 from logitless.graph.dtype import DTYPES
-from logitless.graph.op import Array, Case, Weight, op, require
-from logitless.graph.tensor import Shape, Tensor
+from logitless.graph.op import Array, Case, Weight, op
+from logitless.graph.tensor import Tensor
 
 
-@op
+@op("table weight (N, K)", "ids i32 (T)", gives="f32 (T, K)")
 def get_rows(table: Array, ids: Array) -> Array:
     """table (N, K) at ids (T,), as f32 whatever the table's type."""
     return table[ids]
-
-
-get_rows.takes("table weight (N, K)", "ids i32 (T)")
-
-
-@get_rows.shape
-def _(table: Tensor, ids: Tensor) -> tuple[Shape, str]:
-    require(len(table.shape) == 2 and len(ids.shape) == 1, "get_rows", "expected table (N, K) and ids (T,)", table, ids)
-    require(ids.dtype == "i32", "get_rows", "ids must be i32", table, ids)
-    return (*ids.shape, table.shape[1]), "f32"
 
 
 @get_rows.vjp
@@ -32,7 +22,7 @@ def _(g: Tensor, y: Tensor, table: Tensor, ids: Tensor) -> tuple[Tensor | None, 
     return add_rows(g, ids, n=table.shape[0]), None
 
 
-@op
+@op("rows f32 (T, …)", "ids i32 (T)", gives="f32 (n, *rows.shape[1:])")
 def add_rows(rows: Array, ids: Array, *, n: int) -> Array:
     """(n, K) of zeros with each of `rows` (T, K) added at its id."""
     out = np.zeros((n, *rows.shape[1:]), rows.dtype)
@@ -40,36 +30,17 @@ def add_rows(rows: Array, ids: Array, *, n: int) -> Array:
     return out
 
 
-add_rows.takes("rows f32 (T, …)", "ids i32 (T)")
-
-
-@add_rows.shape
-def _(rows: Tensor, ids: Tensor, n: int) -> tuple[Shape, str]:
-    require(rows.shape[:1] == ids.shape, "add_rows", "expected one id for each row", rows, ids)
-    return (n, *rows.shape[1:]), rows.dtype
-
-
 @add_rows.vjp
 def _(g: Tensor, y: Tensor, rows: Tensor, ids: Tensor, n: int) -> tuple[Tensor | None, ...]:
     return get_rows(g, ids), None
 
 
-@op
+@op("x f32 (n, …)", "rows f32 (T, …)", "ids i32 (T)", gives="x", needs="rows.shape[1:] == x.shape[1:]")
 def add_rows_to(x: Array, rows: Array, ids: Array) -> Array:
     """x (n, K) with each of `rows` (T, K) added at its id: `add_rows` and `add` without the zeros between them."""
     out = x.copy()
     np.add.at(out, ids, rows)
     return out
-
-
-add_rows_to.takes("x f32 (n, …)", "rows f32 (T, …)", "ids i32 (T)")
-
-
-@add_rows_to.shape
-def _(x: Tensor, rows: Tensor, ids: Tensor) -> tuple[Shape, str]:
-    ok = rows.shape[:1] == ids.shape and rows.shape[1:] == x.shape[1:]
-    require(ok, "add_rows_to", "expected x (n, K), rows (T, K) and one id for each row", x, rows, ids)
-    return x.shape, x.dtype
 
 
 @add_rows_to.vjp
@@ -98,25 +69,22 @@ for _dtype in (name for name in DTYPES if name not in ("i32", "u32") and not nam
     get_rows.case(_case(_dtype))
 
 
-@op
+@op("tokens i32 (T)", gives="f32 (T, n)")
 def token_columns(tokens: Array, *, n: int) -> Array:
     """(T, n): tokens (T,) plus 1 in each of n columns, as a short convolution keeps them; 0 stands for no token."""
     return np.repeat(tokens[:, None] + 1.0, n, axis=1)
 
 
-token_columns.takes("tokens i32 (T)")
-
-
-@token_columns.shape
-def _(tokens: Tensor, n: int) -> tuple[Shape, str]:
-    require(len(tokens.shape) == 1 and n > 0, "token_columns", "expected tokens (T,)", tokens)
-    return (tokens.shape[0], n), "f32"
-
-
 token_columns.case(lambda r: ([np.array([0, 7, 151935], np.int32)], {"n": 2}))
 
 
-@op
+@op(
+    "tokens i32 (T)",
+    "before f32 (T, M)",
+    "hashes i32 (R)",
+    gives="i32 (T * (R // 2 - M - 1),)",
+    needs="R // 2 > M + 1 and (R // 2 - M - 1) % M == 0",
+)
 def ngram_rows(tokens: Array, before: Array, hashes: Array, *, n_rows: int, stop: int) -> Array:
     """Rows (T · H,) i32, of n_rows, by n-grams that end with tokens (T,): for n = 2 … N, H / (N − 1) hashes of each.
 
@@ -136,17 +104,6 @@ def ngram_rows(tokens: Array, before: Array, hashes: Array, *, n_rows: int, stop
         mixed = np.bitwise_xor.reduce(products[: h * (n - 1) // len(heads) + 2])
         rows.append((mixed % np.uint64(size)).astype(np.int64) + first)
     return np.stack(rows, 1).reshape(-1).astype(np.int32)
-
-
-ngram_rows.takes("tokens i32 (T)", "before f32 (T, M)", "hashes i32 (R)")
-
-
-@ngram_rows.shape
-def _(tokens: Tensor, before: Tensor, hashes: Tensor, n_rows: int, stop: int) -> tuple[Shape, str]:
-    n_heads = hashes.shape[0] // 2 - before.shape[1] - 1
-    ok = before.shape[0] == tokens.shape[0] and n_heads > 0 and n_heads % before.shape[1] == 0
-    require(ok, "ngram_rows", "expected tokens (T,), those before and their hashes", tokens, before, hashes)
-    return (tokens.shape[0] * n_heads,), "i32"
 
 
 @ngram_rows.case

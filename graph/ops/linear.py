@@ -6,34 +6,20 @@ from collections.abc import Callable
 
 import numpy as np
 
-from logitless.graph.dtype import BLOCK_TYPES, DTYPES
-from logitless.graph.op import Array, Case, Weight, op, require
-from logitless.graph.tensor import Shape, Tensor
+from logitless.graph.dtype import BLOCK_TYPES
+from logitless.graph.op import Array, Case, Weight, op
+from logitless.graph.tensor import Tensor
 
 ACT_BLOCK = 32  # activations that share a scale in `q8_act`
 
 
-def _product_shape(name: str, x: Tensor, w: Tensor) -> Shape:
-    """The shape of `linear` of x (T, K) and w (N, K): (T, N)."""
-    require(len(x.shape) == 2 and len(w.shape) == 2, name, "expected x (T, K) and w (N, K)", x, w)
-    require(x.shape[1] == w.shape[1], name, "rows of x and of w differ in length", x, w)
-    return x.shape[0], w.shape[0]
+WHOLE_GROUPS = f"group > 0 and group % {ACT_BLOCK} == 0 and K % group == 0"
 
 
-@op
+@op("x f32 (T, K)", "w weight (N, K)", gives="f32 (T, N)")
 def linear(x: Array, w: Array) -> Array:
     """x (T, K) · w (N, K) transposed."""
     return x @ w.T
-
-
-linear.takes("x f32 (T, K)", "w weight (N, K)")
-
-
-@linear.shape
-def _(x: Tensor, w: Tensor) -> tuple[Shape, str]:
-    shape = _product_shape("linear", x, w)
-    require(x.dtype == "f32", "linear", "x must be f32", x, w)
-    return shape, x.dtype
 
 
 # A backend may round the activations of a quantised weight to 8 bits per group of 32 or 256: an
@@ -47,20 +33,10 @@ def _(g: Tensor, y: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor | None, ...]:
     return matmul(g, w), matmul_tn(g, x)
 
 
-@op
+@op("a f32 (M, K)", "b weight (K, N)", gives="f32 (M, N)")
 def matmul(a: Array, b: Array) -> Array:
     """a (M, K) · b (K, N)."""
     return a @ b
-
-
-matmul.takes("a f32 (M, K)", "b weight (K, N)")
-
-
-@matmul.shape
-def _(a: Tensor, b: Tensor) -> tuple[Shape, str]:
-    require(len(a.shape) == 2 and len(b.shape) == 2, "matmul", "expected a (M, K) and b (K, N)", a, b)
-    require(a.shape[1] == b.shape[0], "matmul", "columns of a and rows of b differ in number", a, b)
-    return (a.shape[0], b.shape[1]), a.dtype
 
 
 @matmul.vjp
@@ -68,20 +44,10 @@ def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
     return linear(g, b), matmul_tn(a, g)
 
 
-@op
+@op("a f32 (K, M)", "b f32 (K, N)", gives="f32 (M, N)")
 def matmul_tn(a: Array, b: Array) -> Array:
     """a (K, M) transposed · b (K, N)."""
     return a.T @ b
-
-
-matmul_tn.takes("a f32 (K, M)", "b f32 (K, N)")
-
-
-@matmul_tn.shape
-def _(a: Tensor, b: Tensor) -> tuple[Shape, str]:
-    require(len(a.shape) == 2 and len(b.shape) == 2, "matmul_tn", "expected a (K, M) and b (K, N)", a, b)
-    require(a.shape[0] == b.shape[0], "matmul_tn", "a and b differ in rows", a, b)
-    return (a.shape[1], b.shape[1]), a.dtype
 
 
 @matmul_tn.vjp
@@ -89,7 +55,7 @@ def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
     return linear(b, g), matmul(a, g)
 
 
-@op
+@op("x f32 (…, K)", gives="q8_act x.shape", needs=WHOLE_GROUPS)
 def quantize_act(x: Array, *, group: int = ACT_BLOCK) -> Array:
     """x (T, K) rounded to 127 steps of the largest magnitude in each `group` consecutive elements
     of a row.
@@ -101,66 +67,25 @@ def quantize_act(x: Array, *, group: int = ACT_BLOCK) -> Array:
     return (np.rint(blocks / np.where(scale == 0, 1, scale)) * scale).reshape(x.shape)
 
 
-quantize_act.takes("x f32 (…, K)")
-
-
-@quantize_act.shape
-def _(x: Tensor, group: int = ACT_BLOCK) -> tuple[Shape, str]:
-    require(x.dtype == "f32", "quantize_act", "x must be f32", x)
-    require(group > 0 and group % ACT_BLOCK == 0, "quantize_act", f"groups must be a multiple of {ACT_BLOCK} long", x)
-    require(x.shape[-1] % group == 0, "quantize_act", f"rows must be a multiple of {group} long", x)
-    return x.shape, "q8_act"
-
-
-@op
+@op("xq q8_act (T, K)", "w blocks (N, K)", gives="f32 (T, N)")
 def linear_q8(xq: Array, w: Array) -> Array:
     """`linear` of activations that are already quantised and a quantised weight."""
     return xq @ w.T
 
 
-linear_q8.takes("xq q8_act (T, K)", "w weight (N, K)")
-
-
-@linear_q8.shape
-def _(xq: Tensor, w: Tensor) -> tuple[Shape, str]:
-    shape = _product_shape("linear_q8", xq, w)
-    require(xq.dtype == "q8_act", "linear_q8", "x must be q8_act", xq, w)
-    require(DTYPES[w.dtype].quantised, "linear_q8", "w must be quantised", xq, w)
-    return shape, "f32"
-
-
-@op
+@op("x f32 (T, K)", gives="f32_act (T, K)")
 def pack_act(x: Array) -> Array:
     """x (T, K) in the order that a backend's matmul reads."""
     return x
 
 
-pack_act.takes("x f32 (T, K)")
-
-
-@pack_act.shape
-def _(x: Tensor) -> tuple[Shape, str]:
-    require(x.dtype == "f32", "pack_act", "x must be f32", x)
-    return x.shape, "f32_act"
-
-
-@op
+@op("xp f32_act (T, K)", "w weight (N, K)", gives="f32 (T, N)")
 def linear_f32(xp: Array, w: Array) -> Array:
     """`linear` of packed activations and a weight of floats."""
     return xp @ w.T
 
 
-linear_f32.takes("xp f32_act (T, K)", "w weight (N, K)")
-
-
-@linear_f32.shape
-def _(xp: Tensor, w: Tensor) -> tuple[Shape, str]:
-    shape = _product_shape("linear_f32", xp, w)
-    require(xp.dtype == "f32_act", "linear_f32", "x must be f32_act", xp, w)
-    return shape, "f32"
-
-
-@op
+@op("x f32 (T, K)", gives="bf16_act (-(-T // rows) * rows, K)", needs="K % 2 == 0 and rows > 0")
 def round_act(x: Array, *, rows: int = 1) -> Array:
     """x (T, K), K even, rounded to bf16: to 8 significant bits, of two equally near the even one;
     with rows of zeros up to a multiple of `rows`, for a backend's tiles of so many."""
@@ -169,35 +94,13 @@ def round_act(x: Array, *, rows: int = 1) -> Array:
     return rounded
 
 
-round_act.takes("x f32 (T, K)")
-
-
-@round_act.shape
-def _(x: Tensor, rows: int = 1) -> tuple[Shape, str]:
-    require(len(x.shape) == 2 and x.dtype == "f32", "round_act", "expected x (T, K) of f32", x)
-    require(x.shape[1] % 2 == 0, "round_act", "rows must be an even number long", x)
-    require(rows > 0, "round_act", f"rows must be positive, not {rows}", x)
-    return (-(-x.shape[0] // rows) * rows, x.shape[1]), "bf16_act"
-
-
-@op
+@op("xr bf16_act (T, K)", "w bf16 (N, K)", gives="f32 (m, N)", needs="0 < m <= T")
 def linear_bf16(xr: Array, w: Array, *, m: int) -> Array:
     """`linear` of the m rows that `round_act` was given and a weight of bf16."""
     return xr[:m] @ w.T
 
 
-linear_bf16.takes("xr bf16_act (T, K)", "w bf16 (N, K)")
-
-
-@linear_bf16.shape
-def _(xr: Tensor, w: Tensor, m: int) -> tuple[Shape, str]:
-    _product_shape("linear_bf16", xr, w)
-    require(0 < m <= xr.shape[0], "linear_bf16", f"x has not {m} rows", xr, w)
-    require((xr.dtype, w.dtype) == ("bf16_act", "bf16"), "linear_bf16", "x must be bf16_act, w bf16", xr, w)
-    return (m, w.shape[0]), "f32"
-
-
-@op
+@op("x f32 (M, K)", gives="f32 (-(-(K if transposed else M) // rows), M if transposed else K, rows)", needs="rows > 0")
 def pack_tiles(x: Array, *, rows: int, transposed: bool = False) -> Array:
     """x (M, K) as (⌈M / rows⌉, K, rows): what a tile of a matrix product reads at each k, one after
     the other.
@@ -209,69 +112,30 @@ def pack_tiles(x: Array, *, rows: int, transposed: bool = False) -> Array:
     return padded.reshape(-1, rows, k).transpose(0, 2, 1)
 
 
-pack_tiles.takes("x f32 (M, K)")
-
-
-@pack_tiles.shape
-def _(x: Tensor, rows: int, transposed: bool = False) -> tuple[Shape, str]:
-    require(rows > 0, "pack_tiles", f"rows must be positive, not {rows}", x)
-    m, k = reversed(x.shape) if transposed else x.shape
-    return (-(-m // rows), k, rows), x.dtype
-
-
-@op
+@op("a f32 (K, M)", "b f32 (K, N)", gives="f32 (-(-K // steps), M, N)", needs="steps > 0")
 def product_parts(a: Array, b: Array, *, steps: int) -> Array:
     """`matmul_tn` of every `steps` rows of a (K, M) and b (K, N) by themselves: (⌈K / steps⌉, M, N)."""
     return np.stack([a[i : i + steps].T @ b[i : i + steps] for i in range(0, len(a), steps)])
 
 
-product_parts.takes("a f32 (K, M)", "b f32 (K, N)")
-
-
-@product_parts.shape
-def _(a: Tensor, b: Tensor, steps: int) -> tuple[Shape, str]:
-    require(len(a.shape) == 2 and len(b.shape) == 2, "product_parts", "expected a (K, M) and b (K, N)", a, b)
-    require(a.shape[0] == b.shape[0], "product_parts", "a and b differ in rows", a, b)
-    require(steps > 0, "product_parts", f"steps must be positive, not {steps}", a, b)
-    return (-(-a.shape[0] // steps), a.shape[1], b.shape[1]), a.dtype
-
-
-@op
+@op(
+    "tiles f32 (P, K, R)",
+    "b weight (_, _)",
+    gives="f32 (m, b.shape[0 if transposed else 1])",
+    needs="K == b.shape[1 if transposed else 0] and m <= P * R",
+)
 def tiled_product(tiles: Array, b: Array, *, m: int, transposed: bool) -> Array:
     """`matmul` (or with `transposed` `linear`) of the m rows that `pack_tiles` was given."""
     a = tiles.transpose(0, 2, 1).reshape(-1, tiles.shape[1])[:m]
     return a @ (b.T if transposed else b)
 
 
-tiled_product.takes("tiles f32 (P, K, R)", "b weight (_, _)")
-
-
-@tiled_product.shape
-def _(tiles: Tensor, b: Tensor, m: int, transposed: bool) -> tuple[Shape, str]:
-    inner, n = (1, 0) if transposed else (0, 1)
-    require(len(b.shape) == 2 and tiles.shape[1] == b.shape[inner], "tiled_product", "shapes disagree", tiles, b)
-    require(m <= tiles.shape[0] * tiles.shape[2], "tiled_product", f"tiles have not {m} rows", tiles, b)
-    return (m, b.shape[n]), tiles.dtype
-
-
-@op
+@op("x f32 (M, N)", "a f32 (K, M)|(_, K, _)", "b f32 (K, N)", gives="x")
 def add_product(x: Array, a: Array, b: Array) -> Array:
     """x (M, N) + `matmul_tn` of a (K, M), or what `pack_tiles` made of it, and b (K, N), in one pass."""
     return x + (matmul_tn.reference(a, b) if a.ndim == 2 else tiled_product.reference(a, b, m=len(x), transposed=False))
 
 
-add_product.takes("x f32 (M, N)", "a f32 (…, K, _)", "b f32 (K, N)")
-
-
-def _sum_shape(x: Tensor, a: Tensor, b: Tensor) -> tuple[Shape, str]:
-    require(len(a.shape) in (2, 3), "add_product", "a must be a matrix or tiles", x, a, b)
-    n_rows = a.shape[1] if len(a.shape) == 2 else x.shape[0]
-    require(len(x.shape) == len(b.shape) == 2 and x.shape == (n_rows, b.shape[1]), "add_product", "shapes", x, a, b)
-    require(a.shape[len(a.shape) - 2] == b.shape[0], "add_product", "a and b differ in k", x, a, b)
-    return x.shape, x.dtype
-
-
-add_product.shape(_sum_shape)
 add_product.inplace = (0,)
 
 

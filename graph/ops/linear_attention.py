@@ -8,14 +8,15 @@ again."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, Variable, op, require, writing
+from logitless.graph.op import Array, Case, Variable, op
 from logitless.graph.ops.shape import reshape, slice_rows
-from logitless.graph.tensor import Shape, Tensor
+from logitless.graph.tensor import Tensor
 
 
 def _spans(begin: Array) -> Iterator[tuple[int, int, int]]:
@@ -25,36 +26,23 @@ def _spans(begin: Array) -> Iterator[tuple[int, int, int]]:
         yield first, stop, int(begin[first])
 
 
-@op
+@op("start i32 (T)", gives="start", needs="length > 0 and T % length == 0")
 def text_begins(start: Array, *, length: int) -> Array:
     """`begin` (T,) i32 of texts that begin with state 0: start (T,) says in which row of its window
     of `length` a row's text begins."""
     return np.where(start == np.arange(len(start)) % length, 0, -1).astype(np.int32)
 
 
-text_begins.takes("start i32 (T)")
-
-
-@text_begins.shape
-def _(start: Tensor, length: int) -> tuple[Shape, str]:
-    ok = len(start.shape) == 1 and length > 0 and start.shape[0] % length == 0
-    require(ok, "text_begins", f"expected start (T,) of windows of {length}", start)
-    return start.shape, "i32"
-
-
 text_begins.case(lambda r: ([np.array([0, 0, 2, 2, 2, 0, 1, 1, 1, 4], np.int32)], {"length": 5}))
 
 
-@op
+@op("x f32 (T, C)", "w f32 (C, 1, K)", "states f32 (N, L, C)", "begin i32 (T)", gives="x", needs="K > 1 and L == K - 1")
 def causal_conv(x: Array, w: Array, states: Array, begin: Array) -> Array:
     """Depthwise causal convolution over time (Mamba, LFM 2): x (T, C), w (C, 1, K) → (T, C).
 
     y[t] = Σ w[:, 0, j] · x[t − K + 1 + j]; states (N, K − 1, C) have the rows before the first, the
     oldest first."""
     return _convolve(x, w, states, begin, np.full(len(x), -1))
-
-
-causal_conv.takes("x f32 (T, C)", "w f32 (C, 1, K)", "states f32 (N, L, C)", "begin i32 (T)")
 
 
 def _convolve(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
@@ -70,25 +58,20 @@ def _convolve(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Ar
     return y
 
 
-@causal_conv.shape
-def _(x: Tensor, w: Tensor, states: Tensor, begin: Tensor, *end: Tensor) -> tuple[Shape, str]:
-    ok = len(x.shape) == 2 and len(w.shape) == 3 and w.shape[:2] == (x.shape[1], 1) and w.shape[2] > 1
-    ok = ok and states.shape[1:] == (w.shape[2] - 1, x.shape[1])
-    ok = ok and all(rows.shape == x.shape[:1] for rows in (begin, *end))
-    require(ok, "causal_conv", "expected x (T, C), w (C, 1, K), states (N, K - 1, C), rows (T,)", x, w, states, begin)
-    return x.shape, x.dtype
-
-
-@writing(2, returns_destination=False)
+@op(
+    "x f32 (T, C)",
+    "w f32 (C, 1, K)",
+    "states f32 (N, L, C)",
+    "begin i32 (T)",
+    "end i32 (T)",
+    gives="x",
+    needs=causal_conv.needs,
+    writes=(2,),
+    returns_destination=False,
+)
 def causal_conv_update(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
     """`causal_conv` that also writes the last K − 1 rows to states."""
     return _convolve(x, w, states, begin, end)
-
-
-causal_conv_update.takes("x f32 (T, C)", "w f32 (C, 1, K)", "states f32 (N, L, C)", "begin i32 (T)", "end i32 (T)")
-
-
-causal_conv_update.shape(causal_conv.shape_rule)
 
 
 @causal_conv.vjp
@@ -99,7 +82,15 @@ def _(g: Tensor, y: Tensor, x: Tensor, w: Tensor, states: Tensor, begin: Tensor)
     return slice_rows(both, start=0, stop=n), of_w, None, None
 
 
-@op
+@op(
+    "g f32 (T, C)",
+    "x f32 (T, C)",
+    "w f32 (C, 1, K)",
+    "states f32 (N, L, C)",
+    "begin i32 (T)",
+    gives="f32 (T + K, C)",
+    needs=causal_conv.needs,
+)
 def causal_conv_back(g: Array, x: Array, w: Array, states: Array, begin: Array) -> Array:
     """The gradients of x, then of w as its bytes: (T + K, C)."""
     dx, dw, k = np.zeros_like(x), np.zeros_like(w), w.shape[2]
@@ -112,17 +103,22 @@ def causal_conv_back(g: Array, x: Array, w: Array, states: Array, begin: Array) 
     return np.concatenate([dx, dw.reshape(k, -1)])
 
 
-causal_conv_back.takes("g f32 (T, C)", "x f32 (T, C)", "w f32 (C, 1, K)", "states f32 (N, L, C)", "begin i32 (T)")
+SOURCES = (
+    *("q f32 (T, G, D)", "k f32 (T, G, D)", "v f32 (T, H, E)", "decay f32 (T, H)|(T, H, D)|(T, H, D, E)"),
+    *("beta f32 (T, H)|(T, H, D)|(T, H, 2, D)", "states f32 (N, H, D, E)", "begin i32 (T)"),
+)
+_BETAS = "H % G == 0 and len(beta.shape) != (3 if delta else 4)"
 
 
-@causal_conv_back.shape
-def _(g: Tensor, x: Tensor, w: Tensor, states: Tensor, begin: Tensor) -> tuple[Shape, str]:
-    causal_conv.shape_rule(x, w, states, begin)
-    require(g.shape == x.shape, "causal_conv_back", "the gradient must have x's shape", g, x)
-    return (x.shape[0] + w.shape[2], x.shape[1]), x.dtype
+def _n_elements(t: Tensor) -> int:
+    return math.prod(t.shape)
 
 
-@op
+@op(
+    *SOURCES,
+    gives="v",
+    needs=_BETAS,
+)
 def linear_attention(
     q: Array,
     k: Array,
@@ -155,17 +151,6 @@ def linear_attention(
     return _attend(src, np.full(len(v), -1), scale=scale, delta=delta, grouped=grouped)
 
 
-linear_attention.takes(
-    "q f32 (T, G, D)",
-    "k f32 (T, G, D)",
-    "v f32 (T, H, E)",
-    "decay f32 (T, H, …)",
-    "beta f32 (T, H, …)",
-    "states f32 (N, H, D, E)",
-    "begin i32 (T)",
-)
-
-
 def _attend(src: Sequence[Array], end: Array, *, scale: float, delta: bool, grouped: bool) -> Array:
     """`src`: q to begin; S after row t goes to row end[t] of the states, unless that is -1."""
     q, k, v, decay, beta, states, begin = src
@@ -184,24 +169,19 @@ def _attend(src: Sequence[Array], end: Array, *, scale: float, delta: bool, grou
     return y
 
 
-@writing(5, returns_destination=False)
+@op(
+    *SOURCES,
+    "end i32 (T)",
+    gives="v",
+    needs=_BETAS,
+    writes=(5,),
+    returns_destination=False,
+    like=linear_attention,
+)
 def linear_attention_update(*src: Array, **attrs: Any) -> Array:
     """`linear_attention` that also writes S to states; its last source is `end` (T,)."""
     *others, end = src
     return _attend(others, end, **attrs)
-
-
-linear_attention_update.takes(
-    "q f32 (T, G, D)",
-    "k f32 (T, G, D)",
-    "v f32 (T, H, E)",
-    "decay f32 (T, H, …)",
-    "beta f32 (T, H, …)",
-    "states f32 (N, H, D, E)",
-    "begin i32 (T)",
-    "end i32 (T)",
-    like=linear_attention,
-)
 
 
 def _of_heads(x: Array, s: Array, grouped: bool) -> Array:
@@ -229,40 +209,23 @@ def _fade(decay: Array) -> Array:
     return decay.reshape(decay.shape + (1,) * (3 - decay.ndim))
 
 
-def _check(name: str, delta: bool, *src: Tensor) -> None:
-    q, k, v, decay, beta, *rest = src
-    n, heads, _ = v.shape
-    other = (2, q.shape[2]) if delta else (q.shape[2],)  # RWKV's
-    ok = q.shape == k.shape and q.shape[0] == n and heads % q.shape[1] == 0
-    ok = ok and decay.shape in tuple((n, heads, q.shape[2], v.shape[2])[:axes] for axes in (2, 3, 4))
-    ok = ok and beta.shape in ((n, heads), (n, heads, *other)) and all(r.shape == (n,) for r in rest)
-    require(ok, name, "shapes disagree", *src)
-
-
-@linear_attention.shape
-def _(*src: Tensor, scale: float, delta: bool, grouped: bool) -> tuple[Shape, str]:
-    q, _, v, _, _, states, *rows = src
-    _check("linear_attention", delta, *src[:5], *rows)
-    ok = states.shape[1:] == (v.shape[1], q.shape[2], v.shape[2])
-    require(ok, "linear_attention", "states must be (N, H, D, E)", q, v, states)
-    return v.shape, v.dtype
-
-
-linear_attention_update.shape(linear_attention.shape_rule)
-
-
 @linear_attention.vjp
 def _(g: Tensor, y: Tensor, *src: Tensor, scale: float, delta: bool, grouped: bool) -> tuple[Tensor | None, ...]:
     gradients, start = [], 0
     joined = linear_attention_back(g, *src, scale=scale, delta=delta, grouped=grouped)
     for t in src[:5]:
-        size = int(np.prod(t.shape))
+        size = _n_elements(t)
         gradients.append(reshape(slice_rows(joined, start=start, stop=start + size), shape=t.shape))
         start += size
     return (*gradients, None, None)
 
 
-@op
+@op(
+    "g f32 (T, H, E)",
+    *SOURCES,
+    gives="f32 (sum(map(_n_elements, (q, k, v, decay, beta))),)",
+    needs=_BETAS,
+)
 def linear_attention_back(
     g: Array,
     q: Array,
@@ -315,18 +278,6 @@ def linear_attention_back(
     return np.concatenate([x.reshape(-1) for x in (dq, dk, dv, dd, db)])
 
 
-linear_attention_back.takes(
-    "g f32 (T, H, E)",
-    "q f32 (T, G, D)",
-    "k f32 (T, G, D)",
-    "v f32 (T, H, E)",
-    "decay f32 (T, H, …)",
-    "beta f32 (T, H, …)",
-    "states f32 (N, H, D, E)",
-    "begin i32 (T)",
-)
-
-
 def _rwkv_back(
     g: Array, q: Array, k: Array, v: Array, beta: Array, old: Array, decayed: Array, read: Array, ds: Array, delta: bool
 ) -> tuple[Array, ...]:
@@ -349,13 +300,6 @@ def _rwkv_back(
 def _add_heads(out: Array, x: Array, grouped: bool) -> None:
     n = out.shape[0]
     out += x.reshape(n, -1, x.shape[1]).sum(1) if grouped else x.reshape(-1, *out.shape).sum(0)
-
-
-@linear_attention_back.shape
-def _(g: Tensor, *src: Tensor, **attrs: Any) -> tuple[Shape, str]:
-    linear_attention.shape_rule(*src, **attrs)
-    require(g.shape == src[2].shape, "linear_attention_back", "the gradient must have v's shape", g, src[2])
-    return (sum(int(np.prod(t.shape)) for t in src[:5]),), g.dtype
 
 
 BEGIN, END = np.full(12, -1, np.int32), np.full(12, -1, np.int32)

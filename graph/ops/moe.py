@@ -15,45 +15,26 @@ from collections.abc import Callable
 import numpy as np
 
 from logitless.graph.dtype import BLOCK_TYPES, DTYPES
-from logitless.graph.op import Array, Case, Weight, op, require
+from logitless.graph.op import Array, Case, Weight, op
 from logitless.graph.ops.elementwise import broadcast_to, mul, sub, sum_to
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.linear import linear, quantize_act, round_act
+from logitless.graph.ops.linear import WHOLE_GROUPS, linear, quantize_act, round_act
 from logitless.graph.ops.shape import reshape, slice_rows
-from logitless.graph.tensor import Shape, Tensor, const
+from logitless.graph.tensor import Tensor, const
 
 
-@op
+@op("logits f32 (T, E)", gives="i32 (T, n)", needs="0 < n <= E")
 def top_experts(logits: Array, *, n: int) -> Array:
     """The n greatest of each row of logits (T, E), the greatest first: (T, n) i32. Of equal ones the first."""
     return np.argsort(-logits, axis=1, kind="stable")[:, :n]
 
 
-top_experts.takes("logits f32 (T, E)")
-
-
-@top_experts.shape
-def _(logits: Tensor, n: int) -> tuple[Shape, str]:
-    require(len(logits.shape) == 2 and 0 < n <= logits.shape[1], "top_experts", f"has no {n} of", logits)
-    return (logits.shape[0], n), "i32"
-
-
-@op
+@op("logits f32 (T, E)", "ids i32 (T, k)", gives="f32 (T, k)")
 def expert_weights(logits: Array, ids: Array) -> Array:
     """Weights of each row's experts: softmax over logits (T, E) at ids (T, k)."""
     chosen = np.take_along_axis(logits, ids.astype(np.int64), 1)
     e = np.exp(chosen - chosen.max(1, keepdims=True))
     return e / e.sum(1, keepdims=True)
-
-
-expert_weights.takes("logits f32 (T, E)", "ids i32 (T, k)")
-
-
-@expert_weights.shape
-def _(logits: Tensor, ids: Tensor) -> tuple[Shape, str]:
-    ok = len(logits.shape) == len(ids.shape) == 2 and logits.shape[0] == ids.shape[0] and ids.dtype == "i32"
-    require(ok, "expert_weights", "expected logits (T, E) and ids (T, k)", logits, ids)
-    return ids.shape, logits.dtype
 
 
 @expert_weights.vjp
@@ -62,7 +43,7 @@ def _(g: Tensor, y: Tensor, logits: Tensor, ids: Tensor) -> tuple[Tensor | None,
     return expert_scatter(mul(y, sub(g, mean)), ids, n=logits.shape[1]), None
 
 
-@op
+@op("x f32 (T, k)", "ids i32 (T, k)", gives="f32 (T, n)")
 def expert_scatter(x: Array, ids: Array, *, n: int) -> Array:
     """(T, n) of zeros with x (T, k) at ids (T, k)."""
     out = np.zeros((len(x), n), x.dtype)
@@ -70,32 +51,15 @@ def expert_scatter(x: Array, ids: Array, *, n: int) -> Array:
     return out
 
 
-expert_scatter.takes("x f32 (T, k)", "ids i32 (T, k)")
-
-
-@expert_scatter.shape
-def _(x: Tensor, ids: Tensor, n: int) -> tuple[Shape, str]:
-    require(x.shape == ids.shape and ids.dtype == "i32", "expert_scatter", "expected x and ids (T, k)", x, ids)
-    return (x.shape[0], n), x.dtype
-
-
 @expert_scatter.vjp
 def _(g: Tensor, y: Tensor, x: Tensor, ids: Tensor, n: int) -> tuple[Tensor | None, ...]:
     return expert_gather(g, ids), None
 
 
-@op
+@op("x f32 (T, E)", "ids i32 (T, k)", gives="f32 (T, k)")
 def expert_gather(x: Array, ids: Array) -> Array:
     """(T, k): x (T, E) at ids (T, k)."""
     return np.take_along_axis(x, ids.astype(np.int64), 1)
-
-
-expert_gather.takes("x f32 (T, E)", "ids i32 (T, k)")
-
-
-@expert_gather.shape
-def _(x: Tensor, ids: Tensor) -> tuple[Shape, str]:
-    return expert_weights.shape_rule(x, ids)
 
 
 @expert_gather.vjp
@@ -103,7 +67,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, ids: Tensor) -> tuple[Tensor | None, ...]
     return expert_scatter(g, ids, n=x.shape[1]), None
 
 
-@op
+@op("ids i32 (T, k)", gives="i32 (3, T * k)", needs="n > 0")
 def expert_order(ids: Array, *, n: int) -> Array:
     """`order` (3, T · k) of ids (T, k), which are below n; rows of an expert stay in order."""
     flat = ids.reshape(-1)
@@ -111,29 +75,10 @@ def expert_order(ids: Array, *, n: int) -> Array:
     return np.stack([places, np.argsort(places), flat[places]])
 
 
-expert_order.takes("ids i32 (T, k)")
-
-
-@expert_order.shape
-def _(ids: Tensor, n: int) -> tuple[Shape, str]:
-    require(n > 0, "expert_order", f"n must be positive, not {n}", ids)
-    return (3, ids.shape[0] * ids.shape[1]), "i32"
-
-
-@op
+@op("x f32 (T, K)", "order i32 (3, R)", gives="f32 (R, K)", needs="R % T == 0")
 def expert_rows(x: Array, order: Array) -> Array:
     """x (T, K) → (R, K): at each place the row whose expert it is."""
     return x[order[0] // (order.shape[1] // len(x))]
-
-
-expert_rows.takes("x f32 (T, K)", "order i32 (3, R)")
-
-
-@expert_rows.shape
-def _(x: Tensor, order: Tensor) -> tuple[Shape, str]:
-    ok = len(x.shape) == 2 and _is_order(order) and order.shape[1] % x.shape[0] == 0
-    require(ok, "expert_rows", "expected x (T, K) and order (3, T · k)", x, order)
-    return (order.shape[1], x.shape[1]), x.dtype
 
 
 @expert_rows.vjp
@@ -142,7 +87,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, order: Tensor) -> tuple[Tensor | None, ..
     return expert_sum(g, ones, order), None
 
 
-@op
+@op("x f32 (R, K)", "w weight (W, K)", "order i32 (3, R)", gives="f32 (R, W // n)", needs="n > 0 and W % n == 0")
 def expert_linear(x: Array, w: Array, order: Array, *, n: int) -> Array:
     """x (R, K), at each place times its expert's part of w (n · N, K), transposed: (R, N)."""
     out = np.empty((len(x), len(w) // n), np.result_type(x, w))
@@ -150,17 +95,6 @@ def expert_linear(x: Array, w: Array, order: Array, *, n: int) -> Array:
         rows = order[2] == expert
         out[rows] = x[rows] @ w.reshape(n, -1, w.shape[1])[expert].T
     return out
-
-
-expert_linear.takes("x f32 (R, K)", "w weight (_, K)", "order i32 (3, R)")
-
-
-@expert_linear.shape
-def _(x: Tensor, w: Tensor, order: Tensor, n: int) -> tuple[Shape, str]:
-    linear.shape_rule(x, w)
-    ok = n > 0 and _is_order(order) and order.shape[1] == x.shape[0] and w.shape[0] % n == 0
-    require(ok, "expert_linear", f"expected x (R, K), w ({n} · N, K) and order (3, R)", x, w, order)
-    return (x.shape[0], w.shape[0] // n), x.dtype
 
 
 expert_linear.tolerance_quantised = linear.tolerance_quantised
@@ -171,7 +105,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, w: Tensor, order: Tensor, n: int) -> tupl
     return expert_matmul(g, w, order, n=n), expert_products(g, x, order, n=n), None
 
 
-@op
+@op("x f32 (R, N)", "w weight (W, K)", "order i32 (3, R)", gives="f32 (R, K)", needs="W == n * N")
 def expert_matmul(x: Array, w: Array, order: Array, *, n: int) -> Array:
     """x (R, N), at each place times its expert's part of w (n · N, K): (R, K)."""
     out = np.empty((len(x), w.shape[1]), np.result_type(x, w))
@@ -181,22 +115,12 @@ def expert_matmul(x: Array, w: Array, order: Array, *, n: int) -> Array:
     return out
 
 
-expert_matmul.takes("x f32 (R, N)", "w weight (_, K)", "order i32 (3, R)")
-
-
-@expert_matmul.shape
-def _(x: Tensor, w: Tensor, order: Tensor, n: int) -> tuple[Shape, str]:
-    ok = _is_order(order) and order.shape[1] == x.shape[0] and w.shape[0] == n * x.shape[1]
-    require(ok, "expert_matmul", f"expected x (R, N), w ({n} · N, K) and order (3, R)", x, w, order)
-    return (x.shape[0], w.shape[1]), x.dtype
-
-
 @expert_matmul.vjp
 def _(g: Tensor, y: Tensor, x: Tensor, w: Tensor, order: Tensor, n: int) -> tuple[Tensor | None, ...]:
     return expert_linear(g, w, order, n=n), expert_products(x, g, order, n=n), None
 
 
-@op
+@op("a f32 (R, M)", "b f32 (R, K)", "order i32 (3, R)", gives="f32 (n * M, K)")
 def expert_products(a: Array, b: Array, order: Array, *, n: int) -> Array:
     """(n · M, K): for each expert a (R, M) transposed times b (R, K), of its rows."""
     out = np.zeros((n, a.shape[1], b.shape[1]), np.result_type(a, b))
@@ -206,31 +130,10 @@ def expert_products(a: Array, b: Array, order: Array, *, n: int) -> Array:
     return out.reshape(-1, b.shape[1])
 
 
-expert_products.takes("a f32 (R, M)", "b f32 (R, K)", "order i32 (3, R)")
-
-
-@expert_products.shape
-def _(a: Tensor, b: Tensor, order: Tensor, n: int) -> tuple[Shape, str]:
-    ok = _is_order(order) and order.shape[1] == a.shape[0] == b.shape[0]
-    require(ok, "expert_products", "expected a (R, M), b (R, K) and order (3, R)", a, b, order)
-    return (n * a.shape[1], b.shape[1]), a.dtype
-
-
-@op
+@op("y f32 (R, N)", "weights f32 (T, k)", "order i32 (3, R)", gives="f32 (T, N)", needs="T * k == R")
 def expert_sum(y: Array, weights: Array, order: Array) -> Array:
     """(T, N): each row's sum over its experts of weights (T, k) times what they made of it, y (R, N)."""
     return (y[order[1]].reshape(*weights.shape, -1) * weights[..., None]).sum(1)
-
-
-expert_sum.takes("y f32 (R, N)", "weights f32 (T, k)", "order i32 (3, R)")
-
-
-@expert_sum.shape
-def _(y: Tensor, weights: Tensor, order: Tensor) -> tuple[Shape, str]:
-    ok = _is_order(order) and len(weights.shape) == 2 and order.shape[1] == y.shape[0]
-    ok = ok and weights.shape[0] * weights.shape[1] == y.shape[0]
-    require(ok, "expert_sum", "expected y (T · k, N), weights (T, k) and order (3, T · k)", y, weights, order)
-    return (weights.shape[0], y.shape[1]), y.dtype
 
 
 @expert_sum.vjp
@@ -242,79 +145,44 @@ def _(g: Tensor, out: Tensor, y: Tensor, weights: Tensor, order: Tensor) -> tupl
     return mul(rows, placed), reshape(of_weights, shape=weights.shape), None
 
 
-@op
+_GATHERED = "(R % T == 0 if gather else R == T)"
+
+
+def packed_types(dtype: str) -> set[str]:
+    """Types of packed activations of a weight of this type."""
+    if DTYPES[dtype].quantised:
+        return {"q8_act"}
+    return {"f32_act", "bf16_act"} if dtype == "bf16" else {"f32_act"}
+
+
+@op("x f32 (T, K)", "order i32 (3, R)", gives="q8_act (R, K)", needs=f"{_GATHERED} and {WHOLE_GROUPS}")
 def quantize_experts(x: Array, order: Array, *, gather: bool, group: int = 32) -> Array:
     """`quantize_act` of x (R, K) or, with `gather`, of `expert_rows` of x (T, K), for `expert_linear_act`."""
     return quantize_act.reference(expert_rows.reference(x, order) if gather else x, group=group)
 
 
-quantize_experts.takes("x f32 (_, K)", "order i32 (3, R)")
-
-
-@quantize_experts.shape
-def _(x: Tensor, order: Tensor, gather: bool, group: int = 32) -> tuple[Shape, str]:
-    _require_rows("quantize_experts", x, order, gather)
-    (_, k), dtype = quantize_act.shape_rule(x, group=group)
-    return (order.shape[1], k), dtype
-
-
-@op
+@op("x f32 (T, K)", "order i32 (3, R)", gives="f32_act (R, K)", needs=_GATHERED)
 def pack_experts(x: Array, order: Array, *, gather: bool) -> Array:
     """x (R, K) or, with `gather`, `expert_rows` of x (T, K), in the order that `expert_linear_act` likes."""
     return expert_rows.reference(x, order) if gather else x
 
 
-pack_experts.takes("x f32 (_, K)", "order i32 (3, R)")
-
-
-@pack_experts.shape
-def _(x: Tensor, order: Tensor, gather: bool) -> tuple[Shape, str]:
-    _require_rows("pack_experts", x, order, gather)
-    return (order.shape[1], x.shape[1]), "f32_act"
-
-
-@op
+@op("x f32 (T, K)", "order i32 (3, R)", gives="bf16_act (R, K)", needs=f"{_GATHERED} and K % 2 == 0")
 def round_experts(x: Array, order: Array, *, gather: bool) -> Array:
     """`round_act` of the same."""
     return round_act.reference(expert_rows.reference(x, order) if gather else x)
 
 
-round_experts.takes("x f32 (_, K)", "order i32 (3, R)")
-
-
-@round_experts.shape
-def _(x: Tensor, order: Tensor, gather: bool) -> tuple[Shape, str]:
-    _require_rows("round_experts", x, order, gather)
-    (_, k), dtype = round_act.shape_rule(x)
-    return (order.shape[1], k), dtype
-
-
-@op
+@op(
+    "xp f32_act|q8_act|bf16_act (R, K)",
+    "w weight (W, K)",
+    "order i32 (3, R)",
+    gives="f32 (R, W // n)",
+    needs="n > 0 and W % n == 0 and xp.dtype in packed_types(w.dtype)",
+)
 def expert_linear_act(xp: Array, w: Array, order: Array, *, n: int) -> Array:
     """`expert_linear` of activations that are packed already."""
     return expert_linear.reference(xp, w, order, n=n)
-
-
-expert_linear_act.takes("xp f32_act|q8_act|bf16_act (R, K)", "w weight (_, K)", "order i32 (3, R)")
-
-
-@expert_linear_act.shape
-def _(xp: Tensor, w: Tensor, order: Tensor, n: int) -> tuple[Shape, str]:
-    types = {"q8_act"} if DTYPES[w.dtype].quantised else {"f32_act"} | ({"bf16_act"} if w.dtype == "bf16" else set())
-    require(xp.dtype in types, "expert_linear_act", f"x must be {' or '.join(sorted(types))}", xp, w)
-    require(n > 0 and w.shape[0] % n == 0, "expert_linear_act", f"w has not the rows of {n} experts", xp, w)
-    return (xp.shape[0], w.shape[0] // n), "f32"
-
-
-def _require_rows(name: str, x: Tensor, order: Tensor, gather: bool) -> None:
-    """Raise ValueError unless x has the rows that are gathered, or a row for each place of the order."""
-    rows = order.shape[1]
-    ok = rows % x.shape[0] == 0 if gather else rows == x.shape[0]
-    require(ok, name, f"x has not the rows of an order of {rows}", x, order)
-
-
-def _is_order(t: Tensor) -> bool:
-    return len(t.shape) == 2 and t.shape[0] == 3 and t.dtype == "i32"
 
 
 def _ordered(ids: list[list[int]]) -> np.ndarray:

@@ -4,29 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, op, require
+from logitless.graph.op import Array, Case, op
 from logitless.graph.ops.elementwise import mul, scale, sub, sum_to
-from logitless.graph.tensor import Shape, Tensor, const
+from logitless.graph.tensor import Tensor, const
 
 
-@op
+@op("x f32 (…, K)", "w f32 (K)|()", gives="x", needs="eps >= 0")
 def rms_norm(x: Array, w: Array, *, eps: float) -> Array:
     """x / sqrt(mean(x²) + eps) · w over the last axis; w has that axis' length."""
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w
-
-
-rms_norm.takes("x f32 (…, K)", "w f32")
-
-
-def _require_eps(name: str, eps: float, *src: Tensor) -> None:
-    require(eps >= 0, name, f"eps must not be negative, not {eps}", *src)
-
-
-@rms_norm.shape
-def _(x: Tensor, w: Tensor, eps: float) -> tuple[Shape, str]:
-    _require_eps("rms_norm", eps, x, w)
-    require(w.shape in ((), x.shape[-1:]), "rms_norm", "the weight must have the last axis' length", x, w)
-    return x.shape, x.dtype
 
 
 @rms_norm.vjp
@@ -41,41 +27,21 @@ rms_norm.case(lambda r: ([r.normal(size=(3, 5, 16)), r.normal(size=(16,))], {"ep
 rms_norm.inplace = (0,)
 
 
-@op
+@op("g f32 (…, K)", "x f32 (…, K)", needs="eps >= 0")
 def rms_norm_back(g: Array, x: Array, *, eps: float) -> Array:
     """The gradient of x of `rms_norm` without a weight."""
     k = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + eps)
     return k * (g - x * k * k * (g * x).mean(-1, keepdims=True))
 
 
-rms_norm_back.takes("g f32 (…, K)", "x f32 (…, K)")
-
-
-@rms_norm_back.shape
-def _(g: Tensor, x: Tensor, eps: float) -> tuple[Shape, str]:
-    _require_eps("rms_norm_back", eps, g, x)
-    return rms_norm_back.alike(g, x)
-
-
 rms_norm_back.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(4, 6))], {"eps": 1e-5}))
 
 
-@op
+@op("x f32 (…, K)", "w f32 (K)", "b f32 (K)", gives="x", needs="eps >= 0")
 def layer_norm(x: Array, w: Array, b: Array, *, eps: float) -> Array:
     """(x − mean) / sqrt(variance + eps) · w + b over the last axis (Ba, Kiros and Hinton, 2016)."""
     centred = x - x.mean(-1, keepdims=True)
     return centred / np.sqrt((centred * centred).mean(-1, keepdims=True) + eps) * w + b
-
-
-layer_norm.takes("x f32 (…, K)", "w f32 (K)", "b f32 (K)")
-
-
-@layer_norm.shape
-def _(x: Tensor, w: Tensor, b: Tensor, eps: float) -> tuple[Shape, str]:
-    _require_eps("layer_norm", eps, x, w, b)
-    ok = w.shape == b.shape == x.shape[-1:]
-    require(ok, "layer_norm", "weight and bias must have the last axis' length", x, w, b)
-    return x.shape, x.dtype
 
 
 def centred(x: Tensor) -> Tensor:

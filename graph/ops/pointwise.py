@@ -123,10 +123,7 @@ def clamp(x: Array, *, low: float, high: float) -> Array:
     return where(x < low, low, where(x > high, high, x))
 
 
-@clamp.shape
-def _(x: Tensor, low: float, high: float) -> tuple[Shape, str]:
-    require(low <= high, "clamp", f"low must not be above high, {low} is above {high}", x)
-    return x.shape, x.dtype
+clamp.needs = "low <= high"
 
 
 @clamp.vjp
@@ -166,19 +163,10 @@ for _function in (sqrt, log):
 sin.tolerance = cos.tolerance = 2e-5
 
 
-@op
+@op("x f32 (R, K)", gives="i32 (R,)")
 def argmax(x: Array) -> Array:
     """The index of the largest of each row, the first of equals: (R, K) → (R,) i32. No gradient passes."""
     return x.argmax(-1).astype(np.int32)
-
-
-argmax.takes("x f32 (R, K)")
-
-
-@argmax.shape
-def _(x: Tensor) -> tuple[Shape, str]:
-    require(len(x.shape) == 2, "argmax", "expected x (R, K)", x)
-    return x.shape[:1], "i32"
 
 
 @argmax.vjp
@@ -193,13 +181,10 @@ def _(r: np.random.Generator) -> Case:
     return [x], {}
 
 
-@op
+@op("x stored")
 def cast(x: Array, *, dtype: str) -> Array:
     """x as f32 or f16; x may be a weight of any type. Exact but for the rounding of what is written."""
     return x
-
-
-cast.takes("x stored")
 
 
 @cast.shape

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, op, require
-from logitless.graph.tensor import Shape, Tensor
+from logitless.graph.op import Array, Case, op
+from logitless.graph.tensor import Tensor
 
 
-@op
+@op("pos i32 (T)", "frequency f32 (P)", gives="f32 (T, 2, P)")
 def rope_angles(pos: Array, frequency: Array, *, magnitude: float = 1.0) -> Array:
     """magnitude · cos and sin of pos · frequency: (T,) and (n/2,) → (T, 2, n/2).
 
@@ -18,21 +18,13 @@ def rope_angles(pos: Array, frequency: Array, *, magnitude: float = 1.0) -> Arra
     return np.stack([np.cos(angle), np.sin(angle)], 1) * magnitude
 
 
-rope_angles.takes("pos i32 (T)", "frequency f32 (P)")
-
-
-@rope_angles.shape
-def _(pos: Tensor, frequency: Tensor, magnitude: float = 1.0) -> tuple[Shape, str]:
-    return (pos.shape[0], 2, frequency.shape[0]), "f32"
-
-
 rope_angles.case(lambda r: ([np.array([0, 1, 5, 1000]), 100.0 ** (-np.arange(6) / 6)], {"magnitude": 1.2}))
 
 
 rope_angles.tolerance = 1e-4  # f32 angles: 1000 rad has a spacing of 6e-5
 
 
-@op
+@op("pos i32 (S, T)", "frequency f32 (P)", "component i32 (P)", gives="f32 (T, 2, P)")
 def mrope_angles(pos: Array, frequency: Array, component: Array, *, magnitude: float = 1.0) -> Array:
     """`rope_angles` where pair i turns by component[i] of a position: pos (S, T), frequency and
     component (n/2,) → (T, 2, n/2).
@@ -40,16 +32,6 @@ def mrope_angles(pos: Array, frequency: Array, component: Array, *, magnitude: f
     M-RoPE (Wang et al., 2024: Qwen2-VL), and 2D RoPE of image patches."""
     angle = pos[component].T * frequency
     return np.stack([np.cos(angle), np.sin(angle)], 1) * magnitude
-
-
-mrope_angles.takes("pos i32 (S, T)", "frequency f32 (P)", "component i32 (P)")
-
-
-@mrope_angles.shape
-def _(pos: Tensor, frequency: Tensor, component: Tensor, magnitude: float = 1.0) -> tuple[Shape, str]:
-    ok = len(pos.shape) == 2 and component.shape == frequency.shape and component.dtype == "i32"
-    require(ok, "mrope_angles", "expected pos (S, T), frequency and component (n/2,)", pos, frequency, component)
-    return (pos.shape[1], 2, frequency.shape[0]), "f32"
 
 
 @mrope_angles.case
@@ -61,7 +43,7 @@ def _(r: np.random.Generator) -> Case:
 mrope_angles.tolerance = 1e-4
 
 
-@op
+@op("x f32 (T, H, D)", "angles f32 (T, 2, P)", gives="x", needs="2 * P <= D")
 def rope(x: Array, angles: Array, *, interleaved: bool, sign: float = 1.0) -> Array:
     """Rotate the first n of each head's elements: (T, H, D) with angles (T, 2, n/2).
 
@@ -74,16 +56,6 @@ def rope(x: Array, angles: Array, *, interleaved: bool, sign: float = 1.0) -> Ar
     parts = a * c - b * s, a * s + b * c
     turned = np.stack(parts, -1).reshape(head.shape) if interleaved else np.concatenate(parts, -1)
     return np.concatenate([turned, rest], -1)
-
-
-rope.takes("x f32 (T, H, D)", "angles f32 (T, 2, P)")
-
-
-@rope.shape
-def _(x: Tensor, angles: Tensor, interleaved: bool, sign: float = 1.0) -> tuple[Shape, str]:
-    ok = len(x.shape) == 3 and angles.shape[0] == x.shape[0] and 2 * angles.shape[2] <= x.shape[2]
-    require(ok, "rope", "expected x (T, H, D) and angles (T, 2, n/2) with n ≤ D", x, angles)
-    return x.shape, x.dtype
 
 
 @rope.vjp

@@ -11,13 +11,10 @@ from logitless.graph.op import Array, op, require
 from logitless.graph.tensor import Shape, Tensor
 
 
-@op
+@op("x any")
 def reshape(x: Array, *, shape: Shape) -> Array:
     """x in another shape of as many elements; one entry may be -1. Aliases x."""
     return x.reshape(shape)
-
-
-reshape.takes("x any")
 
 
 @reshape.shape
@@ -38,19 +35,10 @@ def _(g: Tensor, y: Tensor, x: Tensor, shape: Shape) -> tuple[Tensor | None, ...
 reshape.case(lambda r: ([r.normal(size=(4, 6))], {"shape": (2, -1)}))
 
 
-@op
+@op("x any (N, …)", gives="x (stop - start, *x.shape[1:])", needs="0 <= start < stop <= N")
 def slice_rows(x: Array, *, start: int, stop: int) -> Array:
     """Rows start…stop of the first axis. Aliases its source."""
     return x[start:stop]
-
-
-slice_rows.takes("x any (N, …)")
-
-
-@slice_rows.shape
-def _(x: Tensor, start: int, stop: int) -> tuple[Shape, str]:
-    require(0 <= start < stop <= x.shape[0], "slice_rows", f"rows {start}:{stop} are outside", x)
-    return (stop - start, *x.shape[1:]), x.dtype
 
 
 @slice_rows.vjp
@@ -71,19 +59,10 @@ def split_rows(x: Tensor, of: Sequence[Tensor]) -> list[Tensor]:
     return result
 
 
-@op
+@op("x f32 (N, …)", gives="f32 (before + N + after, *x.shape[1:])", needs="before >= 0 and after >= 0")
 def pad_rows(x: Array, *, before: int, after: int) -> Array:
     """Zero rows before and after."""
     return np.pad(x, [(before, after)] + [(0, 0)] * (x.ndim - 1))
-
-
-pad_rows.takes("x f32 (N, …)")
-
-
-@pad_rows.shape
-def _(x: Tensor, before: int, after: int) -> tuple[Shape, str]:
-    require(before >= 0 <= after, "pad_rows", f"cannot have {before} and {after} more rows", x)
-    return (before + x.shape[0] + after, *x.shape[1:]), x.dtype
 
 
 @pad_rows.vjp
@@ -94,18 +73,10 @@ def _(g: Tensor, y: Tensor, x: Tensor, before: int, after: int) -> tuple[Tensor 
 pad_rows.case(lambda r: ([r.normal(size=(3, 4))], {"before": 2, "after": 1}))
 
 
-@op
+@op("x any", "*others any", gives="x")
 def after(x: Array, *others: Array) -> Array:
     """x, once the others are computed: an ordering that saves memory. Aliases x."""
     return x
-
-
-after.takes("x any", "*others any")
-
-
-@after.shape
-def _(x: Tensor, *others: Tensor) -> tuple[Shape, str]:
-    return x.shape, x.dtype
 
 
 @after.vjp
@@ -116,13 +87,10 @@ def _(g: Tensor, y: Tensor, x: Tensor, *others: Tensor) -> tuple[Tensor | None, 
 after.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(3,))], {}))
 
 
-@op
+@op("x any")
 def detached(x: Array) -> Array:
     """x, without a gradient. Aliases x."""
     return x
-
-
-detached.takes("x any")
 
 
 @detached.vjp

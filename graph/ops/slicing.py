@@ -9,13 +9,10 @@ from logitless.graph.ops.elementwise import broadcast_to
 from logitless.graph.tensor import Shape, Tensor, const
 
 
-@op
+@op("x word (…, _)")
 def transpose(x: Array, *, axes: tuple[int, ...]) -> Array:
     """x with its axes in another order, as a copy (np.transpose)."""
     return np.ascontiguousarray(x.transpose(axes))
-
-
-transpose.takes("x word (…, _)")
 
 
 @transpose.shape
@@ -37,25 +34,16 @@ def _where(start: tuple[int, ...], shape: Shape) -> tuple[slice, ...]:
     return tuple(slice(s, s + n) for s, n in zip(start, shape, strict=True))
 
 
-def _inside(name: str, x: Tensor, start: tuple[int, ...], shape: Shape) -> None:
-    ok = len(start) == len(shape) == len(x.shape)
-    ok = ok and all(s >= 0 and s + n <= m for s, n, m in zip(start, shape, x.shape, strict=True))
-    require(ok, name, f"a block of {shape} at {start} is not inside", x)
+def is_inside(x: Tensor, start: tuple[int, ...], shape: Shape) -> bool:
+    """True for a block of this shape at `start` within x."""
+    fits = len(start) == len(shape) == len(x.shape)
+    return fits and all(s >= 0 and s + n <= m for s, n, m in zip(start, shape, x.shape, strict=True))
 
 
-@op
+@op("x word (…, _)", gives="x shape", needs="is_inside(x, start, shape)")
 def take_block(x: Array, *, start: tuple[int, ...], shape: Shape) -> Array:
     """A copy of the block of this shape that begins at `start`."""
     return x[_where(start, shape)].copy()
-
-
-take_block.takes("x word (…, _)")
-
-
-@take_block.shape
-def _(x: Tensor, start: tuple[int, ...], shape: Shape) -> tuple[Shape, str]:
-    _inside("take_block", x, start, shape)
-    return shape, x.dtype
 
 
 @take_block.vjp
@@ -68,22 +56,12 @@ def take_columns(x: Tensor, start: int, n: int) -> Tensor:
     return take_block(x, start=(0, start), shape=(x.shape[0], n))
 
 
-@op
+@op("x word (…, _)", "part word (…, _)", gives="x", needs="is_inside(x, start, part.shape) and x.dtype == part.dtype")
 def set_block(x: Array, part: Array, *, start: tuple[int, ...]) -> Array:
     """x with a block replaced (ggml's SET); of which gradients pass to what is left of x, and to the block."""
     out = x.copy()
     out[_where(start, part.shape)] = part
     return out
-
-
-set_block.takes("x word (…, _)", "part word (…, _)")
-
-
-@set_block.shape
-def _(x: Tensor, part: Tensor, start: tuple[int, ...]) -> tuple[Shape, str]:
-    _inside("set_block", x, start, part.shape)
-    require(x.dtype == part.dtype, "set_block", "x and part differ in type", x, part)
-    return x.shape, x.dtype
 
 
 @set_block.vjp
@@ -92,21 +70,12 @@ def _(g: Tensor, y: Tensor, x: Tensor, part: Tensor, start: tuple[int, ...]) -> 
     return set_block(g, nothing, start=start), take_block(g, start=start, shape=part.shape)
 
 
-@op
+@op("x f32 (…, _)", "part f32 (…, _)", gives="x", needs="is_inside(x, start, part.shape)")
 def add_block(x: Array, part: Array, *, start: tuple[int, ...]) -> Array:
     """x with a block added to (ggml's ACC)."""
     out = x.copy()
     out[_where(start, part.shape)] += part
     return out
-
-
-add_block.takes("x f32 (…, _)", "part f32 (…, _)")
-
-
-@add_block.shape
-def _(x: Tensor, part: Tensor, start: tuple[int, ...]) -> tuple[Shape, str]:
-    _inside("add_block", x, start, part.shape)
-    return x.shape, x.dtype
 
 
 @add_block.vjp
@@ -127,13 +96,10 @@ for _whole, _start, _part in BLOCKS:
         _put.case(lambda r, x=_whole, s=_start, p=_part: ([r.normal(size=x), r.normal(size=p)], {"start": s}))  # type: ignore[misc]
 
 
-@op
+@op("*parts word (…, _)")
 def concat(*parts: Array) -> Array:
     """Arrays (n, m_i, …) side by side along the second axis (np.concatenate)."""
     return np.concatenate(parts, 1)
-
-
-concat.takes("*parts word (…, _)")
 
 
 @concat.shape
@@ -156,20 +122,11 @@ concat.case(lambda r: ([r.normal(size=(5, n)) for n in (33, 64, 7)], {}))
 concat.case(lambda r: ([r.normal(size=(3, n, 8)) for n in (2, 5)], {}))
 
 
-@op
+@op("x f32 (…, T, S)", gives="x", needs="past >= 0")
 def causal_mask(x: Array, *, fill: float, past: int = 0) -> Array:
     """x (…, T, S) with everything after column t + past of row t replaced by `fill` (−inf before a softmax, or 0)."""
     rows, columns = np.arange(x.shape[-2])[:, None], np.arange(x.shape[-1])
     return np.where(columns > rows + past, fill, x)
-
-
-causal_mask.takes("x f32 (…, T, S)")
-
-
-@causal_mask.shape
-def _(x: Tensor, fill: float, past: int = 0) -> tuple[Shape, str]:
-    require(past >= 0, "causal_mask", f"past must not be negative, not {past}", x)
-    return x.shape, x.dtype
 
 
 @causal_mask.vjp
@@ -184,19 +141,10 @@ causal_mask.case(lambda r: ([r.normal(size=(2, 5, 9))], {"fill": 0.0, "past": 3}
 causal_mask.case(lambda r: ([r.normal(size=(33, 33))], {"fill": -5.0}))
 
 
-@op
+@op("x word (n)", gives="x (n, n)")
 def diag(x: Array) -> Array:
     """(n,) → (n, n) with x on the diagonal and zeros elsewhere."""
     return np.diag(x)
-
-
-diag.takes("x word (n)")
-
-
-@diag.shape
-def _(x: Tensor) -> tuple[Shape, str]:
-    require(len(x.shape) == 1, "diag", "expected a vector", x)
-    return (x.shape[0], x.shape[0]), x.dtype
 
 
 @diag.vjp
@@ -204,19 +152,10 @@ def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
     return (diagonal(g),)
 
 
-@op
+@op("x word (n, n)", gives="x (n,)")
 def diagonal(x: Array) -> Array:
     """(n, n) → its diagonal (n,)."""
     return np.diagonal(x).copy()
-
-
-diagonal.takes("x word (n, n)")
-
-
-@diagonal.shape
-def _(x: Tensor) -> tuple[Shape, str]:
-    require(len(x.shape) == 2 and x.shape[0] == x.shape[1], "diagonal", "expected a square matrix", x)
-    return x.shape[:1], x.dtype
 
 
 @diagonal.vjp

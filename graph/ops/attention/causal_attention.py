@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, op, require
-from logitless.graph.ops.attention.paged_attention import random_sinks, require_bounds, require_sinks
+from logitless.graph.op import Array, Case, op
+from logitless.graph.ops.attention.paged_attention import random_sinks
 from logitless.graph.ops.shape import split_rows
-from logitless.graph.tensor import Shape, Tensor
+from logitless.graph.tensor import Tensor
+
+NEEDS = "H % G == 0 and length > 0 and N % length == 0 and window >= 0 and cap >= 0"
 
 
 def _windows(
@@ -46,7 +48,16 @@ def _windows(
             yield rows, h, of, e / total[:, None], slope, rest / total
 
 
-@op
+@op(
+    "q f32 (N, H, D)",
+    "k f32 (N, G, D)",
+    "v f32 (N, G, D)",
+    "start i32 (N)|(2, N)",
+    "sinks f32 (H)?",
+    gives="q",
+    needs=NEEDS,
+    like=_windows,
+)
 def causal_attention(q: Array, k: Array, v: Array, start: Array, sinks: Array | None = None, **attrs: Any) -> Array:
     """softmax(scale · q·k) · v within windows of `length` rows: q (N, H, D), k and v (N, H_kv, D) →
     (N, H, D).
@@ -61,35 +72,6 @@ def causal_attention(q: Array, k: Array, v: Array, start: Array, sinks: Array | 
     return out
 
 
-causal_attention.takes("q f32 (N, H, D)", "k f32 (N, G, D)", "v f32 (N, G, D)", "start i32 (…, N)", "sinks f32 (H)?")
-
-
-def _check(name: str, q: Tensor, k: Tensor, v: Tensor, start: Tensor, length: int) -> None:
-    n, heads, size = q.shape
-    ok = k.shape == v.shape and k.shape[::2] == (n, size) and heads % k.shape[1] == 0
-    ok = ok and start.shape in ((n,), (2, n))
-    require(ok and length > 0 and n % length == 0, name, f"shapes disagree (windows of {length})", q, k, v, start)
-
-
-@causal_attention.shape
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    start: Tensor,
-    sinks: Tensor | None = None,
-    *,
-    length: int,
-    scale: float,
-    window: int = 0,
-    cap: float = 0.0,
-) -> tuple[Shape, str]:
-    _check("causal_attention", q, k, v, start, length)
-    require_sinks("causal_attention", q, sinks)
-    require_bounds("causal_attention", q, window, cap)
-    return q.shape, q.dtype
-
-
 @causal_attention.vjp
 def _(
     g: Tensor, y: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, *sinks: Tensor, **attrs: Any
@@ -98,7 +80,17 @@ def _(
     return (*of_rows, None, *(sinks_back(g, q, k, v, start, s, **attrs) for s in sinks))
 
 
-@op
+@op(
+    "g f32 (N, H, D)",
+    "q f32 (N, H, D)",
+    "k f32 (N, G, D)",
+    "v f32 (N, G, D)",
+    "start i32 (N)|(2, N)",
+    "sinks f32 (H)?",
+    gives="f32 (N * (H + 2 * G), D)",
+    needs=NEEDS,
+    like=_windows,
+)
 def causal_attention_back(
     g: Array, q: Array, k: Array, v: Array, start: Array, sinks: Array | None = None, **attrs: Any
 ) -> Array:
@@ -113,51 +105,23 @@ def causal_attention_back(
     return np.concatenate([x.reshape(-1, q.shape[2]) for x in (dq, dk, dv)])
 
 
-causal_attention_back.takes(
+@op(
     "g f32 (N, H, D)",
     "q f32 (N, H, D)",
     "k f32 (N, G, D)",
     "v f32 (N, G, D)",
-    "start i32 (…, N)",
-    "sinks f32 (H)?",
-    like=causal_attention,
+    "start i32 (N)|(2, N)",
+    "sinks f32 (H)",
+    gives="sinks",
+    needs=NEEDS,
+    like=_windows,
 )
-
-
-@causal_attention_back.shape
-def _(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, *sinks: Tensor, length: int, **attrs: Any
-) -> tuple[Shape, str]:
-    causal_attention.shape_rule(q, k, v, start, *sinks, length=length, **attrs)
-    _check("causal_attention_back", q, k, v, start, length)
-    require(g.shape == q.shape, "causal_attention_back", "the gradient must have q's shape", g, q)
-    return (q.shape[0] * (q.shape[1] + 2 * k.shape[1]), q.shape[2]), q.dtype
-
-
-@op
 def sinks_back(g: Array, q: Array, k: Array, v: Array, start: Array, sinks: Array, **attrs: Any) -> Array:
     """The gradient of the sinks (H,)."""
     total = np.zeros_like(sinks)
     for rows, h, of, p, _, rest in _windows(q, k, start, sinks, **attrs):
         total[h] -= ((p * (g[rows, h] @ v[rows, of].T)).sum(-1) * rest).sum()
     return total
-
-
-sinks_back.takes(
-    "g f32 (N, H, D)",
-    "q f32 (N, H, D)",
-    "k f32 (N, G, D)",
-    "v f32 (N, G, D)",
-    "start i32 (…, N)",
-    "sinks f32 (H)",
-    like=causal_attention,
-)
-
-
-@sinks_back.shape
-def _(g: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, sinks: Tensor, **attrs: Any) -> tuple[Shape, str]:
-    causal_attention.shape_rule(q, k, v, start, sinks, **attrs)
-    return sinks.shape, sinks.dtype
 
 
 def _arrays(r: np.random.Generator, length: int, heads: int, kv_heads: int, size: int) -> list[Array]:

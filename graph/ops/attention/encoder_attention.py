@@ -4,11 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, op, require
-from logitless.graph.tensor import Shape, Tensor
+from logitless.graph.op import Array, Case, op
 
 
-@op
+def is_bias(size: int, heads: int, length: int) -> bool:
+    """True if a bias of this size has as many numbers for each head: those of n ≥ length rows."""
+    n, rest = divmod(size, heads)
+    return not rest and n % 2 == 1 and n >= 2 * length - 1
+
+
+@op(
+    "q f32 (N, H, D)",
+    "k f32 (N, G, D)",
+    "v f32 (N, G, D)",
+    "count i32 (W)",
+    "bias f32 (B)?",
+    gives="q",
+    needs="H % G == 0 and length > 0 and W * length == N and (bias is None or is_bias(B, H, length))",
+)
 def full_attention(
     q: Array,
     k: Array,
@@ -45,47 +58,11 @@ def full_attention(
     return out
 
 
-full_attention.takes("q f32 (N, H, D)", "k f32 (N, G, D)", "v f32 (N, G, D)", "count i32 (W)", "bias f32 (_)?")
-
-
-@full_attention.shape
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    count: Tensor,
-    bias: Tensor | None = None,
-    *,
-    length: int,
-    scale: float,
-    reach: int = -1,
-) -> tuple[Shape, str]:
-    n, heads, size = q.shape
-    ok = k.shape == v.shape and k.shape[::2] == (n, size) and heads % k.shape[1] == 0
-    ok = ok and length > 0 and n % length == 0 and count.shape == (n // length,)
-    require(ok, "full_attention", f"shapes disagree (windows of {length})", q, k, v, count)
-    if bias is not None:
-        (n_bias, rest) = divmod(bias.shape[0], heads)
-        ok = not rest and n_bias % 2 == 1 and n_bias >= 2 * length - 1
-        require(ok, "full_attention", f"expected bias (H · (2·n − 1)), n ≥ {length}", q, bias)
-    return q.shape, q.dtype
-
-
-@op
+@op("x f32 (N, K)", "first i32 (R)", "count i32 (R)", gives="f32 (R, K)")
 def mean_rows(x: Array, first: Array, count: Array) -> Array:
     """The means of rows first[r] … first[r] + count[r] − 1 of x (N, n), one after the other: (R,
     n); first and count (R,) i32, count ≥ 1."""
     return np.stack([x[f : f + n].mean(0) for f, n in zip(first, count, strict=True)])
-
-
-mean_rows.takes("x f32 (N, K)", "first i32 (R)", "count i32 (R)")
-
-
-@mean_rows.shape
-def _(x: Tensor, first: Tensor, count: Tensor) -> tuple[Shape, str]:
-    ok = len(x.shape) == 2 and first.shape == count.shape and len(first.shape) == 1
-    require(ok, "mean_rows", "shapes disagree", x, first, count)
-    return (first.shape[0], x.shape[1]), x.dtype
 
 
 for _shape in (

@@ -9,8 +9,8 @@ import math
 
 import numpy as np
 
-from logitless.graph.op import Array, op, require
-from logitless.graph.tensor import Shape, Tensor
+from logitless.graph.op import Array, op
+from logitless.graph.tensor import Tensor
 
 MAX_BLOCK = 128  # elements that are rotated together at most, as in llama.cpp
 
@@ -20,7 +20,7 @@ def block_size(size: int) -> int:
     return math.gcd(size, MAX_BLOCK)
 
 
-@op
+@op("x f32 (…, D)", needs="D % 32 == 0")
 def hadamard(x: Array) -> Array:
     """Each block of n elements of x's last axis (`block_size`) times H / √n, which is its own inverse:
     H[i][j] is −1 to the power of the number of bits that are set in both i and j. Sums are those of
@@ -31,15 +31,6 @@ def hadamard(x: Array) -> Array:
         a, b = pairs[..., 0, :], pairs[..., 1, :]
         y = np.stack((a + b, a - b), -2).reshape(x.shape)
     return y * (1 / math.sqrt(n))
-
-
-hadamard.takes("x f32 (…, D)")
-
-
-@hadamard.shape
-def _(x: Tensor) -> tuple[Shape, str]:
-    require(x.shape[-1] % 32 == 0, "hadamard", "expected rows of whole blocks of 32", x)
-    return x.shape, x.dtype
 
 
 @hadamard.vjp

@@ -17,40 +17,31 @@ from logitless.graph.ops.attention.paged_attention import (
     attention_back,
     attention_case,
     random_sinks,
-    require_sinks,
 )
 from logitless.graph.ops.elementwise import add
 from logitless.graph.ops.shape import split_rows
 from logitless.graph.ops.slicing import transpose
-from logitless.graph.tensor import Shape, Tensor
+from logitless.graph.tensor import Tensor
 
 HIDDEN = -1e30  # added to scores of cells that are not chosen
 BLOCK = 32  # masks have whole blocks of so many cells
 TURNED = (0, 1, 3, 2)  # a cache of keys as one of values
 
 
-@op
+@op(
+    "q f32 (T, H, D)",
+    "k cache (pages, 1, D, 16)",
+    "tables i32 (S, P)",
+    "slot i32 (T)",
+    "pos i32 (T)",
+    "sinks f32 (H)?",
+    gives="q",
+)
 def latent_attention(
     q: Array, k: Array, tables: Array, slot: Array, pos: Array, sinks: Array | None = None, *, scale: float
 ) -> Array:
     """`attention` whose values are the keys: q (T, H, D) and the cache k (pages, 1, D, 16) → (T, H, D)."""
     return attention.reference(q, k, k.transpose(TURNED), tables, slot, pos, sinks, scale=scale)
-
-
-latent_attention.takes(
-    "q f32 (T, H, D)", "k cache (pages, 1, D, 16)", "tables i32 (S, P)", "slot i32 (T)", "pos i32 (T)", "sinks f32 (H)?"
-)
-
-
-@latent_attention.shape
-def _(
-    q: Tensor, k: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, sinks: Tensor | None = None, *, scale: float
-) -> tuple[Shape, str]:
-    n, _, size = q.shape
-    require_sinks("latent_attention", q, sinks)
-    ok = k.shape[1:] == (1, size, PAGE) and slot.shape == pos.shape == (n,)
-    require(ok, "latent_attention", "shapes disagree", q, k, tables, slot, pos)
-    return q.shape, q.dtype
 
 
 @latent_attention.vjp
@@ -82,7 +73,16 @@ def mask_width(tables: Tensor | Array) -> int:
     return -(-tables.shape[1] * PAGE // BLOCK) * BLOCK
 
 
-@op
+@op(
+    "q f32 (T, H, D)",
+    "weights f32 (T, H)",
+    "k cache (pages, 1, D, 16)",
+    "tables i32 (S, P)",
+    "slot i32 (T)",
+    "pos i32 (T)",
+    gives="f32 (T, mask_width(tables))",
+    needs="n > 0",
+)
 def chosen_cells(q: Array, weights: Array, k: Array, tables: Array, slot: Array, pos: Array, *, n: int) -> Array:
     """Masks (T, cells): 0 for the n cells of each token's sequence, up to its position, whose scores are the greatest,
     of equal ones the first; else HIDDEN.
@@ -97,25 +97,16 @@ def chosen_cells(q: Array, weights: Array, k: Array, tables: Array, slot: Array,
     return out
 
 
-chosen_cells.takes(
+@op(
     "q f32 (T, H, D)",
-    "weights f32 (T, H)",
     "k cache (pages, 1, D, 16)",
     "tables i32 (S, P)",
     "slot i32 (T)",
     "pos i32 (T)",
+    "mask f32 (T, C)",
+    gives="q",
+    needs="C == mask_width(tables)",
 )
-
-
-@chosen_cells.shape
-def _(q: Tensor, weights: Tensor, k: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, *, n: int) -> tuple[Shape, str]:
-    rows, heads, size = q.shape
-    ok = k.shape[1:] == (1, size, PAGE) and weights.shape == (rows, heads) and slot.shape == pos.shape == (rows,)
-    require(ok and n > 0, "chosen_cells", "shapes disagree", q, weights, k, tables, slot, pos)
-    return (rows, mask_width(tables)), "f32"
-
-
-@op
 def sparse_latent_attention(
     q: Array, k: Array, tables: Array, slot: Array, pos: Array, mask: Array, *, scale: float
 ) -> Array:
@@ -128,25 +119,6 @@ def sparse_latent_attention(
         e = np.exp(s - s.max(0))
         out[t] = (e / e.sum(0)).T @ rows
     return out
-
-
-sparse_latent_attention.takes(
-    "q f32 (T, H, D)",
-    "k cache (pages, 1, D, 16)",
-    "tables i32 (S, P)",
-    "slot i32 (T)",
-    "pos i32 (T)",
-    "mask f32 (T, C)",
-)
-
-
-@sparse_latent_attention.shape
-def _(
-    q: Tensor, k: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, mask: Tensor, *, scale: float
-) -> tuple[Shape, str]:
-    ok = mask.shape == (q.shape[0], mask_width(tables))
-    require(ok, "sparse_latent_attention", "expected a mask of whole blocks for each row", q, tables, mask)
-    return latent_attention.shape_rule(q, k, tables, slot, pos, scale=scale)
 
 
 def _chosen_case(dtype: str, heads: int, size: int, n: int) -> Callable[[np.random.Generator], Case]:

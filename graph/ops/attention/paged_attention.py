@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, Variable, op, require, writing
+from logitless.graph.op import Array, Case, Variable, op, require
 from logitless.graph.ops.shape import split_rows
 from logitless.graph.tensor import Shape, Tensor
 
@@ -20,7 +20,7 @@ PAGE = 16
 CACHES = ("k cache (pages, G, D, 16)", "v cache (pages, G, 16, D)", "tables i32 (S, P)", "slot i32 (T)")
 
 
-@writing(0)
+@op("cache cache (pages, H, D, 16)", "k f32 (T, H, D)", "cells i32 (T)", gives="cache", writes=(0,))
 def store_k(cache: Array, k: Array, cells: Array) -> Array:
     """Write the keys (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv, D, 16)."""
     for row, cell in zip(k, cells, strict=True):
@@ -28,32 +28,12 @@ def store_k(cache: Array, k: Array, cells: Array) -> Array:
     return cache
 
 
-store_k.takes("cache cache (pages, H, D, 16)", "k f32 (T, H, D)", "cells i32 (T)")
-
-
-@store_k.shape
-def _(cache: Tensor, k: Tensor, cells: Tensor) -> tuple[Shape, str]:
-    ok = cache.shape[1:] == (*k.shape[1:], PAGE) and cells.shape == k.shape[:1]
-    require(ok, "store_k", "expected cache (pages, H, D, 16), k (T, H, D), cells (T,)", cache, k, cells)
-    return cache.shape, cache.dtype
-
-
-@writing(0)
+@op("cache cache (pages, H, 16, D)", "v f32 (T, H, D)", "cells i32 (T)", gives="cache", writes=(0,))
 def store_v(cache: Array, v: Array, cells: Array) -> Array:
     """Write the values (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv, 16, D)."""
     for row, cell in zip(v, cells, strict=True):
         cache[cell // PAGE, :, cell % PAGE] = row
     return cache
-
-
-store_v.takes("cache cache (pages, H, 16, D)", "v f32 (T, H, D)", "cells i32 (T)")
-
-
-@store_v.shape
-def _(cache: Tensor, v: Tensor, cells: Tensor) -> tuple[Shape, str]:
-    ok = cache.shape[1:] == (v.shape[1], PAGE, v.shape[2]) and cells.shape == v.shape[:1]
-    require(ok, "store_v", "expected cache (pages, H, 16, D), v (T, H, D), cells (T,)", cache, v, cells)
-    return cache.shape, cache.dtype
 
 
 def _store_case(shape: Shape, dtype: str) -> object:
@@ -91,36 +71,16 @@ for _dtype in ("bf16", "q8_0", "q5_1", "iq4_nl"):
 store_k.tolerance = store_v.tolerance = 5e-4  # f16 has 11 bits
 
 
-@op
+@op("cache cache (pages, H, D, 16)", "cells i32 (T)", gives="f32 (T, H, D)")
 def load_k(cache: Array, cells: Array) -> Array:
     """The keys (T, H_kv, D) in the cells (T,) of the cache (pages, H_kv, D, 16)."""
     return cache[cells // PAGE, :, :, cells % PAGE]
 
 
-load_k.takes("cache cache (pages, H, D, 16)", "cells i32 (T)")
-
-
-@load_k.shape
-def _(cache: Tensor, cells: Tensor) -> tuple[Shape, str]:
-    ok = len(cache.shape) == 4 and cache.shape[3] == PAGE and len(cells.shape) == 1
-    require(ok, "load_k", "expected cache (pages, H, D, 16) and cells (T,)", cache, cells)
-    return (cells.shape[0], *cache.shape[1:3]), "f32"
-
-
-@op
+@op("cache cache (pages, H, 16, D)", "cells i32 (T)", gives="f32 (T, H, D)")
 def load_v(cache: Array, cells: Array) -> Array:
     """The values (T, H_kv, D) in the cells (T,) of the cache (pages, H_kv, 16, D)."""
     return cache[cells // PAGE, :, cells % PAGE]
-
-
-load_v.takes("cache cache (pages, H, 16, D)", "cells i32 (T)")
-
-
-@load_v.shape
-def _(cache: Tensor, cells: Tensor) -> tuple[Shape, str]:
-    ok = len(cache.shape) == 4 and cache.shape[2] == PAGE and len(cells.shape) == 1
-    require(ok, "load_v", "expected cache (pages, H, 16, D) and cells (T,)", cache, cells)
-    return (cells.shape[0], cache.shape[1], cache.shape[3]), "f32"
 
 
 def _load_case(shape: Shape, dtype: str) -> object:
@@ -140,7 +100,7 @@ for _dtype in ("q5_0", "q4_1"):
     load_v.case(_load_case((3, 2, PAGE, 32), _dtype))  # type: ignore[arg-type]
 
 
-@writing(0)
+@op("cache cache (pages, …)", "pairs i32 (n, 2)", gives="cache", writes=(0,))
 def copy_pages(cache: Array, pairs: Array) -> Array:
     """Copy whole pages, (from, to) a row of pairs (n, 2), in order: copy on write of a shared last page."""
     for source, destination in pairs:
@@ -148,21 +108,19 @@ def copy_pages(cache: Array, pairs: Array) -> Array:
     return cache
 
 
-copy_pages.takes("cache cache (pages, …)", "pairs i32 (n, 2)")
-
-
-@copy_pages.shape
-def _(cache: Tensor, pairs: Tensor) -> tuple[Shape, str]:
-    require(len(pairs.shape) == 2 and pairs.shape[1] == 2, "copy_pages", "expected pairs (n, 2)", cache, pairs)
-    return cache.shape, cache.dtype
-
-
 @copy_pages.case
 def _(r: np.random.Generator) -> Case:
     return [Variable(r.normal(size=(5, 2, 8, PAGE)), "f32"), np.array([[0, 3], [4, 1], [2, 2]])], {}
 
 
-@op
+@op(
+    "q f32 (T, H, D)",
+    *CACHES,
+    "pos i32 (T)|(2, T)",
+    "sinks f32 (H)?",
+    gives="q",
+    needs="H % G == 0 and window >= 0 and cap >= 0",
+)
 def attention(
     q: Array,
     k: Array,
@@ -194,14 +152,6 @@ def attention(
     return out
 
 
-attention.takes(
-    "q f32 (T, H, D)",
-    *CACHES,
-    "pos i32 (…, T)",
-    "sinks f32 (H)?",
-)
-
-
 def visible_cells(
     q: Array, k: Array, v: Array, tables: Array, slot: Array, pos: Array, window: int
 ) -> Iterator[tuple[int, int, Array, Array]]:
@@ -214,40 +164,6 @@ def visible_cells(
         keys, values = k[pages, :, :, where % PAGE], v[pages, :, where % PAGE]  # (n, H_kv, D)
         for h in range(q.shape[1]):
             yield t, h, keys[:, h // group], values[:, h // group]
-
-
-@attention.shape
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tables: Tensor,
-    slot: Tensor,
-    pos: Tensor,
-    sinks: Tensor | None = None,
-    *,
-    scale: float,
-    window: int = 0,
-    cap: float = 0.0,
-) -> tuple[Shape, str]:
-    n, heads, size = q.shape
-    ok = k.shape[2:] == (size, PAGE) and v.shape[1:] == (k.shape[1], PAGE, size) and heads % k.shape[1] == 0
-    ok = ok and slot.shape == (n,) and pos.shape in ((n,), (2, n))
-    require(ok, "attention", "shapes disagree", q, k, v, tables, slot, pos)
-    require_bounds("attention", q, window, cap)
-    require_sinks("attention", q, sinks)
-    return q.shape, q.dtype
-
-
-def require_bounds(name: str, q: Tensor, window: int, cap: float) -> None:
-    """Raise ValueError for a window or cap below 0 (which stands for none)."""
-    require(window >= 0 <= cap, name, f"window {window} and cap {cap} must not be negative", q)
-
-
-def require_sinks(name: str, q: Tensor, sinks: Tensor | None) -> None:
-    """Raise ValueError unless there are no attention sinks, or one for each head of q (T, H, D)."""
-    if sinks is not None:
-        require((sinks.shape, sinks.dtype) == (q.shape[1:2], "f32"), name, "expected sinks (H,) of f32", q, sinks)
 
 
 def attention_case(
@@ -316,7 +232,14 @@ def _(r: np.random.Generator) -> Case:
     }
 
 
-@op
+@op(
+    "q f32 (T, H, D)",
+    *CACHES,
+    "pos i32 (T)|(2, T)",
+    "bias f32 (B)",
+    gives="q",
+    needs="H % G == 0 and window >= 0 and B == H * P * PAGE",
+)
 def biased_attention(
     q: Array, k: Array, v: Array, tables: Array, slot: Array, pos: Array, bias: Array, *, scale: float, window: int = 0
 ) -> Array:
@@ -329,32 +252,6 @@ def biased_attention(
         e = np.exp(s - s.max())
         out[t, h] = e @ values / e.sum()
     return out
-
-
-biased_attention.takes(
-    "q f32 (T, H, D)",
-    *CACHES,
-    "pos i32 (…, T)",
-    "bias f32 (_)",
-)
-
-
-@biased_attention.shape
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    tables: Tensor,
-    slot: Tensor,
-    pos: Tensor,
-    bias: Tensor,
-    *,
-    scale: float,
-    window: int = 0,
-) -> tuple[Shape, str]:
-    ok = (bias.shape, bias.dtype) == ((q.shape[1] * tables.shape[1] * PAGE,), "f32")
-    require(ok, "biased_attention", "expected a bias (H · cells of a table) of f32", q, tables, bias)
-    return attention.shape_rule(q, k, v, tables, slot, pos, scale=scale, window=window)
 
 
 def _biased_case(*case: Any, **attrs: Any) -> Callable[[np.random.Generator], Case]:
@@ -370,7 +267,7 @@ biased_attention.case(_biased_case("f32/f32", 4, 2, 32))
 biased_attention.case(_biased_case("f16/f16", 4, 4, 16, own_positions=True, window=1))
 
 
-@op
+@op("cache f32 (pages, H, _, _)", "cells i32 (T)", gives="cache", needs="cache.shape[3 if keys else 2] == PAGE")
 def clear_cells(cache: Array, cells: Array, *, keys: bool) -> Array:
     """The cache with zeros in these cells: the gradient of what was there before a store."""
     out = cache.copy()
@@ -379,15 +276,6 @@ def clear_cells(cache: Array, cells: Array, *, keys: bool) -> Array:
     else:
         out[cells // PAGE, :, cells % PAGE] = 0
     return out
-
-
-clear_cells.takes("cache f32 (pages, H, _, _)", "cells i32 (T)")
-
-
-@clear_cells.shape
-def _(cache: Tensor, cells: Tensor, keys: bool) -> tuple[Shape, str]:
-    (load_k if keys else load_v).shape_rule(cache, cells)
-    return cache.shape, cache.dtype
 
 
 clear_cells.inplace = (0,)
@@ -405,7 +293,14 @@ def _(g: Tensor, y: Tensor, cache: Tensor, v: Tensor, cells: Tensor) -> tuple[Te
     return clear_cells(g, cells, keys=False), load_v(g, cells), None
 
 
-@op
+@op(
+    "g f32 (T, H, D)",
+    "q f32 (T, H, D)",
+    *CACHES,
+    "pos i32 (T)",
+    gives="f32 (T * H + 2 * pages * G * PAGE, D)",
+    needs=attention.needs,
+)
 def attention_back(
     g: Array,
     q: Array,
@@ -443,23 +338,6 @@ def attention_back(
             np.add.at(dk, (pages, i, slice(None), cells), np.outer(ds, q[t, h]))  # type: ignore[arg-type]
             np.add.at(dv, (pages, i, cells), np.outer(weights, g[t, h]))
     return np.concatenate([x.reshape(-1, q.shape[2]) for x in (dq, dk, dv)])
-
-
-attention_back.takes(
-    "g f32 (T, H, D)",
-    "q f32 (T, H, D)",
-    *CACHES,
-    "pos i32 (T)",
-)
-
-
-@attention_back.shape
-def _(
-    g: Tensor, q: Tensor, k: Tensor, v: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, **attrs: Any
-) -> tuple[Shape, str]:
-    require(g.shape == q.shape, "attention_back", "the gradient must have q's shape", g, q)
-    attention.shape_rule(q, k, v, tables, slot, pos, **attrs)
-    return (q.shape[0] * q.shape[1] + 2 * k.shape[0] * k.shape[1] * PAGE, q.shape[2]), q.dtype
 
 
 @attention.vjp

@@ -8,17 +8,37 @@ import functools
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, Variable, op, require, writing
+from logitless.graph.op import Array, Case, Variable, op, require
 from logitless.graph.ops.elementwise import scale
 from logitless.graph.ops.sampling import samplers as s
 from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.training.loss import cross_entropy_back
-from logitless.graph.tensor import Shape, Tensor
+from logitless.graph.tensor import Tensor
 
 PERTURB = 512  # vocabulary of the cases
 
 
-@writing(1, returns_destination=False)
+_LISTS = "Q == R + 1 and W == (R if mask is None else 2 * R) and (mask is None) == (mask_row is None)"
+
+
+@op(
+    "logits f32 (R, V)",
+    f"state f32 (S, {s.N_STATE})",
+    f"params f32 (R, {s.N_PARAMS})",
+    "chain i32 (R, C)",
+    "draws u32 (W, 4)",
+    "list_ptr i32 (Q)",
+    "list_kind i32 (L)",
+    "list_id i32 (L)",
+    "list_value f32 (L)",
+    "slot i32 (R)",
+    "mask u32 (M, B)?",
+    "mask_row i32 (R)?",
+    gives="i32 (R, 3 + 2 * n_probs if n_probs else 1)",
+    needs=f"{_LISTS} and (mask is None or B == -(-V // 32)) and n_probs >= 0",
+    writes=(1,),
+    returns_destination=False,
+)
 def sample(
     logits: Array,
     state: Array,
@@ -109,65 +129,7 @@ def sample(
     return out
 
 
-sample.takes(
-    "logits f32 (R, V)",
-    "state f32 (S, _)",
-    "params f32 (R, _)",
-    "chain i32 (R, C)",
-    "draws u32 (_, 4)",
-    "list_ptr i32 (_)",
-    "list_kind i32 (L)",
-    "list_id i32 (L)",
-    "list_value f32 (L)",
-    "slot i32 (R)",
-    "mask u32 (M, _)?",
-    "mask_row i32 (R)?",
-)
-
-
-@sample.shape
-def _(
-    logits: Tensor,
-    state: Tensor,
-    params: Tensor,
-    chain: Tensor,
-    draws: Tensor,
-    list_ptr: Tensor,
-    list_kind: Tensor,
-    list_id: Tensor,
-    list_value: Tensor,
-    slot: Tensor,
-    mask: Tensor | None = None,
-    mask_row: Tensor | None = None,
-    n_probs: int = 0,
-) -> tuple[Shape, str]:
-    src = (logits, state, params, chain, draws, list_ptr, list_kind, list_id, list_value, slot)
-    rows = logits.shape[0]
-    expected: list[tuple[Tensor, str, Shape]] = [
-        (logits, "f32", (rows, logits.shape[-1])),
-        (state, "f32", (state.shape[0], s.N_STATE)),
-        (params, "f32", (rows, s.N_PARAMS)),
-        (chain, "i32", (rows, chain.shape[-1])),
-        (draws, "u32", (rows if mask is None else 2 * rows, 4)),
-        (list_ptr, "i32", (rows + 1,)),
-        (list_kind, "i32", list_id.shape),
-        (list_id, "i32", list_id.shape),
-        (list_value, "f32", list_id.shape),
-        (slot, "i32", (rows,)),
-    ]
-    require((mask is None) == (mask_row is None), "sample", "expected both mask and mask_row, or none", *src)
-    if mask is not None and mask_row is not None:
-        expected += [
-            (mask, "u32", (mask.shape[0], -(-logits.shape[-1] // 32))),
-            (mask_row, "i32", (rows,)),
-        ]
-    for t, dtype, shape in expected:
-        require(t.dtype == dtype and t.shape == shape, "sample", f"expected a source of {dtype}{list(shape)}", t)
-    require(n_probs >= 0, "sample", "n_probs must not be negative", *src)
-    return (rows, 1 if n_probs == 0 else 3 + 2 * n_probs), "i32"
-
-
-@op
+@op("logits f32 (R, V)", "ids i32 (R, W)", "targets i32 (R)", gives="f32 (R, 1 + 2 * n)", needs="n >= 0")
 def log_probs(logits: Array, ids: Array, targets: Array, *, n: int) -> Array:
     """ln softmax of the logits (R, V), before any sampler: (R, 1 + 2n) f32 with the value at the
     row's target, the n likeliest ids (as numbers, exact up to 2²⁴; -1 where the rest is
@@ -189,20 +151,6 @@ def log_probs(logits: Array, ids: Array, targets: Array, *, n: int) -> Array:
         out[r, 1 : 1 + n], out[r, 1 + n :] = -1, -np.inf
         out[r, 1 : 1 + len(best)], out[r, 1 + n : 1 + n + len(best)] = best, values[best]
     return out
-
-
-log_probs.takes("logits f32 (R, V)", "ids i32 (R, W)", "targets i32 (R)")
-
-
-@log_probs.shape
-def _(logits: Tensor, ids: Tensor, targets: Tensor, n: int) -> tuple[Shape, str]:
-    rows = logits.shape[0]
-    require(len(logits.shape) == 2 and logits.dtype == "f32", "log_probs", "expected logits (R, V) of f32", logits)
-    require(
-        ids.dtype == "i32" and ids.shape[0] == rows and len(ids.shape) == 2, "log_probs", "expected ids (R, W)", ids
-    )
-    require(targets.dtype == "i32" and targets.shape == (rows,), "log_probs", "expected targets (R,) i32", targets)
-    return (rows, 1 + 2 * n), "f32"
 
 
 @log_probs.vjp

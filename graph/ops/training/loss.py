@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from logitless.graph.op import Array, op, require
+from logitless.graph.op import Array, op
 from logitless.graph.ops.elementwise import mul, scale, sub, sum_to
-from logitless.graph.tensor import Shape, Tensor
+from logitless.graph.tensor import Tensor
 
 
 def _softmax(x: Array) -> Array:
@@ -19,13 +19,10 @@ def _log_softmax(x: Array) -> Array:
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
-@op
+@op("x f32 (…, K)")
 def softmax(x: Array) -> Array:
     """exp(x) over its sum along the last axis."""
     return _softmax(x)
-
-
-softmax.takes("x f32 (…, K)")
 
 
 @softmax.vjp
@@ -37,13 +34,10 @@ softmax.case(lambda r: ([r.normal(size=(5, 37)) * 4], {}))
 softmax.case(lambda r: ([r.normal(size=(2, 3, 16)) * 50], {}))
 
 
-@op
+@op("g f32 (…, K)", "y f32 (…, K)")
 def softmax_back(g: Array, y: Array) -> Array:
     """y · (g − Σ g·y), y being the softmax itself."""
     return y * (g - (g * y).sum(-1, keepdims=True))
-
-
-softmax_back.takes("g f32 (…, K)", "y f32 (…, K)")
 
 
 softmax_back.case(lambda r: ([r.normal(size=(4, 37)), _softmax(r.normal(size=(4, 37)))], {}))
@@ -53,21 +47,11 @@ softmax.inplace = (0,)
 softmax_back.inplace = (0, 1)
 
 
-@op
+@op("logits f32 (R, V)", "targets i32 (R)", gives="f32 (R,)")
 def cross_entropy(logits: Array, targets: Array) -> Array:
     """−ln softmax(logits)[target] of each row: (R, V) and ids (R,) i32 → (R,). A negative target is ignored: 0."""
     rows, ids = np.arange(len(targets)), np.maximum(targets, 0)
     return np.where(targets < 0, 0, -_log_softmax(logits)[rows, ids])
-
-
-cross_entropy.takes("logits f32 (R, V)", "targets i32 (R)")
-
-
-@cross_entropy.shape
-def _(logits: Tensor, targets: Tensor) -> tuple[Shape, str]:
-    ok = len(logits.shape) == 2 and targets.shape == logits.shape[:1] and targets.dtype == "i32"
-    require(ok, "cross_entropy", "expected logits (R, V) and ids (R,) of i32", logits, targets)
-    return targets.shape, logits.dtype
 
 
 @cross_entropy.vjp
@@ -75,21 +59,12 @@ def _(g: Tensor, y: Tensor, logits: Tensor, targets: Tensor) -> tuple[Tensor | N
     return cross_entropy_back(g, logits, targets), None
 
 
-@op
+@op("g f32 (R)", "logits f32 (R, V)", "targets i32 (R)", gives="logits")
 def cross_entropy_back(g: Array, logits: Array, targets: Array) -> Array:
     """g · (softmax(logits) − 1 at the target), g (R,); rows that are ignored get zeros."""
     p = _softmax(logits)
     p[np.arange(len(targets)), np.maximum(targets, 0)] -= 1
     return np.where(targets[:, None] < 0, 0, p * g[:, None])
-
-
-cross_entropy_back.takes("g f32 (R)", "logits f32 (R, V)", "targets i32 (R)")
-
-
-@cross_entropy_back.shape
-def _(g: Tensor, logits: Tensor, targets: Tensor) -> tuple[Shape, str]:
-    require(g.shape == targets.shape, "cross_entropy_back", "expected a gradient for each row", g, logits, targets)
-    return logits.shape, logits.dtype
 
 
 cross_entropy_back.inplace = (1,)
@@ -103,20 +78,10 @@ cross_entropy.case(lambda r: (list(_targets(r)), {}))
 cross_entropy_back.case(lambda r: ([r.normal(size=6), *_targets(r)], {}))
 
 
-@op
+@op("logits f32 (R, V)", "targets f32 (R, V)", gives="f32 (R,)")
 def soft_cross_entropy(logits: Array, targets: Array) -> Array:
     """−Σ targets · ln softmax(logits) of each row: (R, V) twice → (R,). Each row of targets sums to 1."""
     return -(targets * _log_softmax(logits)).sum(-1)
-
-
-soft_cross_entropy.takes("logits f32 (R, V)", "targets f32 (R, V)")
-
-
-@soft_cross_entropy.shape
-def _(logits: Tensor, targets: Tensor) -> tuple[Shape, str]:
-    ok = len(logits.shape) == 2 and targets.shape == logits.shape
-    require(ok, "soft_cross_entropy", "expected logits (R, V) and targets of the same shape", logits, targets)
-    return logits.shape[:1], logits.dtype
 
 
 @soft_cross_entropy.vjp
@@ -124,20 +89,10 @@ def _(g: Tensor, y: Tensor, logits: Tensor, targets: Tensor) -> tuple[Tensor | N
     return soft_cross_entropy_back(g, logits, targets), None  # targets are data
 
 
-@op
+@op("g f32 (R)", "logits f32 (R, V)", "targets f32 (R, V)", gives="logits")
 def soft_cross_entropy_back(g: Array, logits: Array, targets: Array) -> Array:
     """g · (softmax(logits) − targets), g (R,)."""
     return g[:, None] * (_softmax(logits) - targets)
-
-
-soft_cross_entropy_back.takes("g f32 (R)", "logits f32 (R, V)", "targets f32 (R, V)")
-
-
-@soft_cross_entropy_back.shape
-def _(g: Tensor, logits: Tensor, targets: Tensor) -> tuple[Shape, str]:
-    ok = g.shape == logits.shape[:1] and targets.shape == logits.shape
-    require(ok, "soft_cross_entropy_back", "expected a gradient for each row", g, logits, targets)
-    return logits.shape, logits.dtype
 
 
 soft_cross_entropy_back.inplace = (1, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from logitless.graph.op import Array, Case, Variable, op, require, writing
+from logitless.graph.op import Array, Case, Variable, op
 from logitless.graph.scalar import elementwise, where
 from logitless.graph.tensor import Shape, Tensor
 
@@ -30,7 +30,17 @@ def sgd_params(rate: float, *, decay: float = 0.0) -> npt.NDArray[np.float32]:
     return np.array([rate, decay], np.float32)
 
 
-@writing(0, 1, 2)
+@op(
+    "w f32",
+    "m f32",
+    "v f32",
+    "g f32",
+    "params f32 (9)",
+    "factor f32 ()",
+    gives="w",
+    needs="w.shape == m.shape == v.shape == g.shape",
+    writes=(0, 1, 2),
+)
 def adamw_step(w: Array, m: Array, v: Array, g: Array, params: Array, factor: Array, *, decays: bool = True) -> Array:
     """A step of AdamW (Loshchilov and Hutter, 2019; torch's formula) on w and its moments m, v, of
     any shape.
@@ -47,18 +57,6 @@ def adamw_step(w: Array, m: Array, v: Array, g: Array, params: Array, factor: Ar
     return w
 
 
-adamw_step.takes("w f32", "m f32", "v f32", "g f32", "params f32 (9)", "factor f32 ()")
-
-
-@adamw_step.shape
-def _(
-    w: Tensor, m: Tensor, v: Tensor, g: Tensor, params: Tensor, factor: Tensor, decays: bool = True
-) -> tuple[Shape, str]:
-    require(w.shape == m.shape == v.shape == g.shape, "adamw_step", "shapes disagree", w, m, v, g)
-    require(params.shape == (N_ADAMW,) and factor.shape == (), "adamw_step", "expected params (9,)", params, factor)
-    return w.shape, w.dtype
-
-
 def _adamw_case(shape: Shape, decays: bool) -> object:
     def make(r: np.random.Generator) -> Case:
         w, m, v = r.normal(size=shape), r.normal(size=shape) * 0.1, r.random(size=shape) * 0.1
@@ -73,22 +71,12 @@ adamw_step.case(_adamw_case((5, 37), True))  # type: ignore[arg-type]
 adamw_step.case(_adamw_case((9000,), False))  # type: ignore[arg-type]
 
 
-@writing(0)
+@op("w f32", "g f32", "params f32 (2)", "factor f32 ()", gives="w", needs="w.shape == g.shape", writes=(0,))
 def sgd_step(w: Array, g: Array, params: Array, factor: Array, *, decays: bool = True) -> Array:
     """w · (1 − α·decay) − α·factor·g; params (2,) f32 are α and decay. There is no state."""
     keep = 1 - params[0] * params[1] if decays else 1
     w[...] = w * keep - params[0] * (g * factor)
     return w
-
-
-sgd_step.takes("w f32", "g f32", "params f32 (2)", "factor f32 ()")
-
-
-@sgd_step.shape
-def _(w: Tensor, g: Tensor, params: Tensor, factor: Tensor, decays: bool = True) -> tuple[Shape, str]:
-    require(w.shape == g.shape, "sgd_step", "shapes disagree", w, g)
-    require(params.shape == (N_SGD,) and factor.shape == (), "sgd_step", "expected params (2,)", params, factor)
-    return w.shape, w.dtype
 
 
 @sgd_step.case
@@ -102,62 +90,40 @@ def _(r: np.random.Generator) -> Case:
     return src, {"decays": False}
 
 
-@writing(0)
+@op(writes=(0,))
 def accumulate(total: Array, x: Array) -> Array:
     """total += x: a state that collects gradients over micro-batches."""
     total += x
     return total
 
 
-@accumulate.shape
-def _(total: Tensor, x: Tensor) -> tuple[Shape, str]:
-    require(total.shape == x.shape, "accumulate", "shapes disagree", total, x)
-    return total.shape, total.dtype
-
-
 accumulate.case(lambda r: ([Variable(r.normal(size=(70, 130)), "f32"), r.normal(size=(70, 130))], {}))
 
 
-@writing(0)
+@op(writes=(0,))
 def clear(total: Array) -> Array:
     """total = 0, after everything that reads it."""
     total[...] = 0
     return total
 
 
-@clear.shape
-def _(total: Tensor) -> tuple[Shape, str]:
-    return total.shape, total.dtype
-
-
 clear.case(lambda r: ([Variable(r.normal(size=(70, 130)), "f32")], {}))
 
 
-@op
+@op(gives="f32 (-(-(x.nbytes // 4) // SUM_CHUNK),)")
 def square_sums(x: Array) -> Array:
     """The sum of squares of each 4096 consecutive elements: (⌈n / 4096⌉,)."""
     flat = x.reshape(-1)
     return np.add.reduceat(flat * flat, np.arange(0, flat.size, SUM_CHUNK))
 
 
-@square_sums.shape
-def _(x: Tensor) -> tuple[Shape, str]:
-    return (-(-(x.nbytes // 4) // SUM_CHUNK),), x.dtype
-
-
 square_sums.case(lambda r: ([r.normal(size=(70, 130))], {}))
 
 
-@op
+@op(gives="f32 ()", needs="sums")
 def norm_of_sums(*sums: Array) -> Array:
     """√ of the sum of all elements of any number of vectors: with `square_sums`, the norm of a set of tensors."""
     return np.sqrt(sum(s.sum() for s in sums))
-
-
-@norm_of_sums.shape
-def _(*sums: Tensor) -> tuple[Shape, str]:
-    require(bool(sums), "norm_of_sums", "expected at least one source")
-    return (), "f32"
 
 
 norm_of_sums.case(lambda r: ([r.random(size=3), r.random(size=40), r.random(size=1)], {}))
