@@ -243,9 +243,6 @@ PLAIN = {
         biases=("ssm_conv1d",),
         keys=OF_MAMBA | {"ssm.group_count": 1, "attention.head_count_kv": [0, 2]},
     ),
-    "granitehybrid without a bias": Spec(
-        "granitehybrid", keys=OF_MAMBA | {"ssm.time_step_rank": 2, "attention.head_count_kv": [2, 0]}
-    ),
     "granitehybrid of experts": Spec(
         "granitehybrid",
         n_layer=3,

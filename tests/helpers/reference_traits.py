@@ -1,16 +1,10 @@
-"""Traits of architectures by papers and converters, independent of the registry under test."""
+"""Tensors of architectures by papers and converters, independent of the registry under test."""
 
 from __future__ import annotations
 
 from tests.helpers.reference_linear_attention import LFM2, QWEN35
 
-INTERLEAVED = (
-    *("llama", "granite", "granitemoe", "smollm3", "ernie4_5", "mistral3", "minicpm", "internlm2", "arcee", "glm4"),
-    *("command-r", "cohere2", "ernie4_5-moe", "deepseek", "bailingmoe", "deepseek2", "plm"),
-    *("mistral4", "xverse", "chatglm", "maincoder", "deci", "granitehybrid", "cohere2moe", "llama4"),
-)
 LEARNED_POSITIONS = ("gpt2", "starcoder")
-OF_VECTORS = ("gemma-embedding", "modern-bert")
 LAYER_NORM = (
     *LEARNED_POSITIONS,
     *("modern-bert", "command-r", "cohere2", "stablelm", "orion", "starcoder2", "nemotron", "phi2", "gptneox"),
@@ -25,14 +19,22 @@ NEMOTRON_H = ("nemotron_h", "nemotron_h_moe")  # layers with a single sublayer
 SQUARED = (*NEMOTRON_H, "arcee", "nemotron", "plm", "jais2")  # squared ReLU
 SIMPLE_GELU = (*LEARNED_POSITIONS, "starcoder2", "phi2", "gptneox", "codeshell", "falcon")
 UNGATED = (*SIMPLE_GELU, *SQUARED, "apertus")
-GELU = (*SIMPLE_GELU, *OF_VECTORS, "gemma", "gemma2", "gemma3")
-# no RoPE in full-attention layers, if others have a sliding window
-NO_ROPE_FAR = ("cohere2", "cohere2moe", "exaone4", "exaone-moe")
-HUNYUAN = ("hunyuan-dense", "hunyuan-moe", "hunyuan_vl", "maincoder")  # QK norm after RoPE
 ROW_NORM = ("olmo2", "olmoe", "minimax-m2")  # QK norm over all heads
 HEAD_NORM = (
     *("qwen3", "qwen3moe", "qwen3vl", "qwen3vlmoe", "gemma3", "gemma-embedding", "exaone4", "dots1", "bailingmoe2"),
-    *(*HUNYUAN, *QWEN35, *LFM2, "apertus", "exaone-moe", "afmoe", "hy_v3", "mellum"),
+    *(
+        "hunyuan-dense",
+        "hunyuan-moe",
+        "hunyuan_vl",
+        "maincoder",
+        *QWEN35,
+        *LFM2,
+        "apertus",
+        "exaone-moe",
+        "afmoe",
+        "hy_v3",
+        "mellum",
+    ),
     "grovemoe",
 )
 BALANCED = (  # router with a bias on the choice

@@ -19,9 +19,8 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import AdaptedModel, define_model, hparams_of
 from tests.helpers.architecture_specs import ENCODERS
 from tests.helpers.bert_model import N_CTX, forward, score, tensors, write
-from tests.helpers.reference_model import Spec, reference
+from tests.helpers.reference_model import Spec
 from tests.helpers.reference_model import write as write_spec
-from tests.helpers.reference_rope import plain
 
 Array = np.ndarray[Any, Any]
 
@@ -111,42 +110,6 @@ MODERN = Spec(
     fused=True,
     keys={"attention.sliding_window": 8, "rope.freq_base": 160000.0, "pooling_type": 2},
 )
-
-
-def test_the_first_layer_of_three_sees_all(tmp_path: Path) -> None:
-    """ModernBERT, whose norms have no biases and whose first attention has none before it."""
-    t = write_spec(path := tmp_path / "m.gguf", MODERN)
-    session, embedder = opened(path)
-    far, near = plain(MODERN, base=160000.0), plain(MODERN, base=1e4)
-    texts = [[7], list(range(3, 40)), list(range(100, 0, -1))]
-    for text, found in zip(texts, embedded(embedder, texts, "cls"), strict=True):
-        hidden = reference(
-            *(MODERN, t, np.array(text), lambda i: (near if i % 3 else far)(i), lambda i: 8 * (i % 3 > 0), 0.25, (0, 0))
-        )
-        np.testing.assert_allclose(found, hidden[0], atol=2e-4)
-    session.close()
-
-
-def test_texts_that_are_seen_as_far_as_a_window_reaches(tmp_path: Path) -> None:
-    """EmbeddingGemma: five layers of six see what is near, on both sides; two matrices make the
-    vector of the mean."""
-    t = write_spec(path := tmp_path / "m.gguf", GEMMA)
-    session, embedder = opened(path)
-    local = [i % 6 != 5 for i in range(7)]
-    far, near = plain(GEMMA, base=1e6), plain(GEMMA, base=1e4)
-    texts = [[7], list(range(3, 40)), [5] * 9, list(range(100, 0, -1))]
-    hidden = [
-        reference(
-            *(GEMMA, t, np.array(text), lambda i: (near if local[i] else far)(i), lambda i: 8 * local[i], 0.25, (0, 0))
-        )
-        for text in texts
-    ]
-    for found, wanted in zip(embedded(embedder, texts, "none"), hidden, strict=True):
-        np.testing.assert_allclose(found, wanted, atol=2e-4)
-    for found, wanted in zip(embedded(embedder, texts, "mean"), hidden, strict=True):
-        vector = t["dense_3.weight"] @ (t["dense_2.weight"] @ wanted.mean(0))
-        np.testing.assert_allclose(found, vector, atol=2e-4)
-    session.close()
 
 
 def test_a_vector_does_not_depend_on_its_company(bert: Embedder) -> None:

@@ -13,9 +13,8 @@ import pytest
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import read_hparams
-from tests.helpers.gemma_layers import REFERENCE
 from tests.helpers.reference_model import Spec, write
-from tests.models.architectures.test_registry import compute, error, tokens
+from tests.models.architectures.test_registry import compute, tokens
 
 PATTERN = [True, True, False] * 3
 KEYS: dict[str, Any] = {
@@ -110,16 +109,6 @@ GEMMA3N = {"gemma3n": of_3n(25, 5, n_ff=64, traits=("unused",)), "gemma3n, all k
 SPECS = GEMMA4 | GEMMA3N
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_logits(tmp_path: Path, name: str) -> None:
-    s = SPECS[name]
-    t = write(path := tmp_path / "m.gguf", s)
-    ids = tokens(s)
-    want = REFERENCE[s.arch](s, t, ids)
-    assert np.isfinite(want).all()
-    assert error(compute(path, s, ids), want) < (2e-3 if s.n_layer > 9 else 2e-4)
-
-
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [
@@ -148,10 +137,16 @@ def test_impossible_key_is_refused(tmp_path: Path, name: str, key: str, value: o
         read_hparams(metadata, 101, "m.gguf")
 
 
-@pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize(("dtype", "cache"), [("f32", "f16"), ("q8_0", "f32")])
+SHORT = SPECS | {"gemma3n": of_3n(10, 5, n_ff=64, traits=("unused",))}  # llama.cpp takes no other than 25 layers
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "cache"),
+    [*((name, "q8_0", "f32") for name in SPECS), ("gemma4 small", "f32", "f16"), ("gemma3n", "f32", "f16")],
+)
 def test_the_same_bits_however_a_prompt_is_cut(tmp_path: Path, name: str, dtype: str, cache: str) -> None:
-    s = replace(SPECS[name], dtype=dtype, types={"ffn_gate_inp": "f32"} | F32 | SPECS[name].types)
+    s = SHORT[name]
+    s = replace(s, dtype=dtype, types={"ffn_gate_inp": "f32"} | F32 | s.types)
     write(path := tmp_path / "m.gguf", s)
     ids = tokens(s)
     whole, *others = (compute(path, s, ids, chunks, (cache, cache)) for chunks in ((40,), (1,) * 40, (3, 19, 18)))

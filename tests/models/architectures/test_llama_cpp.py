@@ -245,7 +245,6 @@ REFUSED = (
     "phi3 partial rope",
     "granite without scales",
     "plm",
-    "granitehybrid without a bias",
     "command-r plus",  # which has its norms from 64 layers on
     "phimoe",  # whose norms and weights of experts are others there, unlike its authors'
     "grovemoe",  # whose adjugate experts read the output of the others there, unlike its authors'
@@ -286,7 +285,7 @@ SPECS = {name: spec for name, spec in PLAIN.items() if name.startswith(spec.arch
     "cohere2moe": COHERE_MOE,
     "olmo2, windows": Spec("olmo2", n_layer=5, untied=True, keys={"attention.sliding_window": 4}),
     "olmo2, more of them": Spec("olmo2", n_layer=4, untied=True, keys=PATTERN),
-    **{name: spec for name, spec in GEMMA4.items() if name != "gemma4 wide"},  # test_gemma3n compares it
+    **GEMMA4,
     **GEMMA3N,
     "exaone4, windows": Spec("exaone4", n_layer=64, n_ff=32, untied=True, keys={"attention.sliding_window": 4}),
     **MAPPED,

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from logitless.models.errors import ModelFileError
@@ -13,6 +14,8 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
 from tests.helpers.architecture_specs import MAPPED, PLAIN
 from tests.helpers.reference_model import write
+from tests.models.architectures.test_mtp import GONE, changed
+from tests.models.architectures.test_registry import compute, tokens
 
 
 @pytest.mark.parametrize(
@@ -88,3 +91,12 @@ def test_layers_that_all_attend(tmp_path: Path) -> None:
     write(path := tmp_path / "m.gguf", replace(spec, keys=spec.keys | {"full_attention_interval": 1}))
     with GGUFFile.open(path) as gguf:
         assert hparams_of(gguf).recurrent is None
+
+
+def test_a_convolution_without_a_bias_is_one_with_a_bias_of_zeros(tmp_path: Path) -> None:
+    """Granite's, which llama.cpp does not load without one."""
+    s, name = PLAIN["granitehybrid that turns"], "blk.0.ssm_conv1d.bias"
+    size = write(path := tmp_path / "m.gguf", s)[name].shape
+    files = [changed(path, tmp_path / "0.gguf", {name: np.zeros(size, np.float32)})]
+    files.append(changed(path, tmp_path / "1.gguf", {name: GONE}))
+    np.testing.assert_array_equal(*(compute(file, s, tokens(s)) for file in files))
