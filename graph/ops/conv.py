@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from logitless.graph.op import Array, Case, op, require
@@ -60,11 +58,6 @@ def _rows(name: str, shape: Shape, size: tuple[int, int], stride: int, padding: 
     return shape[0] * height * width, size[0] * size[1] * shape[3]
 
 
-@patches.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, **attrs: Any) -> tuple[Tensor | None, ...]:
-    return (patches_back(g, shape=x.shape, **attrs),)
-
-
 @op("g f32 (_, _)")
 def patches_back(g: Array, *, shape: Shape, size: tuple[int, int], stride: int = 1, padding: int = 0) -> Array:
     """Each patch added to where it came from: (N · H' · W', height · width · C) → (N, H, W, C) = shape."""
@@ -77,6 +70,9 @@ def patches_back(g: Array, *, shape: Shape, size: tuple[int, int], stride: int =
     return out[:, padding : padding + h, padding : padding + w]
 
 
+patches.vjp(lambda g, y, x, **attrs: (patches_back(g, shape=x.shape, **attrs),))
+
+
 @patches_back.shape
 def _(g: Tensor, shape: Shape, size: tuple[int, int], stride: int = 1, padding: int = 0) -> tuple[Shape, str]:
     rows = _rows("patches_back", shape, size, stride, padding, g)
@@ -84,9 +80,7 @@ def _(g: Tensor, shape: Shape, size: tuple[int, int], stride: int = 1, padding: 
     return shape, g.dtype
 
 
-@patches_back.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, shape: Shape, **attrs: Any) -> tuple[Tensor | None, ...]:
-    return (patches(g, **attrs),)
+patches_back.vjp(lambda g, y, x, shape, **attrs: (patches(g, **attrs),))
 
 
 @op("x f32 (N, H, W, C)", gives="f32 (N, H // size, W // size, C)", needs="0 < size <= min(H, W)")
@@ -95,11 +89,6 @@ def max_pool(x: Array, *, size: int) -> Array:
     n, h, w, c = x.shape
     x = x[:, : h // size * size, : w // size * size]
     return x.reshape(n, h // size, size, w // size, size, c).max((2, 4))
-
-
-@max_pool.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, size: int) -> tuple[Tensor | None, ...]:
-    return (max_pool_back(g, x, size=size),)
 
 
 @op("g f32 (N, P, Q, C)", "x f32 (N, H, W, C)", gives="x", needs="size > 0 and (P, Q) == (H // size, W // size)")
@@ -114,6 +103,9 @@ def max_pool_back(g: Array, x: Array, *, size: int) -> Array:
     i, p, q, k = np.indices(first.shape)
     out[i, p * size + first // size, q * size + first % size, k] = g
     return out
+
+
+max_pool.vjp(lambda g, y, x, size: (max_pool_back(g, x, size=size),))
 
 
 for _shape, _attrs in (

@@ -23,11 +23,7 @@ def add(a: Array, b: Array) -> Array:
     return a + b
 
 
-@add.vjp
-def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
-    return unbroadcast(g, a), unbroadcast(g, b)
-
-
+add.vjp(lambda g, y, a, b: (unbroadcast(g, a), unbroadcast(g, b)))
 add.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}))
 add.case(lambda r: ([r.normal(size=(5, 37)), r.normal(size=(37,))], {}))
 
@@ -36,11 +32,6 @@ add.case(lambda r: ([r.normal(size=(5, 37)), r.normal(size=(37,))], {}))
 def sub(a: Array, b: Array) -> Array:
     """a − b, with numpy's broadcasting."""
     return a - b
-
-
-@sub.vjp
-def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
-    return unbroadcast(g, a), unbroadcast(scale(g, factor=-1.0), b)
 
 
 sub.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}))
@@ -53,11 +44,7 @@ def mul(a: Array, b: Array) -> Array:
     return a * b
 
 
-@mul.vjp
-def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
-    return unbroadcast(mul(g, b), a), unbroadcast(mul(g, a), b)
-
-
+mul.vjp(lambda g, y, a, b: (unbroadcast(mul(g, b), a), unbroadcast(mul(g, a), b)))
 mul.case(lambda r: ([r.normal(size=(4, 33)), r.normal(size=(4, 33))], {}))
 mul.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(4, 1))], {}))
 
@@ -68,11 +55,8 @@ def scale(x: Array, *, factor: float) -> Array:
     return x * factor
 
 
-@scale.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, factor: float) -> tuple[Tensor | None, ...]:
-    return (scale(g, factor=factor),)
-
-
+sub.vjp(lambda g, y, a, b: (unbroadcast(g, a), unbroadcast(scale(g, factor=-1.0), b)))
+scale.vjp(lambda g, y, x, factor: (scale(g, factor=factor),))
 scale.case(lambda r: ([r.normal(size=(3, 35))], {"factor": -1.7}))
 
 
@@ -95,11 +79,6 @@ def broadcasts(small: Shape, large: Shape) -> bool:
     return lead >= 0 and all(n in (1, m) for n, m in zip(small, large[lead:], strict=True))
 
 
-@sum_to.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, shape: Shape) -> tuple[Tensor | None, ...]:
-    return (broadcast_to(g, shape=x.shape),)
-
-
 sum_to.case(lambda r: ([r.normal(size=(3, 4, 5))], {"shape": (4, 1)}))
 
 
@@ -113,11 +92,8 @@ def broadcast_to(x: Array, *, shape: Shape) -> Array:
     return np.broadcast_to(x, shape)
 
 
-@broadcast_to.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, shape: Shape) -> tuple[Tensor | None, ...]:
-    return (sum_to(g, shape=x.shape),)
-
-
+sum_to.vjp(lambda g, y, x, shape: (broadcast_to(g, shape=x.shape),))
+broadcast_to.vjp(lambda g, y, x, shape: (sum_to(g, shape=x.shape),))
 broadcast_to.case(lambda r: ([r.normal(size=(4, 1))], {"shape": (3, 4, 5)}))
 
 
@@ -131,11 +107,6 @@ for _left, _right in (((1, 6), (4, 6)), ((4, 1), (1, 70)), ((2, 3, 1, 5), (3, 4,
 silu = elementwise(s.silu)
 
 
-@silu.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (silu_back(g, x),)
-
-
 silu.case(lambda r: ([r.normal(size=(4, 37)) * 4], {}))
 
 
@@ -146,15 +117,11 @@ def silu_back(g: Array, x: Array) -> Array:
     return g * part * fma(x, 1 - part, 1)
 
 
+silu.vjp(lambda g, y, x: (silu_back(g, x),))
 silu_back.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}))
 
 
 gelu = elementwise(s.gelu)
-
-
-@gelu.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (gelu_back(g, x),)
 
 
 gelu.case(lambda r: ([r.normal(size=(4, 37)) * 3], {}))
@@ -169,6 +136,7 @@ def gelu_back(g: Array, x: Array) -> Array:
     return g * fma(0.5, 1 + t, 0.5 * x * ((1 - t * t) * inner))
 
 
+gelu.vjp(lambda g, y, x: (gelu_back(g, x),))
 gelu_back.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(4, 6))], {}))
 
 
@@ -179,13 +147,7 @@ def softcap(x: Array, *, cap: float) -> Array:
 
 
 softcap.needs = "cap > 0"
-
-
-@softcap.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, cap: float) -> tuple[Tensor | None, ...]:
-    return (mul(g, add(const(1.0), scale(mul(y, y), factor=-1.0 / cap**2))),)
-
-
+softcap.vjp(lambda g, y, x, cap: (mul(g, add(const(1.0), scale(mul(y, y), factor=-1.0 / cap**2))),))
 softcap.case(lambda r: ([r.normal(size=(4, 37)) * 5], {"cap": 3.0}))
 
 
@@ -235,9 +197,7 @@ def glu_clamped_back(
 glu_clamped_back.needs = "limit >= 0"
 
 
-@glu_clamped.case
-def _(r: np.random.Generator) -> Case:
-    return [3 * r.normal(size=(5, 37)), 3 * r.normal(size=(5, 37))], {"alpha": 1.7, "limit": 4.0}
+glu_clamped.case(lambda r: ([3 * r.normal(size=(5, 37)), 3 * r.normal(size=(5, 37))], {"alpha": 1.7, "limit": 4.0}))
 
 
 for _of in ("gate", "up"):
@@ -253,9 +213,7 @@ def gate(x: Array, factor: Array) -> Array:
     return where(equal(factor, 0), 0, x * factor)
 
 
-@gate.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, factor: Tensor) -> tuple[Tensor | None, ...]:
-    return gate(g, factor), None
+gate.vjp(lambda g, y, x, factor: (gate(g, factor), None))
 
 
 @gate.case

@@ -8,18 +8,12 @@ import numpy as np
 
 from logitless.graph.dtype import DTYPES
 from logitless.graph.op import Array, Case, Weight, op
-from logitless.graph.tensor import Tensor
 
 
 @op("table weight (N, K)", "ids i32 (T)", gives="f32 (T, K)")
 def get_rows(table: Array, ids: Array) -> Array:
     """table (N, K) at ids (T,), as f32 whatever the table's type."""
     return table[ids]
-
-
-@get_rows.vjp
-def _(g: Tensor, y: Tensor, table: Tensor, ids: Tensor) -> tuple[Tensor | None, ...]:
-    return add_rows(g, ids, n=table.shape[0]), None
 
 
 @op("rows f32 (T, …)", "ids i32 (T)", gives="f32 (n, *rows.shape[1:])")
@@ -30,9 +24,8 @@ def add_rows(rows: Array, ids: Array, *, n: int) -> Array:
     return out
 
 
-@add_rows.vjp
-def _(g: Tensor, y: Tensor, rows: Tensor, ids: Tensor, n: int) -> tuple[Tensor | None, ...]:
-    return get_rows(g, ids), None
+get_rows.vjp(lambda g, y, table, ids: (add_rows(g, ids, n=table.shape[0]), None))
+add_rows.vjp(lambda g, y, rows, ids, n: (get_rows(g, ids), None))
 
 
 @op("x f32 (n, …)", "rows f32 (T, …)", "ids i32 (T)", gives="x", needs="rows.shape[1:] == x.shape[1:]")
@@ -43,17 +36,11 @@ def add_rows_to(x: Array, rows: Array, ids: Array) -> Array:
     return out
 
 
-@add_rows_to.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, rows: Tensor, ids: Tensor) -> tuple[Tensor | None, ...]:
-    return g, get_rows(g, ids), None
-
-
+add_rows_to.vjp(lambda g, y, x, rows, ids: (g, get_rows(g, ids), None))
 add_rows_to.inplace = (0,)
 
 
-@add_rows_to.case
-def _(r: np.random.Generator) -> Case:
-    return [r.normal(size=(150, 9)), r.normal(size=(4, 9)), np.array([1, 140, 1, 0], np.int32)], {}
+add_rows_to.case(lambda r: ([r.normal(size=(150, 9)), r.normal(size=(4, 9)), np.array([1, 140, 1, 0], np.int32)], {}))
 
 
 add_rows.case(lambda r: ([r.normal(size=(3, 4)), np.array([1, 5, 1], np.int32)], {"n": 7}))

@@ -8,7 +8,6 @@ import numpy as np
 
 from logitless.graph.dtype import BLOCK_TYPES
 from logitless.graph.op import Array, Case, Weight, op
-from logitless.graph.tensor import Tensor
 
 ACT_BLOCK = 32  # activations that share a scale in `q8_act`
 
@@ -28,20 +27,10 @@ def linear(x: Array, w: Array) -> Array:
 linear.tolerance_quantised = 3e-2
 
 
-@linear.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, w: Tensor) -> tuple[Tensor | None, ...]:
-    return matmul(g, w), matmul_tn(g, x)
-
-
 @op("a f32 (M, K)", "b weight (K, N)", gives="f32 (M, N)")
 def matmul(a: Array, b: Array) -> Array:
     """a (M, K) · b (K, N)."""
     return a @ b
-
-
-@matmul.vjp
-def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
-    return linear(g, b), matmul_tn(a, g)
 
 
 @op("a f32 (K, M)", "b f32 (K, N)", gives="f32 (M, N)")
@@ -50,9 +39,9 @@ def matmul_tn(a: Array, b: Array) -> Array:
     return a.T @ b
 
 
-@matmul_tn.vjp
-def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
-    return linear(b, g), matmul(a, g)
+linear.vjp(lambda g, y, x, w: (matmul(g, w), matmul_tn(g, x)))
+matmul.vjp(lambda g, y, a, b: (linear(g, b), matmul_tn(a, g)))
+matmul_tn.vjp(lambda g, y, a, b: (linear(b, g), matmul(a, g)))
 
 
 @op("x f32 (…, K)", gives="q8_act x.shape", needs=WHOLE_GROUPS)

@@ -51,20 +51,14 @@ def expert_scatter(x: Array, ids: Array, *, n: int) -> Array:
     return out
 
 
-@expert_scatter.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, ids: Tensor, n: int) -> tuple[Tensor | None, ...]:
-    return expert_gather(g, ids), None
-
-
 @op("x f32 (T, E)", "ids i32 (T, k)", gives="f32 (T, k)")
 def expert_gather(x: Array, ids: Array) -> Array:
     """(T, k): x (T, E) at ids (T, k)."""
     return np.take_along_axis(x, ids.astype(np.int64), 1)
 
 
-@expert_gather.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, ids: Tensor) -> tuple[Tensor | None, ...]:
-    return expert_scatter(g, ids, n=x.shape[1]), None
+expert_scatter.vjp(lambda g, y, x, ids, n: (expert_gather(g, ids), None))
+expert_gather.vjp(lambda g, y, x, ids: (expert_scatter(g, ids, n=x.shape[1]), None))
 
 
 @op("ids i32 (T, k)", gives="i32 (3, T * k)", needs="n > 0")
@@ -224,9 +218,7 @@ expert_sum.case(lambda r: ([r.normal(size=(10, 33)), r.normal(size=(5, 2)), _ord
 expert_order.case(lambda r: ([np.array(_FEW, np.int32)], {"n": 5}))
 
 
-@expert_order.case
-def _(r: np.random.Generator) -> Case:
-    return [np.stack([r.permutation(128)[:8] for _ in range(70)]).astype(np.int32)], {"n": 128}
+expert_order.case(lambda r: ([np.stack([r.permutation(128)[:8] for _ in range(70)]).astype(np.int32)], {"n": 128}))
 
 
 expert_scatter.case(lambda r: ([r.normal(size=(5, 2)), np.array(_FEW, np.int32)], {"n": 5}))

@@ -103,17 +103,13 @@ def relu(x: Array) -> Array:
     return where(x < 0, 0, x)
 
 
-@relu.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (relu_back(g, y),)
-
-
 @elementwise
 def relu_back(g: Array, y: Array) -> Array:
     """g where y, the result of `relu`, is not 0."""
     return where(y > 0, g, 0)
 
 
+relu.vjp(lambda g, y, x: (relu_back(g, y),))
 relu_back.case(lambda r: ([r.normal(size=(4, 37)), np.maximum(r.normal(size=(4, 37)), 0)], {}))
 
 
@@ -124,13 +120,7 @@ def clamp(x: Array, *, low: float, high: float) -> Array:
 
 
 clamp.needs = "low <= high"
-
-
-@clamp.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, low: float, high: float) -> tuple[Tensor | None, ...]:
-    return (mul(g, mul(step(sub(x, const(low))), step(sub(const(high), x)))),)
-
-
+clamp.vjp(lambda g, y, x, low, high: (mul(g, mul(step(sub(x, const(low))), step(sub(const(high), x)))),))
 clamp.case(lambda r: ([r.normal(size=(4, 37)) * 2], {"low": -1.5, "high": 0.75}))
 
 
@@ -140,17 +130,13 @@ def elu(x: Array) -> Array:
     return where(x > 0, x, s.exp(x) - 1)
 
 
-@elu.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (elu_back(g, y),)
-
-
 @elementwise
 def elu_back(g: Array, y: Array) -> Array:
     """g · (1 where y, the result of `elu`, is positive, else y + 1)."""
     return where(y > 0, g, g * (y + 1))
 
 
+elu.vjp(lambda g, y, x: (elu_back(g, y),))
 elu_back.case(lambda r: ([r.normal(size=(4, 37)), np.maximum(r.normal(size=(4, 37)), -0.9)], {}))
 
 
@@ -169,9 +155,7 @@ def argmax(x: Array) -> Array:
     return x.argmax(-1).astype(np.int32)
 
 
-@argmax.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (None,)
+argmax.vjp(lambda g, y, x: (None,))
 
 
 @argmax.case
@@ -205,9 +189,7 @@ cast.tolerance = 5e-4  # f16 has 11 bits
 cast.case(lambda r: ([r.normal(size=(4, 37))], {"dtype": "f16"}))
 
 
-@cast.case
-def _(r: np.random.Generator) -> Case:
-    return [Variable(r.normal(size=(4, 37)).astype(np.float16).astype(np.float64), "f16")], {"dtype": "f32"}
+cast.case(lambda r: ([Variable(r.normal(size=(4, 37)).astype(np.float16).astype(np.float64), "f16")], {"dtype": "f32"}))
 
 
 for _dtype in ("f32", "f16", "bf16", *BLOCK_TYPES):

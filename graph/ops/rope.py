@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from logitless.graph.op import Array, Case, op
-from logitless.graph.tensor import Tensor
 
 
 @op("pos i32 (T)", "frequency f32 (P)", gives="f32 (T, 2, P)")
@@ -58,13 +57,7 @@ def rope(x: Array, angles: Array, *, interleaved: bool, sign: float = 1.0) -> Ar
     return np.concatenate([turned, rest], -1)
 
 
-@rope.vjp
-def _(
-    g: Tensor, y: Tensor, x: Tensor, angles: Tensor, interleaved: bool, sign: float = 1.0
-) -> tuple[Tensor | None, ...]:
-    return rope(g, angles, interleaved=interleaved, sign=-sign), None
-
-
+rope.vjp(lambda g, y, x, angles, interleaved, sign=1.0: (rope(g, angles, interleaved=interleaved, sign=-sign), None))
 rope.case(lambda r: ([r.normal(size=(3, 2, 8)), r.normal(size=(3, 2, 4))], {"interleaved": True}))
 rope.case(lambda r: ([r.normal(size=(3, 2, 40)), r.normal(size=(3, 2, 16))], {"interleaved": False}))
 

@@ -27,11 +27,7 @@ def _(x: Tensor, shape: Shape) -> tuple[Shape, str]:
     return full, x.dtype
 
 
-@reshape.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, shape: Shape) -> tuple[Tensor | None, ...]:
-    return (reshape(g, shape=x.shape),)
-
-
+reshape.vjp(lambda g, y, x, shape: (reshape(g, shape=x.shape),))
 reshape.case(lambda r: ([r.normal(size=(4, 6))], {"shape": (2, -1)}))
 
 
@@ -39,11 +35,6 @@ reshape.case(lambda r: ([r.normal(size=(4, 6))], {"shape": (2, -1)}))
 def slice_rows(x: Array, *, start: int, stop: int) -> Array:
     """Rows start…stop of the first axis. Aliases its source."""
     return x[start:stop]
-
-
-@slice_rows.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, start: int, stop: int) -> tuple[Tensor | None, ...]:
-    return (pad_rows(g, before=start, after=x.shape[0] - stop),)
 
 
 slice_rows.case(lambda r: ([r.normal(size=(6, 3))], {"start": 2, "stop": 5}))
@@ -65,11 +56,8 @@ def pad_rows(x: Array, *, before: int, after: int) -> Array:
     return np.pad(x, [(before, after)] + [(0, 0)] * (x.ndim - 1))
 
 
-@pad_rows.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, before: int, after: int) -> tuple[Tensor | None, ...]:
-    return (slice_rows(g, start=before, stop=before + x.shape[0]),)
-
-
+slice_rows.vjp(lambda g, y, x, start, stop: (pad_rows(g, before=start, after=x.shape[0] - stop),))
+pad_rows.vjp(lambda g, y, x, before, after: (slice_rows(g, start=before, stop=before + x.shape[0]),))
 pad_rows.case(lambda r: ([r.normal(size=(3, 4))], {"before": 2, "after": 1}))
 
 
@@ -79,11 +67,7 @@ def after(x: Array, *others: Array) -> Array:
     return x
 
 
-@after.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
-    return (g, *(None for _ in others))
-
-
+after.vjp(lambda g, y, x, *others: (g, *(None for _ in others)))
 after.case(lambda r: ([r.normal(size=(4, 6)), r.normal(size=(3,))], {}))
 
 
@@ -93,9 +77,5 @@ def detached(x: Array) -> Array:
     return x
 
 
-@detached.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (None,)
-
-
+detached.vjp(lambda g, y, x: (None,))
 detached.case(lambda r: ([r.normal(size=(4, 6))], {}))

@@ -21,9 +21,7 @@ def _(x: Tensor, axes: tuple[int, ...]) -> tuple[Shape, str]:
     return tuple(x.shape[i] for i in axes), x.dtype
 
 
-@transpose.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, axes: tuple[int, ...]) -> tuple[Tensor | None, ...]:
-    return (transpose(g, axes=tuple(int(i) for i in np.argsort(axes))),)
+transpose.vjp(lambda g, y, x, axes: (transpose(g, axes=tuple(int(i) for i in np.argsort(axes))),))
 
 
 for _axes in ((1, 0), (2, 0, 1), (0, 2, 1, 3), (3, 1, 0, 2)):
@@ -44,11 +42,6 @@ def is_inside(x: Tensor, start: tuple[int, ...], shape: Shape) -> bool:
 def take_block(x: Array, *, start: tuple[int, ...], shape: Shape) -> Array:
     """A copy of the block of this shape that begins at `start`."""
     return x[_where(start, shape)].copy()
-
-
-@take_block.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, start: tuple[int, ...], shape: Shape) -> tuple[Tensor | None, ...]:
-    return (add_block(broadcast_to(const(0.0), shape=x.shape), g, start=start),)
 
 
 def take_columns(x: Tensor, start: int, n: int) -> Tensor:
@@ -78,11 +71,8 @@ def add_block(x: Array, part: Array, *, start: tuple[int, ...]) -> Array:
     return out
 
 
-@add_block.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, part: Tensor, start: tuple[int, ...]) -> tuple[Tensor | None, ...]:
-    return g, take_block(g, start=start, shape=part.shape)
-
-
+take_block.vjp(lambda g, y, x, start, shape: (add_block(broadcast_to(const(0.0), shape=x.shape), g, start=start),))
+add_block.vjp(lambda g, y, x, part, start: (g, take_block(g, start=start, shape=part.shape)))
 set_block.inplace = add_block.inplace = (0,)
 BLOCKS: tuple[tuple[Shape, Shape, Shape], ...] = (
     ((40,), (3,), (20,)),
@@ -129,11 +119,7 @@ def causal_mask(x: Array, *, fill: float, past: int = 0) -> Array:
     return np.where(columns > rows + past, fill, x)
 
 
-@causal_mask.vjp
-def _(g: Tensor, y: Tensor, x: Tensor, fill: float, past: int = 0) -> tuple[Tensor | None, ...]:
-    return (causal_mask(g, fill=0.0, past=past),)
-
-
+causal_mask.vjp(lambda g, y, x, fill, past=0: (causal_mask(g, fill=0.0, past=past),))
 causal_mask.inplace = (0,)
 
 
@@ -147,21 +133,13 @@ def diag(x: Array) -> Array:
     return np.diag(x)
 
 
-@diag.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (diagonal(g),)
-
-
 @op("x word (n, n)", gives="x (n,)")
 def diagonal(x: Array) -> Array:
     """(n, n) → its diagonal (n,)."""
     return np.diagonal(x).copy()
 
 
-@diagonal.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (diag(g),)
-
-
+diag.vjp(lambda g, y, x: (diagonal(g),))
+diagonal.vjp(lambda g, y, x: (diag(g),))
 diag.case(lambda r: ([r.normal(size=7)], {}))
 diagonal.case(lambda r: ([r.normal(size=(7, 7))], {}))

@@ -10,7 +10,6 @@ import math
 import numpy as np
 
 from logitless.graph.op import Array, op
-from logitless.graph.tensor import Tensor
 
 MAX_BLOCK = 128  # elements that are rotated together at most, as in llama.cpp
 
@@ -33,11 +32,7 @@ def hadamard(x: Array) -> Array:
     return y * (1 / math.sqrt(n))
 
 
-@hadamard.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (hadamard(g),)
-
-
+hadamard.vjp(lambda g, y, x: (hadamard(g),))
 hadamard.inplace = (0,)
 for _shape in ((3, 2, 96), (1, 5, 64), (2, 1, 576), (2, 3, 256)):
     hadamard.case(lambda r, s=_shape: ([r.normal(size=s)], {}))  # type: ignore[misc]

@@ -108,9 +108,7 @@ def copy_pages(cache: Array, pairs: Array) -> Array:
     return cache
 
 
-@copy_pages.case
-def _(r: np.random.Generator) -> Case:
-    return [Variable(r.normal(size=(5, 2, 8, PAGE)), "f32"), np.array([[0, 3], [4, 1], [2, 2]])], {}
+copy_pages.case(lambda r: ([Variable(r.normal(size=(5, 2, 8, PAGE)), "f32"), np.array([[0, 3], [4, 1], [2, 2]])], {}))
 
 
 @op(
@@ -283,14 +281,8 @@ for _keys, _layout in ((True, (3, 2, 8, PAGE)), (False, (3, 2, PAGE, 8))):
     clear_cells.case(lambda r, s=_layout, k=_keys: ([r.normal(size=s), np.array([17, 3, 40])], {"keys": k}))  # type: ignore[misc]
 
 
-@store_k.vjp
-def _(g: Tensor, y: Tensor, cache: Tensor, k: Tensor, cells: Tensor) -> tuple[Tensor | None, ...]:
-    return clear_cells(g, cells, keys=True), load_k(g, cells), None
-
-
-@store_v.vjp
-def _(g: Tensor, y: Tensor, cache: Tensor, v: Tensor, cells: Tensor) -> tuple[Tensor | None, ...]:
-    return clear_cells(g, cells, keys=False), load_v(g, cells), None
+store_k.vjp(lambda g, y, cache, k, cells: (clear_cells(g, cells, keys=True), load_k(g, cells), None))
+store_v.vjp(lambda g, y, cache, v, cells: (clear_cells(g, cells, keys=False), load_v(g, cells), None))
 
 
 @op(

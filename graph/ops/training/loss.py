@@ -25,11 +25,6 @@ def softmax(x: Array) -> Array:
     return _softmax(x)
 
 
-@softmax.vjp
-def _(g: Tensor, y: Tensor, x: Tensor) -> tuple[Tensor | None, ...]:
-    return (softmax_back(g, y),)
-
-
 softmax.case(lambda r: ([r.normal(size=(5, 37)) * 4], {}))
 softmax.case(lambda r: ([r.normal(size=(2, 3, 16)) * 50], {}))
 
@@ -40,6 +35,7 @@ def softmax_back(g: Array, y: Array) -> Array:
     return y * (g - (g * y).sum(-1, keepdims=True))
 
 
+softmax.vjp(lambda g, y, x: (softmax_back(g, y),))
 softmax_back.case(lambda r: ([r.normal(size=(4, 37)), _softmax(r.normal(size=(4, 37)))], {}))
 
 
@@ -54,11 +50,6 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     return np.where(targets < 0, 0, -_log_softmax(logits)[rows, ids])
 
 
-@cross_entropy.vjp
-def _(g: Tensor, y: Tensor, logits: Tensor, targets: Tensor) -> tuple[Tensor | None, ...]:
-    return cross_entropy_back(g, logits, targets), None
-
-
 @op("g f32 (R)", "logits f32 (R, V)", "targets i32 (R)", gives="logits")
 def cross_entropy_back(g: Array, logits: Array, targets: Array) -> Array:
     """g · (softmax(logits) − 1 at the target), g (R,); rows that are ignored get zeros."""
@@ -67,6 +58,7 @@ def cross_entropy_back(g: Array, logits: Array, targets: Array) -> Array:
     return np.where(targets[:, None] < 0, 0, p * g[:, None])
 
 
+cross_entropy.vjp(lambda g, y, logits, targets: (cross_entropy_back(g, logits, targets), None))
 cross_entropy_back.inplace = (1,)
 
 
