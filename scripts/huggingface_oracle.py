@@ -15,6 +15,10 @@ import json
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -402,7 +406,16 @@ FAMILIES = {  # name → (architecture, settings beside SMALL)
     "gpt2": ("GPT2", GPT),
     "jais2": ("Jais2", {"head_dim": 16}),
     "glm": ("Glm", {"head_dim": 16, "partial_rotary_factor": 0.5}),
-    "mamba": ("Mamba", {"state_size": 16, "intermediate_size": 128, "time_step_rank": 4, "conv_kernel": 4}),
+    "mamba": (
+        "Mamba",
+        {
+            **dict.fromkeys(("num_attention_heads", "num_key_value_heads")),  # as its repositories
+            "state_size": 16,
+            "intermediate_size": 128,
+            "time_step_rank": 4,
+            "conv_kernel": 4,
+        },
+    ),
     "falcon-mamba": ("FalconMamba", {"state_size": 16, "intermediate_size": 128, "time_step_rank": 4}),
     "jamba": (
         "Jamba",
@@ -540,6 +553,186 @@ FAMILIES = {  # name → (architecture, settings beside SMALL)
     "apertus": ("Apertus", {"rope_parameters": LLAMA3}),
     "ministral3": ("Ministral3", {"head_dim": 32, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.1}}),
 }
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A family whose code is in its repositories: published layers, built of transformers' classes."""
+
+    like: str  # the class that has all other layers
+    settings: Settings  # of that class, beside SMALL
+    config: Settings  # of the repository
+    # (name in the repository, names in the class: several are below each other)
+    names: tuple[tuple[str, str], ...] = ()
+    changed: Callable[[Any], None] = lambda model: None
+
+
+class DeepseekMoE(torch.nn.Module):
+    """DeepSeekMoE (Dai et al., 2024): the best experts by softmax, weighted by it, beside shared ones."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        mlp = transformers.models.llama.modeling_llama.LlamaMLP
+        sized = [copy(config), copy(config)]
+        for own, width in zip(sized, (32, 64), strict=True):
+            own.intermediate_size = width
+        self.gate = torch.nn.Linear(config.hidden_size, 4, bias=False)
+        self.experts = torch.nn.ModuleList(mlp(sized[0]) for _ in range(4))
+        self.shared_experts = mlp(sized[1])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.gate(x).softmax(-1).topk(2)
+        all_of_them = torch.stack([expert(x) for expert in self.experts], -2)
+        picked = torch.gather(all_of_them, -2, chosen[..., None].expand(*chosen.shape, x.shape[-1]))
+        return (picked * weights[..., None]).sum(-2) + self.shared_experts(x)
+
+
+def of_deepseek(model: Any) -> None:
+    model.model.layers[1].mlp = DeepseekMoE(model.config)
+
+
+def of_orion(model: Any) -> None:
+    """LayerNorm in the place of RMSNorm."""
+    for module in (model.model, *model.model.layers):
+        for name in ("norm", "input_layernorm", "post_attention_layernorm"):
+            if hasattr(module, name):
+                setattr(module, name, torch.nn.LayerNorm(64, eps=1e-5))
+
+
+def of_openelm(model: Any) -> None:
+    """Layers of more heads and a wider FFN one after the other."""
+    for i, (n, n_kv, width) in enumerate(((2, 1, 64), (4, 2, 96), (6, 3, 128))):
+        config = copy(model.config)
+        config.num_attention_heads, config.num_key_value_heads, config.intermediate_size = n, n_kv, width
+        model.model.layers[i] = transformers.models.qwen3.modeling_qwen3.Qwen3DecoderLayer(config, i)
+    model.model.norm.variance_epsilon = 1e-6
+
+
+LAYER = "model.layers.{i}"
+OF_ATTENTION = " ".join(f"{LAYER}.self_attn.{part}_proj.{{end}}" for part in "qkv")
+REMOTE = {
+    "deepseek": Remote(
+        "Llama",
+        {},
+        {**ROUTED, "architectures": ["DeepseekForCausalLM"], "n_shared_experts": 2, "norm_topk_prob": False},
+        changed=of_deepseek,
+    ),
+    "qwen": Remote(
+        "Qwen2",
+        {"num_key_value_heads": 4, "rms_norm_eps": 1e-6},
+        {
+            **dict.fromkeys(("num_key_value_heads", "rope_parameters", "rms_norm_eps")),
+            "architectures": ["QWenLMHeadModel"],
+            "intermediate_size": 192,  # of both matrices together
+            "kv_channels": 16,
+            "layer_norm_epsilon": 1e-6,
+            "rotary_emb_base": 10000,
+            "seq_length": 128,
+        },
+        (
+            ("transformer.h.{i}.attn.c_attn.{end}", OF_ATTENTION),
+            ("transformer.h.{i}.attn.c_proj.weight", "model.layers.{i}.self_attn.o_proj.weight"),
+            ("transformer.h.{i}.mlp.w1.weight", "model.layers.{i}.mlp.up_proj.weight"),
+            ("transformer.h.{i}.mlp.w2.weight", "model.layers.{i}.mlp.gate_proj.weight"),
+            ("transformer.h.{i}.mlp.c_proj.weight", "model.layers.{i}.mlp.down_proj.weight"),
+            ("transformer.h.{i}.ln_1.weight", "model.layers.{i}.input_layernorm.weight"),
+            ("transformer.h.{i}.ln_2.weight", "model.layers.{i}.post_attention_layernorm.weight"),
+            ("transformer.wte.weight", "model.embed_tokens.weight"),
+            ("transformer.ln_f.weight", "model.norm.weight"),
+        ),
+    ),
+    "openelm": Remote(
+        "Qwen3",
+        {"num_hidden_layers": 3, "head_dim": 16, "rms_norm_eps": 1e-6, "tie_word_embeddings": True},
+        {
+            **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "hidden_size", "intermediate_size")),
+            **dict.fromkeys(("num_hidden_layers", "rope_parameters", "max_position_embeddings", "rms_norm_eps")),
+            "architectures": ["OpenELMForCausalLM"],
+            "model_dim": 64,
+            "num_transformer_layers": 3,
+            "max_context_length": 128,
+            "num_query_heads": [2, 4, 6],
+            "num_kv_heads": [1, 2, 3],
+            "ffn_multipliers": [1.0, 1.55, 1.9],
+            "ffn_dim_divisor": 32,
+            "rope_freq_constant": 10000,
+            "share_input_output_layers": True,
+        },
+        (
+            ("transformer.layers.{i}.attn.qkv_proj.{end}", OF_ATTENTION),
+            ("transformer.layers.{i}.attn.q_norm.weight", "model.layers.{i}.self_attn.q_norm.weight"),
+            ("transformer.layers.{i}.attn.k_norm.weight", "model.layers.{i}.self_attn.k_norm.weight"),
+            ("transformer.layers.{i}.attn.out_proj.weight", "model.layers.{i}.self_attn.o_proj.weight"),
+            (
+                "transformer.layers.{i}.ffn.proj_1.weight",
+                "model.layers.{i}.mlp.gate_proj.weight model.layers.{i}.mlp.up_proj.weight",
+            ),
+            ("transformer.layers.{i}.ffn.proj_2.weight", "model.layers.{i}.mlp.down_proj.weight"),
+            ("transformer.layers.{i}.attn_norm.weight", "model.layers.{i}.input_layernorm.weight"),
+            ("transformer.layers.{i}.ffn_norm.weight", "model.layers.{i}.post_attention_layernorm.weight"),
+            ("transformer.token_embeddings.weight", "model.embed_tokens.weight"),
+            ("transformer.norm.weight", "model.norm.weight"),
+        ),
+        of_openelm,
+    ),
+    "orion": Remote("Llama", {}, {"architectures": ["OrionForCausalLM"], "rms_norm_eps": 1e-5}, changed=of_orion),
+    "minicpm": Remote(  # Granite's factors
+        "Granite",
+        {
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 1.4 / 2**0.5,
+            "logits_scaling": 2.0,
+            "attention_multiplier": 0.25,
+        },
+        {
+            **dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling", "attention_multiplier")),
+            "architectures": ["MiniCPMForCausalLM"],
+            "scale_emb": 12,
+            "scale_depth": 1.4,
+            "dim_model_base": 32,
+        },
+    ),
+}
+
+
+def write_remote(family: str, row: Remote) -> None:
+    """Weights are drawn by the repository's names."""
+    config = getattr(transformers, f"{row.like}Config")(
+        **{**SMALL, **row.settings}, attn_implementation="eager", dtype="float32"
+    )
+    model = getattr(transformers, f"{row.like}ForCausalLM")(config)
+    row.changed(model)
+    state = model.state_dict()
+    if config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    layers, ends, parts_of = range(config.num_hidden_layers), ("weight", "bias"), {}
+    for (name, targets), i, end in product(row.names, layers, ends):
+        parts = targets.format(i=i, end=end).split()
+        if all(part in state for part in parts):
+            parts_of[name.format(i=i, end=end)] = parts
+    named = {part for parts in parts_of.values() for part in parts}
+    parts_of |= {key: [key] for key in state if key not in named}
+    shapes = {}
+    for name, parts in parts_of.items():
+        rows = [len(state[part]) for part in parts]
+        shapes[name] = [sum(rows), *state[parts[0]].shape[1:]]
+        for part, values in zip(parts, torch.from_numpy(weight(name, shapes[name])).split(rows), strict=True):
+            state[part].copy_(values)
+    settings = {key: value for key, value in {**config.to_dict(), **row.config}.items() if value is not None}
+    save_logprobs(family, settings, shapes, model.eval())
+
+
+def save_logprobs(family: str, settings: Settings, shapes: dict[str, list[int]], model: Any) -> None:
+    with torch.no_grad():
+        logits = model(torch.tensor([IDS]), use_cache=False).logits[0].double()
+    logprobs = torch.log_softmax(logits, -1)[:, ::STEP]
+    result = {
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "config": settings,
+        "tensors": shapes,
+        "logprobs": [[round(value, 5) for value in row] for row in logprobs.tolist()],
+    }
+    save(family, result)
 
 
 ENCODER = {
@@ -721,6 +914,9 @@ def main(names: list[str]) -> None:
             continue
         with tempfile.TemporaryDirectory() as folder:
             write(name, architecture, settings, Path(folder))  # prints
+    for name, remote in REMOTE.items():
+        if not names or name in names:
+            write_remote(name, remote)
     for name, (architecture, settings) in ENCODERS.items():
         if names and name not in names:
             continue
@@ -837,16 +1033,7 @@ def write(name: str, architecture: str, settings: dict[str, object], folder: Pat
     model_class = getattr(transformers, f"{architecture}{'LMHeadModel' if architecture == 'GPT2' else 'ForCausalLM'}")
     config = config_class(**{**SMALL, **settings}, attn_implementation="eager", dtype="float32")
     model, shapes = loaded(model_class, config, folder)
-    with torch.no_grad():
-        logits = model(torch.tensor([IDS]), use_cache=False).logits[0].double()
-    logprobs = torch.log_softmax(logits, -1)[:, ::STEP]
-    result = {
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-        "config": json.loads((folder / "config.json").read_text()),
-        "tensors": shapes,
-        "logprobs": [[round(value, 5) for value in row] for row in logprobs.tolist()],
-    }
-    save(name, result)
+    save_logprobs(name, json.loads((folder / "config.json").read_text()), shapes, model)
 
 
 TEXT = ("Gemma3", "Gemma3n", "Gemma4", "Llama4", "Qwen3_5", "Qwen3_5Moe")

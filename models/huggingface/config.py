@@ -19,6 +19,9 @@ _OTHER_NAMES = {
     "n_embd": "hidden_size",
     "n_embed": "hidden_size",
     "d_model": "hidden_size",
+    "model_dim": "hidden_size",
+    "num_transformer_layers": "num_hidden_layers",
+    "rope_freq_constant": "rope_theta",
     "n_layers": "num_hidden_layers",
     "num_layers": "num_hidden_layers",
     "num_heads": "num_attention_heads",
@@ -199,7 +202,7 @@ class Config:
 
     @property
     def head_dim(self) -> int:
-        n_head = self.count("num_attention_heads")
+        n_head = self.count("num_attention_heads", default=0)
         size = self.count("head_dim", default=self.count("hidden_size") // max(1, n_head)) if n_head else 0
         if size > _MOST_OF_HEAD:
             raise self.error("head_dim" if "head_dim" in self else "hidden_size", f"makes heads of {size} numbers")

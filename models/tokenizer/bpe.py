@@ -17,7 +17,7 @@ def _byte_alphabet() -> dict[str, int]:
     return {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(hidden)}
 
 
-_BYTE_OF_CHAR = _byte_alphabet()
+BYTE_OF_CHAR = _byte_alphabet()
 
 
 class BpeTokenizer(Tokenizer):
@@ -35,7 +35,7 @@ class BpeTokenizer(Tokenizer):
         # such symbols, so they get ids past the vocabulary, which then become what llama.cpp makes
         # of them: the ids of those of their bytes that are tokens.
         self._extra: list[list[int]] = []
-        self._add_symbols(ids, set(_BYTE_OF_CHAR) if pre.byte_level else set())
+        self._add_symbols(ids, set(BYTE_OF_CHAR) if pre.byte_level else set())
         try:
             model = BPE(vocab=ids, merges=merges, ignore_merges=pre.ignore_merges, byte_fallback=not pre.byte_level)
         except Exception:
@@ -81,13 +81,13 @@ class BpeTokenizer(Tokenizer):
         if not self.vocab.pre.byte_level:
             return super()._normal_piece(text)
         try:
-            return bytes([_BYTE_OF_CHAR[char] for char in text])
+            return bytes([BYTE_OF_CHAR[char] for char in text])
         except KeyError:
             return b"".join([self._byte_or_mark(char, text) for char in text])
 
     @staticmethod
     def _byte_or_mark(char: str, text: str) -> bytes:
-        if char in _BYTE_OF_CHAR:
-            return bytes([_BYTE_OF_CHAR[char]])
+        if char in BYTE_OF_CHAR:
+            return bytes([BYTE_OF_CHAR[char]])
         raw = char.encode("utf-8", "surrogateescape")
         return b"[UNK_BYTE_0x" + raw.hex().encode() + text.encode("utf-8", "surrogateescape") + b"]"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from logitless.models.huggingface.safetensors import write_safetensors
-from logitless.models.tokenizer.bpe import _BYTE_OF_CHAR
+from logitless.models.tokenizer.bpe import BYTE_OF_CHAR
 from tests.helpers.huggingface_weights import weight
 from tests.helpers.paths import ROOT
 
@@ -54,7 +54,7 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray[Any, Any]], dtype: s
 
 def tokenizer_json() -> dict[str, Any]:
     """A tokenizer.json of GPT-2's kind: the bytes, 256 `<s>`, 257 `</s>`, and 14 merges."""
-    vocab = dict(_BYTE_OF_CHAR)
+    vocab = dict(BYTE_OF_CHAR)
     vocab |= {pair.replace(" ", ""): 258 + i for i, pair in enumerate(_MERGES)}
     special = [{"id": 256 + i, "content": token, "special": True} for i, token in enumerate(("<s>", "</s>"))]
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)

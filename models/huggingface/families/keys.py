@@ -49,7 +49,10 @@ def common_keys(c: Config) -> Keys:
     yield from _rope_keys(c)
 
 
-_CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len")
+_CONTEXT = (
+    *("max_position_embeddings", "max_context_length", "n_positions"),
+    *("max_sequence_length", "seq_length", "max_seq_len"),
+)
 _TURNED = ("partial_rotary_factor", "rotary_pct")
 _COUNTS = (
     ("feed_forward_length", "intermediate_size"),
@@ -480,6 +483,33 @@ def dbrx(c: Config) -> Keys:
     yield "feed_forward_length", u32(experts.count("ffn_hidden_size"))
     yield "expert_count", u32(experts.count("moe_num_experts"))
     yield "expert_used_count", u32(experts.count("moe_top_k"))
+
+
+def qwen(c: Config) -> Keys:
+    yield "attention.layer_norm_rms_epsilon", f32(c.number("layer_norm_epsilon", default=1e-6))
+
+
+def deepseek(c: Config) -> Keys:
+    if c.flag("norm_topk_prob") or c.get("scoring_func", default="softmax") != "softmax":
+        raise c.error("norm_topk_prob", "is true, or scoring_func not softmax, which is not supported")
+    if c.count("moe_layer_freq", default=1) != 1:
+        raise c.error("moe_layer_freq", "is not 1, the supported one")
+    yield "expert_weights_norm", flag(False)
+
+
+def openelm(c: Config) -> Keys:
+    """Heads and widths grow from layer to layer."""
+    n, step = c.count("hidden_size"), max(1, c.count("ffn_dim_divisor", default=256))
+    for key, name in (("head_count", "num_query_heads"), ("head_count_kv", "num_kv_heads")):
+        yield f"attention.{key}", numbers([int(n) for n in c.numbers(name)], ValueType.INT32)
+    wide = [n * factor for factor in c.numbers("ffn_multipliers")]
+    rounded = [max(step, int(width + step / 2) // step * step) for width in wide]
+    widths = [near + step * (near < 0.9 * width) for near, width in zip(rounded, wide, strict=True)]
+    yield "feed_forward_length", numbers(widths, ValueType.INT32)
+    size = c.count("head_dim")
+    for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+        yield key, u32(size)
+    yield "attention.layer_norm_rms_epsilon", f32(1e-6)
 
 
 def bitnet(c: Config) -> Keys:

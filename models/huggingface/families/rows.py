@@ -243,7 +243,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "GptOssForCausalLM": Family("gpt-oss", keys.gpt_oss, splits=_GPT_OSS),
     **dict.fromkeys(
-        ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"),
+        (
+            *("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"),
+            *("KimiVLForConditionalGeneration", "KimiK25ForConditionalGeneration"),
+        ),
         Family("deepseek2", keys.mla, splits=_LATENT, mtp=True),
     ),
     "DeepseekV32ForCausalLM": Family("deepseek32", keys.sparse_mla, splits=_LATENT, names="glm-dsa", mtp=True),
@@ -268,6 +271,13 @@ FAMILIES: dict[str, Family] = {
         "bitnet",
         keys.bitnet,
         splits=tuple((rf"{name}_sub_norm\.weight$", ((f"{name}_sub_norm.weight", None),)) for name in ("attn", "ffn")),
+    ),
+    "QWenLMHeadModel": Family("qwen", keys.qwen),
+    "DeepseekForCausalLM": Family("deepseek", keys.deepseek, _LLAMA),
+    "OpenELMForCausalLM": Family(
+        "openelm",
+        keys.openelm,
+        splits=((r"ffn\.proj_1\.weight$", tuple((f"ffn_{name}.weight", half(i)) for i, name in enumerate(_NAMES))),),
     ),
     "Glm4ForCausalLM": Family("glm4"),
     "Glm4MoeForCausalLM": Family("glm4moe", keys.glm4_moe, mtp=True),

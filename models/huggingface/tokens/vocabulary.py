@@ -1,6 +1,6 @@
 """Vocabulary, special ids and chat templates of a folder, as the tokenizer keys of GGUF.
 
-Tokens are those of tokenizer.json, else of tokenizer.model."""
+Tokens are those of tokenizer.json, else of tokenizer.model, else of a file of tiktoken."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from logitless.models.gguf.write import Key, flag, text, u32
 from logitless.models.huggingface.config import Config, read_json
 from logitless.models.huggingface.tokens.pretokenizer import pre_tokenizer_name
 from logitless.models.huggingface.tokens.sentencepiece_model import BPE, UNIGRAM, read_model
+from logitless.models.huggingface.tokens.tiktoken import TIKTOKEN_FILES, as_text, merges_of, read_ranks
 from logitless.models.param import FLOAT_MAX
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Vocabulary:
 def vocabulary_keys(config: Config, n_rows: int) -> dict[str, Key]:
     """All keys of the tokenizer. ModelFileError: there is none, or of an unknown kind."""
     folder = config.path.parent
-    vocabulary = _read(folder, _version(folder / "tokenizer.json"), _version(folder / "tokenizer.model"))
+    vocabulary = _read(_file(folder))
     settings = read_json(folder / "tokenizer_config.json")
     vocabulary.resized(n_rows)
     keys = vocabulary.as_keys()
@@ -147,33 +148,31 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> Iterator[tuple[str,
             yield f"tokenizer.chat_template{end}", text(item["template"])
 
 
-def _version(path: Path) -> tuple[int, int]:
-    try:
-        stat = path.stat()
-    except OSError:
-        return 0, 0
-    return stat.st_mtime_ns, stat.st_size
+def _file(folder: Path) -> Path:
+    names = ("tokenizer.json", "tokenizer.model", *TIKTOKEN_FILES)
+    path = next((folder / name for name in names if (folder / name).exists()), None)
+    if path is not None:
+        return path
+    others = [name for name in ("vocab.json", "vocab.txt", "tekken.json") if (folder / name).exists()]
+    hint = f", and {others[0]} is not read" if others else ""
+    cure = "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes it"
+    raise ModelFileError(folder, f"has neither tokenizer.json nor tokenizer.model{hint}: {cure}")
 
 
-def _read(folder: Path, json: tuple[int, int], model: tuple[int, int]) -> Vocabulary:
-    """A copy of the folder's vocabulary, for whoever opens a model reads it several times."""
-    vocabulary = copy(_parsed(folder, json, model))
+def _read(path: Path) -> Vocabulary:
+    """A copy of the file's vocabulary, for whoever opens a model reads it several times."""
+    stat = path.stat()
+    vocabulary = copy(_parsed(path, (stat.st_mtime_ns, stat.st_size)))
     for name in ("tokens", "types", "scores", "keys"):
         setattr(vocabulary, name, copy(getattr(vocabulary, name)))
     return vocabulary
 
 
 @lru_cache(maxsize=1)
-def _parsed(folder: Path, json: tuple[int, int], model: tuple[int, int]) -> Vocabulary:
-    path = folder / "tokenizer.json"
-    if path.exists():
+def _parsed(path: Path, version: tuple[int, int]) -> Vocabulary:
+    if path.name == "tokenizer.json":
         return _of_json(path)
-    if (folder / "tokenizer.model").exists():
-        return _of_sentencepiece(folder / "tokenizer.model")
-    others = [name for name in ("vocab.json", "tiktoken.model", "vocab.txt", "tekken.json") if (folder / name).exists()]
-    hint = f", and {others[0]} is not read" if others else ""
-    cure = "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes it"
-    raise ModelFileError(folder, f"has neither tokenizer.json nor tokenizer.model{hint}: {cure}")
+    return _of_tiktoken(path) if path.name in TIKTOKEN_FILES else _of_sentencepiece(path)
 
 
 def _of_json(path: Path) -> Vocabulary:
@@ -314,19 +313,11 @@ def _of_sentencepiece(path: Path) -> Vocabulary:
     if model.kind not in (UNIGRAM, BPE):
         raise ModelFileError(path, "is neither a unigram nor a BPE model, which is not supported")
     n = len(model.pieces)
-    added = read_json(path.with_name("added_tokens.json"))
-    config = path.with_name("tokenizer_config.json")
-    settings = read_json(config).get("added_tokens_decoder") or {}
-    tokens = settings.values() if isinstance(settings, dict) else (settings,)
-    if not all(isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens):
-        raise ModelFileError(config, "'added_tokens_decoder' does not name a token by each id")
-    more = {i: token for token, i in added.items() if isinstance(i, int) and i >= n}
-    more |= {int(i): token["content"] for i, token in settings.items() if i.isdecimal() and len(i) < 9 and int(i) >= n}
+    more, special = _added_tokens(path, n)
     pieces = {i: piece for i, (piece, _, _) in enumerate(model.pieces)}
     vocabulary = Vocabulary("t5" if model.kind == UNIGRAM else "llama", pieces | more, path)
     vocabulary.scores = [score for _, score, _ in model.pieces] + [-1000.0] * (len(vocabulary.tokens) - n)
     vocabulary.types[:n] = [kind for _, _, kind in model.pieces]
-    special = {token["content"] for token in settings.values() if token.get("special")}
     for token in more.values():
         vocabulary.set_type(token, _CONTROL if token in special else _USER_DEFINED)
     vocabulary.keys["add_space_prefix"] = flag(model.add_space_prefix)
@@ -335,4 +326,31 @@ def _of_sentencepiece(path: Path) -> Vocabulary:
     if model.charsmap and model.kind == UNIGRAM:
         charsmap = np.frombuffer(model.charsmap, np.uint8)
         vocabulary.keys["precompiled_charsmap"] = Key(charsmap, ValueType.ARRAY, ValueType.UINT8)
+    return vocabulary
+
+
+def _added_tokens(path: Path, n: int) -> tuple[dict[int, str], set[str]]:
+    """Tokens behind the file's n, by added_tokens.json and tokenizer_config.json, and those that are special."""
+    added = read_json(path.with_name("added_tokens.json"))
+    config = path.with_name("tokenizer_config.json")
+    settings = read_json(config).get("added_tokens_decoder") or {}
+    tokens = settings.values() if isinstance(settings, dict) else (settings,)
+    if not all(isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens):
+        raise ModelFileError(config, "'added_tokens_decoder' does not name a token by each id")
+    more = {i: token for token, i in added.items() if isinstance(i, int) and i >= n}
+    more |= {int(i): token["content"] for i, token in settings.items() if i.isdecimal() and len(i) < 9 and int(i) >= n}
+    return more, {token["content"] for token in settings.values() if token.get("special")}
+
+
+def _of_tiktoken(path: Path) -> Vocabulary:
+    kind, ranks = TIKTOKEN_FILES[path.name], read_ranks(path)
+    n = len(ranks)
+    more, special = _added_tokens(path, n)
+    reserved = {n + i: name.format(n + i) for i, name in enumerate(kind.special)}
+    tokens = {rank: as_text(token) for token, rank in ranks.items()} | reserved | more
+    vocabulary = Vocabulary("gpt2", tokens, path)
+    for i, token in (reserved | more).items():
+        vocabulary.set_type(token, _CONTROL if i not in more or token in special else _USER_DEFINED)
+    pairs = [f"{as_text(a)} {as_text(b)}".encode() for a, b in merges_of(ranks)]
+    vocabulary.keys |= {"merges": Key(pairs, ValueType.ARRAY, ValueType.STRING), "pre": text(kind.pre)}
     return vocabulary

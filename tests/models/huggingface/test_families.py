@@ -35,6 +35,7 @@ NOT_IN_LLAMA_CPP = {
     "gemma3n": "whose layers' inputs are always of 256",
     "exaone4": "with a sliding window only of 64 layers",
     "bitnet": "with SiLU alone",
+    "orion": "as stablelm",
     "phimoe": "as stablelm",
     "stablelm": "its likeliest tokens are bytes that are no text, for which there is no answer",
 }
@@ -73,6 +74,16 @@ OF_REPOSITORIES: dict[str, dict[str, Any]] = {  # settings that `save_pretrained
         "layer_types": None,
     },
     "granitehybrid": {"layer_types": ["mamba", "attention", "mamba"], "num_experts_per_tok": 0},
+    "mimo2": {
+        **dict.fromkeys(("layer_types", "rope_parameters", "rms_norm_eps")),
+        "hybrid_layer_pattern": [0, 1, 1, 0],
+        "swa_num_key_value_heads": 4,
+        "rope_theta": 5000000,
+        "swa_rope_theta": 1000,
+        "partial_rotary_factor": 0.334,
+        "sliding_window_size": 3,
+        "layernorm_epsilon": 1e-5,
+    },
 }
 DENSE = (("2_Dense", 96, 64), ("3_Dense", 64, 96))  # (module, rows, columns)
 Array = np.ndarray[tuple[int, int], np.dtype[np.float64]]

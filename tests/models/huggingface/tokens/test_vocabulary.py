@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from logitless.models.huggingface.config import Config
 from logitless.models.huggingface.tokens.pretokenizer import pre_tokenizer_name
 from logitless.models.huggingface.tokens.vocabulary import vocabulary_keys
 from logitless.models.tokenizer import Tokenizer, from_metadata
+from logitless.models.tokenizer.bpe import BYTE_OF_CHAR
 from logitless.models.tokenizer.pretokenizers import PRE_TOKENIZERS as known_pre_tokenizers
 from tests.helpers.huggingface_folders import tokenizer_json
 
@@ -192,6 +194,64 @@ def test_added_tokens_beside_tokenizer_model_that_are_none_are_refused(tokens: o
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": tokens}))
     with pytest.raises(ModelFileError, match=r"tokenizer_config.json: 'added_tokens_decoder' does not name a token"):
         vocabulary_values(tmp_path, 320)
+
+
+N_RANKS = 2000
+
+
+def write_ranks(path: Path, tokens: list[str]) -> None:
+    lines = [
+        base64.b64encode(bytes(BYTE_OF_CHAR[char] for char in token)) + b" %d" % i for i, token in enumerate(tokens)
+    ]
+    path.write_bytes(b"\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("file", "pre", "special"),
+    [("qwen.tiktoken", "qwen2", "<|endoftext|>"), ("tiktoken.model", "kimi-k2", "[BOS]")],
+)
+def test_ids_of_ranks_of_tiktoken_are_those_of_their_merges(
+    file: str, pre: str, special: str, shared_data: Path, tmp_path: Path
+) -> None:
+    """Qwen 2's tokens are ranks of tiktoken, whose merges its GGUF file has."""
+    path = shared_data / "vocabs" / "ggml-vocab-qwen2.gguf"
+    with GGUFFile.open(path) as gguf:
+        tokens = [token.decode() for token in gguf.metadata["tokenizer.ggml.tokens"][:N_RANKS]]
+        merges = gguf.metadata["tokenizer.ggml.merges"][: N_RANKS - 256]
+    write_ranks(tmp_path / file, tokens)
+    added = {str(N_RANKS): {"content": special, "special": True}, "2001": {"content": "<think>", "special": False}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": special, "added_tokens_decoder": added}))
+    values = vocabulary_values(tmp_path, 2300)
+    assert values["tokenizer.ggml.merges"] == list(merges)
+    assert values["tokenizer.ggml.pre"] == pre
+    assert values["tokenizer.ggml.bos_token_id"] == N_RANKS
+    assert list(values["tokenizer.ggml.token_type"][N_RANKS - 1 : N_RANKS + 3]) == [1, 3, 4, 3]
+    ours = from_metadata(values)
+    theirs = tokenizers.Tokenizer(
+        tokenizers.models.BPE(
+            {t: i for i, t in enumerate(tokens)}, [tuple(merge.decode().split(" ")) for merge in merges]
+        )
+    )
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [
+            *(
+                tokenizers.pre_tokenizers.Split(tokenizers.Regex(p), "isolated")
+                for p in known_pre_tokenizers[pre].patterns
+            ),
+            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    for text in path.with_suffix(".gguf.inp").read_text().split("\n__ggml_vocab_test__\n"):
+        assert ours.encode(text, add_special=False) == theirs.encode(text).ids, text
+
+
+@pytest.mark.parametrize("line", [b"!!! 5", b"YQ== x", b"YQ==", b"YQ== 0", b"YQ== 999999999999"])
+def test_file_of_tiktoken_that_is_none_is_refused(line: bytes, tmp_path: Path) -> None:
+    write_ranks(tmp_path / "tiktoken.model", list(BYTE_OF_CHAR))
+    with (tmp_path / "tiktoken.model").open("ab") as file:
+        file.write(b"\n" + line)
+    with pytest.raises(ModelFileError, match=r"tiktoken.model: (is no vocabulary of tiktoken|has not one token)"):
+        vocabulary_values(tmp_path, 272)
 
 
 def test_tokenizer_model_that_is_none_is_refused(tmp_path: Path) -> None:
