@@ -26,7 +26,7 @@ from tests.helpers.architecture_specs import MAPPED, PLAIN
 from tests.helpers.op_cases import ONE_GPU
 from tests.helpers.paths import MODELS
 from tests.helpers.reference_model import Spec, write
-from tests.models.architectures.test_gemma3n import EXPERTS, GEMMA3N, SMALL
+from tests.models.architectures.test_gemma3n import EXPERTS, SHORT_3N, SMALL
 
 FILES = sorted(MODELS.glob("arch-*.gguf"))
 if not FILES:
@@ -113,9 +113,7 @@ WIDE = replace(SMALL, head_dim=512, keys=SMALL.keys | {"rope.dimension_count": 5
 WIDE = replace(WIDE, keys=WIDE.keys | {f"attention.{name}": n for name, n in SIZES.items()})
 
 
-@pytest.mark.parametrize(
-    "spec", [SMALL, EXPERTS, GEMMA3N["gemma3n"], WIDE], ids=["small", "experts", "gemma3n", "wide"]
-)
+@pytest.mark.parametrize("spec", [SMALL, EXPERTS, SHORT_3N, WIDE], ids=["small", "experts", "gemma3n", "wide"])
 @pytest.mark.parametrize("device", ONE_GPU)
 def test_device_logits_of_gemma_layers_match_float64(
     spec: Spec, device: str, tmp_path: Path, open_device: Callable[[str], Backend]

@@ -139,7 +139,7 @@ def test_rpc_devices_that_return_are_taken_up_after_sleep_and_others_left_out(
     lend: Callable[..., Lender], shared_data: Path
 ) -> None:
     lender, away = lend(), "rpc:127.0.0.1:1"
-    options = RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=16, threads=1, devices=(lender.name,))
+    options = RunnerOptions(64, n_slots=1, n_ubatch=16, type_k="f32", type_v="f32", threads=1, devices=(lender.name,))
     engine = ModelRunner(shared_data / "models" / "stories260K.gguf", options)
     for wanted, expected in (((away,), ("cpu",)), ((away, lender.name), (lender.name,))):
         engine.devices = ("cpu",)  # as after a loss
@@ -169,7 +169,8 @@ async def test_rpc_device_that_returns_is_taken_up_while_the_engine_is_idle(
     monkeypatch.setattr(log, "handlers", [*log.handlers, listener])
     greedy = SamplingParams(temperature=0, max_tokens=8)
     model = shared_data / "models" / "stories260K.gguf"
-    async with AsyncLLM(model, device=lender.name, ctx_size=64, threads=1, ubatch_size=16, parallel=1) as llm:
+    options = {"cache_type_k": "f32", "cache_type_v": "f32", "ubatch_size": 16, "parallel": 1}
+    async with AsyncLLM(model, device=lender.name, ctx_size=64, threads=1, **options) as llm:
         before = await llm.complete(["Once upon a time"], greedy)
         links[0].shutdown(socket.SHUT_RDWR)
         with pytest.raises(RequestError, match="the device was lost"):

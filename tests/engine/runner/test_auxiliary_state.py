@@ -20,7 +20,7 @@ from logitless.engine.speculation.settings import SpeculationParams
 from logitless.models.tokenizer import from_metadata
 from tests.helpers.architecture_specs import MAPPED, PLAIN
 from tests.helpers.reference_model import write
-from tests.models.architectures.test_gemma3n import GEMMA3N, SMALL
+from tests.models.architectures.test_gemma3n import SHORT_3N, SMALL
 
 STATES = ["qwen35", "qwen35 with a state last", "lfm2", "lfm2moe"]
 STATES += ["granitehybrid", "nemotron_h", "falcon-h1", "mamba2", "rwkv6", "rwkv7", "kimi-k3", "glm5-next", "qwen4exp"]
@@ -28,7 +28,7 @@ WINDOWS = {
     "gpt-oss": replace(PLAIN["gpt-oss"], keys={"attention.sliding_window": 20}),
     "llama4": replace(PLAIN["llama4"], keys=PLAIN["llama4"].keys | {"attention.chunk_size": 20}),
     "gemma4": SMALL,
-    "gemma3n": GEMMA3N["gemma3n"],
+    "gemma3n": SHORT_3N,
 }
 PROMPTS = [[1, *((7 * i + j) % 300 + 150 for i in range(n))] for j, n in enumerate((5, 37, 70, 90))]
 

@@ -19,7 +19,7 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, exposes_layers, hparams_of
 from tests.helpers.architecture_specs import PLAIN
 from tests.helpers.reference_model import write
-from tests.models.architectures.test_gemma3n import GEMMA3N, SMALL
+from tests.models.architectures.test_gemma3n import SHORT_3N, SMALL
 
 Array = np.ndarray[Any, Any]
 TABLES = np.array([[3, 1], [0, 2]], np.int32)
@@ -33,12 +33,12 @@ ARCHITECTURES = (
     "llama-gqa-Q4_K_M",
     "gemma2-F32",
     "gemma3-F32",
-    "qwen3-F32",
+    "qwen3",
     "gemma4",
     "gemma3n",
     "deci",
 )
-MADE_UP = {"gemma4": SMALL, "gemma3n": GEMMA3N["gemma3n"], "deci": PLAIN["deci"]}
+MADE_UP = {"gemma4": SMALL, "gemma3n": SHORT_3N, "deci": PLAIN["deci"], "qwen3": PLAIN["qwen3"]}
 
 
 class Tiny:

@@ -103,12 +103,10 @@ def numbers(path: Path, name: str) -> np.ndarray:
         return dequantized(gguf.tensors[name], gguf.bytes_of(name)).copy()
 
 
-@pytest.mark.parametrize("dtype", ["q4_k", "q8_0", "f16", "bf16"])
+@pytest.mark.parametrize("dtype", ["q4_0", "q8_0", "f16", "bf16"])
 def test_keys_of_any_type_are_turned_round(dtype: str, tmp_path: Path) -> None:
     """As close to the file's numbers as 8 bits are, or as what the file has."""
-    keys = {"attention.kv_lora_rank": 256, "rope.dimension_count": 8}
-    spec = LATENT["minicpm3"]
-    spec = replace(spec, keys=spec.keys | keys, types={"attn_kv_b": dtype})
+    spec = replace(LATENT["minicpm3"], types={"attn_kv_b": dtype})
     t = write(path := tmp_path / "m.gguf", spec)
     want = reference(spec, t, ids := tokens(spec), plain(spec), no_window, spec.d**-0.5, (0, 0))
     assert error(compute(path, spec, ids), want) < 0.05

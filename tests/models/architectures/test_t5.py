@@ -128,7 +128,7 @@ def computed(engine: ModelRunner, *which: int, from_: int = 0) -> list[Array]:
     return np.split(rows, np.cumsum([len(TARGETS[i]) - from_ for i in which])[:-1])
 
 
-OPTIONS = RunnerOptions(n_ctx=1024, n_slots=3, n_ctx_slot=256, n_ubatch=64)
+OPTIONS = RunnerOptions(n_ctx=1024, n_slots=3, n_ctx_slot=256, n_ubatch=64, type_k="f32", type_v="f32")
 THEIRS = (
     OPENED
     + """

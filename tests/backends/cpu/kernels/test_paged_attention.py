@@ -14,7 +14,7 @@ from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.paged_attention import PAGE, attention, biased_attention
 from logitless.graph.tensor import Tensor, feed
 
-HEADS, SIZE, TOKENS, PAST, N_PAGES = 4, 64, 70, 90, 10  # positions 90 to 159
+HEADS, SIZE, TOKENS, PAST, N_PAGES = 4, 16, 70, 90, 10  # positions 90 to 159
 SCALE = SIZE**-0.5
 
 
@@ -28,7 +28,7 @@ def arrays() -> dict[str, np.ndarray]:
         "k": (r.normal(size=(N_PAGES, HEADS, SIZE, PAGE)) * 0.5 + drift).astype(np.float16),
         "v": r.normal(size=(N_PAGES, HEADS, PAGE, SIZE)).astype(np.float16),
         "tables": r.permutation(N_PAGES).astype(np.int32)[None],
-        "q": (r.normal(size=(TOKENS, HEADS, SIZE)) * 0.5 + 11.0).astype(np.float32),
+        "q": (r.normal(size=(TOKENS, HEADS, SIZE)) * 0.5 + 22.0).astype(np.float32),
     }
 
 
@@ -75,8 +75,7 @@ def test_rising_tops_change_no_other_row(
     assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
-KINDS = [("f16", "f16", 4, 2, 16), ("f32", "q8_0", 4, 2, 32), ("q8_0", "f16", 4, 2, 64), ("f16", "f16", 9, 1, 32)]
-KINDS += [("q4_0", "q5_1", 4, 2, 32)]
+KINDS = [("f16", "f16", 4, 2, 16), ("q8_0", "q8_0", 4, 2, 32), ("f16", "f16", 9, 1, 32), ("q5_1", "iq4_nl", 4, 2, 32)]
 
 
 @pytest.mark.parametrize(("key", "value", "heads", "kv_heads", "size"), KINDS)
@@ -142,15 +141,21 @@ LONG = [3, 511, 512, 767, 1023, 1024, 1500, 2047]
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "window", "of_heads"),
-    [(4, 1, 0, ""), (4, 1, 600, ""), (12, 3, 0, ""), (12, 3, 600, "sinks"), (9, 1, 0, ""), (12, 3, 600, "bias")],
+    ("heads", "kv_heads", "size", "dtype", "window", "of_heads"),
+    [
+        *((4, 1, 16, "f16", 0, ""), (4, 1, 16, "f16", 600, ""), (12, 3, 16, "f16", 0, ""), (9, 1, 32, "f16", 0, "")),
+        *((6, 3, 32, "f32", 600, "sinks"), (3, 3, 16, "f32", 600, "bias")),
+    ],
 )
 def test_attention_bits_do_not_depend_on_the_split(
-    monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, window: int, of_heads: str
+    monkeypatch: pytest.MonkeyPatch, heads: int, kv_heads: int, size: int, dtype: str, window: int, of_heads: str
 ) -> None:
-    r, size, n_pages = np.random.default_rng(7), 32, 128
+    r, n_pages = np.random.default_rng(7), 128
     shapes = {"k": (n_pages, kv_heads, size, PAGE), "v": (n_pages, kv_heads, PAGE, size)}
-    caches = {name: r.normal(size=shape).astype(np.float16) for name, shape in shapes.items()}
+    caches = {
+        name: r.normal(size=shape).astype({"f16": np.float16, "f32": np.float32}[dtype])
+        for name, shape in shapes.items()
+    }
     caches["k"][n_pages // 2 :] *= 3  # tops of later spans are higher
     tables = np.arange(n_pages, dtype=np.int32)[None]
     q, sink = r.normal(size=(len(LONG), heads, size)).astype(np.float32), r.normal(size=heads).astype(np.float32)
@@ -163,7 +168,7 @@ def test_attention_bits_do_not_depend_on_the_split(
         monkeypatch.setattr(lower_attention, "cores", lambda: cores)
         backend, n = CPUBackend(min(cores, 3)), len(which)
         session = Session([backend])
-        k, v = (session.define(name, shapes[name], "f16") for name in ("k", "v"))
+        k, v = (session.define(name, shapes[name], dtype) for name in ("k", "v"))
         for name, values in caches.items():
             session.write(name, values)
 
