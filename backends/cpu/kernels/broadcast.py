@@ -15,29 +15,25 @@ TABLE_ROWS = 64  # of a unit of `add_rows`
 
 
 @kernel("sum_to")
-def sum_to():
+def sum_to(x_at, y_at, r0, k0, r1, k1, begin, end, scratch):
     """Sum of x (R0, K0, R1, K1) to y (K0, K1). A unit is a row of y, in blocks of columns."""
-
-    def run(x_at, y_at, r0, k0, r1, k1, begin, end, scratch):
-        blocks = (k1 + COLUMNS - 1) // COLUMNS
-        for unit in range(begin, end):
-            row, column = unit // blocks, unit % blocks * COLUMNS
-            y = y_at + (row * k1 + column) * 4
-            if k1 == 1:
-                total = np.float32(0)
-                for i in range(r0):
-                    total += row_sum(x_at + (i * k0 + row) * r1 * 4, r1)
-                f32p(y)[0] = total
-            else:
-                n = min(COLUMNS, k1 - column)
-                out = f32p(y)
-                for i in range(n):
-                    out[i] = np.float32(0)
-                for i in range(r0):
-                    for j in range(r1):
-                        m.add_elements(y, x_at + (((i * k0 + row) * r1 + j) * k1 + column) * 4, y, n)
-
-    return run
+    blocks = (k1 + COLUMNS - 1) // COLUMNS
+    for unit in range(begin, end):
+        row, column = unit // blocks, unit % blocks * COLUMNS
+        y = y_at + (row * k1 + column) * 4
+        if k1 == 1:
+            total = np.float32(0)
+            for i in range(r0):
+                total += row_sum(x_at + (i * k0 + row) * r1 * 4, r1)
+            f32p(y)[0] = total
+        else:
+            n = min(COLUMNS, k1 - column)
+            out = f32p(y)
+            for i in range(n):
+                out[i] = np.float32(0)
+            for i in range(r0):
+                for j in range(r1):
+                    m.add_elements(y, x_at + (((i * k0 + row) * r1 + j) * k1 + column) * 4, y, n)
 
 
 @kernel("broadcast")
@@ -84,42 +80,30 @@ def add_in_order(rows, ids, y, count, k, first, last):
 
 
 @kernel("add_rows")
-def add_rows():
+def add_rows(rows_at, ids_at, y_at, count, k, n_rows, begin, end, scratch):
     """Scatter-add of rows (T, K) to y (n, K), in order. A unit is TABLE_ROWS rows of y."""
-
-    def run(rows_at, ids_at, y_at, count, k, n_rows, begin, end, scratch):
-        first, last = begin * TABLE_ROWS, min(n_rows, end * TABLE_ROWS)
-        y = f32p(y_at)
-        for i in range(first * k, last * k):
-            y[i] = np.float32(0)
-        add_in_order(rows_at, i32p(ids_at), y_at, count, k, first, last)
-
-    return run
+    first, last = begin * TABLE_ROWS, min(n_rows, end * TABLE_ROWS)
+    y = f32p(y_at)
+    for i in range(first * k, last * k):
+        y[i] = np.float32(0)
+    add_in_order(rows_at, i32p(ids_at), y_at, count, k, first, last)
 
 
 @kernel("add_rows_to")
-def add_rows_to():
+def add_rows_to(x_at, rows_at, ids_at, y_at, count, k, n_rows, begin, end, scratch):
     """Scatter-add of rows (T, K) onto x (n, K); y (n, K) may be x."""
-
-    def run(x_at, rows_at, ids_at, y_at, count, k, n_rows, begin, end, scratch):
-        first, last = begin * TABLE_ROWS, min(n_rows, end * TABLE_ROWS)
-        if x_at != y_at:
-            x, y = f32p(x_at), f32p(y_at)
-            for i in range(first * k, last * k):
-                y[i] = x[i]
-        add_in_order(rows_at, i32p(ids_at), y_at, count, k, first, last)
-
-    return run
+    first, last = begin * TABLE_ROWS, min(n_rows, end * TABLE_ROWS)
+    if x_at != y_at:
+        x, y = f32p(x_at), f32p(y_at)
+        for i in range(first * k, last * k):
+            y[i] = x[i]
+    add_in_order(rows_at, i32p(ids_at), y_at, count, k, first, last)
 
 
 @kernel("copy_block")
-def copy_block():
+def copy_block(x_at, y_at, before_nbytes, nbytes, y_nbytes, begin, end, scratch):
     """Copy with `before_nbytes` of zeros before and zeros behind. A unit is 16 KiB of y."""
-
-    def run(x_at, y_at, before_nbytes, nbytes, y_nbytes, begin, end, scratch):
-        before, middle, total = before_nbytes // 4, nbytes // 4, y_nbytes // 4
-        x, y = f32p(x_at), f32p(y_at)
-        for i in range(begin * 4096, min(total, end * 4096)):
-            y[i] = x[i - before] if before <= i < before + middle else np.float32(0)
-
-    return run
+    before, middle, total = before_nbytes // 4, nbytes // 4, y_nbytes // 4
+    x, y = f32p(x_at), f32p(y_at)
+    for i in range(begin * 4096, min(total, end * 4096)):
+        y[i] = x[i - before] if before <= i < before + middle else np.float32(0)

@@ -298,33 +298,25 @@ def strip_decoder(dtype, width):
 
 
 @kernel("token_columns")
-def token_columns():
+def token_columns(ids_at, y_at, n, begin, end, scratch):
     """Ids plus 1 in n columns. A unit is a token."""
-
-    def run(ids_at, y_at, n, begin, end, scratch):
-        ids, y = i32p(ids_at), f32p(y_at)
-        for t in range(begin, end):
-            for i in range(n):
-                y[t * n + i] = np.float32(ids[t] + 1)
-
-    return run
+    ids, y = i32p(ids_at), f32p(y_at)
+    for t in range(begin, end):
+        for i in range(n):
+            y[t * n + i] = np.float32(ids[t] + 1)
 
 
 @kernel("ngram_rows")
-def ngram_rows():
+def ngram_rows(tokens_at, before_at, hashes_at, y_at, n_before, n_heads, stop, begin, end, scratch):
     """Rows of a table by hashes of n-grams. A unit is a token."""
-
-    def run(tokens_at, before_at, hashes_at, y_at, n_before, n_heads, stop, begin, end, scratch):
-        tokens, before, y = i32p(tokens_at), f32p(before_at), i32p(y_at)
-        factors, heads = i64p(hashes_at), i32p(hashes_at + 8 * (n_before + 1))
-        per_gram = n_heads // n_before
-        for t in range(begin, end):
-            mixed, cut = np.uint64(tokens[t]) * np.uint64(factors[0]), False
-            for i in range(n_before):
-                token = np.int64(before[t * n_before + i]) - 1
-                cut = cut or token < 0 or token == stop
-                mixed ^= np.uint64(stop if cut else token) * np.uint64(factors[i + 1])
-                for h in range(i * per_gram, (i + 1) * per_gram):
-                    y[t * n_heads + h] = np.int32(np.int64(mixed % np.uint64(heads[2 * h])) + heads[2 * h + 1])
-
-    return run
+    tokens, before, y = i32p(tokens_at), f32p(before_at), i32p(y_at)
+    factors, heads = i64p(hashes_at), i32p(hashes_at + 8 * (n_before + 1))
+    per_gram = n_heads // n_before
+    for t in range(begin, end):
+        mixed, cut = np.uint64(tokens[t]) * np.uint64(factors[0]), False
+        for i in range(n_before):
+            token = np.int64(before[t * n_before + i]) - 1
+            cut = cut or token < 0 or token == stop
+            mixed ^= np.uint64(stop if cut else token) * np.uint64(factors[i + 1])
+            for h in range(i * per_gram, (i + 1) * per_gram):
+                y[t * n_heads + h] = np.int32(np.int64(mixed % np.uint64(heads[2 * h])) + heads[2 * h + 1])

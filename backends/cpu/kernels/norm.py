@@ -22,14 +22,10 @@ def norm_row(x, w, y, n, eps):
 
 
 @kernel("rms_norm")
-def rms_norm():
+def rms_norm(x_at, w_at, y_at, n, eps_bits, begin, end, scratch):
     """RMS norm."""
-
-    def run(x_at, w_at, y_at, n, eps_bits, begin, end, scratch):
-        for r in range(begin, end):
-            norm_row(x_at + r * n * 4, w_at, y_at + r * n * 4, n, bits_f32(eps_bits))
-
-    return run
+    for r in range(begin, end):
+        norm_row(x_at + r * n * 4, w_at, y_at + r * n * 4, n, bits_f32(eps_bits))
 
 
 @kernel("rms_norm_act")
@@ -53,26 +49,18 @@ gradient = m.elementwise(2, 2, lambda b, x, s: b.fsub(b.fmul(x[0], s[0]), b.fmul
 
 
 @kernel("rms_norm_plain")
-def rms_norm_plain():
+def rms_norm_plain(x_at, y_at, n, eps_bits, w_at, begin, end, scratch):
     """RMS norm with a scalar weight."""
-
-    def run(x_at, y_at, n, eps_bits, w_at, begin, end, scratch):
-        for r in range(begin, end):
-            x = x_at + r * n * 4
-            k = f32p(w_at)[0] / sqrt_f32(row_dot(x, x, n) / np.float32(n) + bits_f32(eps_bits))
-            m.scale_elements(x, y_at + r * n * 4, n, k)
-
-    return run
+    for r in range(begin, end):
+        x = x_at + r * n * 4
+        k = f32p(w_at)[0] / sqrt_f32(row_dot(x, x, n) / np.float32(n) + bits_f32(eps_bits))
+        m.scale_elements(x, y_at + r * n * 4, n, k)
 
 
 @kernel("rms_norm_back")
-def rms_norm_back():
+def rms_norm_back(g_at, x_at, y_at, n, eps_bits, begin, end, scratch):
     """Gradient of RMS norm: k·g − x·k³·mean(g·x), with k the norm's factor."""
-
-    def run(g_at, x_at, y_at, n, eps_bits, begin, end, scratch):
-        for r in range(begin, end):
-            g, x = g_at + r * n * 4, x_at + r * n * 4
-            k = np.float32(1) / sqrt_f32(row_dot(x, x, n) / np.float32(n) + bits_f32(eps_bits))
-            gradient(g, x, y_at + r * n * 4, n, k, k * k * k * (row_dot(g, x, n) / np.float32(n)))
-
-    return run
+    for r in range(begin, end):
+        g, x = g_at + r * n * 4, x_at + r * n * 4
+        k = np.float32(1) / sqrt_f32(row_dot(x, x, n) / np.float32(n) + bits_f32(eps_bits))
+        gradient(g, x, y_at + r * n * 4, n, k, k * k * k * (row_dot(g, x, n) / np.float32(n)))

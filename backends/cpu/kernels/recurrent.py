@@ -36,15 +36,11 @@ def input_row(x, states, state, first, t, columns, size, c0):
 
 
 @kernel("text_begins")
-def text_begins():
+def text_begins(start_at, y_at, length, begin, end, scratch):
     """State of each row: 0 where a sample starts, −1 elsewhere. A unit is a row."""
-
-    def run(start_at, y_at, length, begin, end, scratch):
-        start, y = i32p(start_at), i32p(y_at)
-        for t in range(begin, end):
-            y[t] = 0 if start[t] == t % length else -1
-
-    return run
+    start, y = i32p(start_at), i32p(y_at)
+    for t in range(begin, end):
+        y[t] = 0 if start[t] == t % length else -1
 
 
 @intrinsic
@@ -78,52 +74,48 @@ def _convolve(typingctx, x, x_step, taps, y, y_step, rows, size):
 
 
 @kernel("causal_conv")
-def causal_conv():
+def causal_conv(x, w_at, states, begins_at, ends_at, y_at, rows, columns, size, n_states, begin, end, scratch):
     """Causal convolution. A unit is 64 columns.
 
     Scratch: their weights, by tap; input rows that are not contiguous; a row of y."""
-
-    def run(x, w_at, states, begins_at, ends_at, y_at, rows, columns, size, n_states, begin, end, scratch):
-        begins, ends, taps = i32p(begins_at), i32p(ends_at), f32p(scratch)
-        gathered = scratch + size * COLUMNS * 4
-        y_row = gathered + size * COLUMNS * 4
-        for i in range((2 * size + 1) * COLUMNS):  # columns beyond the last
-            taps[i] = np.float32(0)
-        for unit in range(begin, end):
-            c0 = unit * COLUMNS
-            n = min(COLUMNS, columns - c0)
-            w = f32p(w_at + c0 * size * 4)
-            for j in range(size):
-                for c in range(n):
-                    taps[j * COLUMNS + c] = w[c * size + j]
-            first, state, t = 0, 0, 0
-            while t < rows:
-                if begins[t] >= 0:
-                    first, state = t, np.int64(begins[t])
-                y = y_at + (t * columns + c0) * 4
-                # up to the sequence's end its rows are contiguous
-                if n == COLUMNS and t - first >= size - 1:
-                    stop = t + 1
-                    while stop < rows and begins[stop] < 0:
-                        stop += 1
-                    at = x + ((t - size + 1) * columns + c0) * 4
-                    _convolve(at, columns * 4, scratch, y, columns * 4, stop - t, size)
-                else:
-                    stop = t + 1
-                    for j in range(size):
-                        source = input_row(x, states, state, first, t - size + 1 + j, columns, size, c0)
-                        copy_rows(source, 0, gathered + j * COLUMNS * 4, 0, 1, n)
-                    _convolve(gathered, COLUMNS * 4, scratch, y_row, 0, 1, size)
-                    copy_rows(y_row, 0, y, 0, 1, n)
-                if ends_at != 0:
-                    for u in range(t, stop):
-                        for j in range(size - 1 if 0 <= ends[u] < n_states else 0):
-                            source = input_row(x, states, state, first, u - size + 2 + j, columns, size, c0)
-                            target = states + ((np.int64(ends[u]) * (size - 1) + j) * columns + c0) * 4
-                            copy_rows(source, 0, target, 0, 1, n)
-                t = stop
-
-    return run
+    begins, ends, taps = i32p(begins_at), i32p(ends_at), f32p(scratch)
+    gathered = scratch + size * COLUMNS * 4
+    y_row = gathered + size * COLUMNS * 4
+    for i in range((2 * size + 1) * COLUMNS):  # columns beyond the last
+        taps[i] = np.float32(0)
+    for unit in range(begin, end):
+        c0 = unit * COLUMNS
+        n = min(COLUMNS, columns - c0)
+        w = f32p(w_at + c0 * size * 4)
+        for j in range(size):
+            for c in range(n):
+                taps[j * COLUMNS + c] = w[c * size + j]
+        first, state, t = 0, 0, 0
+        while t < rows:
+            if begins[t] >= 0:
+                first, state = t, np.int64(begins[t])
+            y = y_at + (t * columns + c0) * 4
+            # up to the sequence's end its rows are contiguous
+            if n == COLUMNS and t - first >= size - 1:
+                stop = t + 1
+                while stop < rows and begins[stop] < 0:
+                    stop += 1
+                at = x + ((t - size + 1) * columns + c0) * 4
+                _convolve(at, columns * 4, scratch, y, columns * 4, stop - t, size)
+            else:
+                stop = t + 1
+                for j in range(size):
+                    source = input_row(x, states, state, first, t - size + 1 + j, columns, size, c0)
+                    copy_rows(source, 0, gathered + j * COLUMNS * 4, 0, 1, n)
+                _convolve(gathered, COLUMNS * 4, scratch, y_row, 0, 1, size)
+                copy_rows(y_row, 0, y, 0, 1, n)
+            if ends_at != 0:
+                for u in range(t, stop):
+                    for j in range(size - 1 if 0 <= ends[u] < n_states else 0):
+                        source = input_row(x, states, state, first, u - size + 2 + j, columns, size, c0)
+                        target = states + ((np.int64(ends[u]) * (size - 1) + j) * columns + c0) * 4
+                        copy_rows(source, 0, target, 0, 1, n)
+            t = stop
 
 
 def _sum_rows(b, count, n_sums, body):

@@ -15,36 +15,28 @@ from logitless.backends.cpu.kernels.ir.registry import bits_f32, f32p, i32p, ker
 
 
 @kernel("rope_angles")
-def rope_angles():
+def rope_angles(pos_at, frequency_at, y_at, half, magnitude_bits, begin, end, scratch):
     """Cosines, then sines, of angles in f64. A unit is a token."""
-
-    def run(pos_at, frequency_at, y_at, half, magnitude_bits, begin, end, scratch):
-        pos, frequency, magnitude = i32p(pos_at), f32p(frequency_at), bits_f32(magnitude_bits)
-        for t in range(begin, end):
-            y = f32p(y_at + t * half * 8)
-            for i in range(half):
-                angle = np.float64(pos[t]) * np.float64(frequency[i])
-                y[i] = np.float32(math.cos(angle)) * magnitude
-                y[half + i] = np.float32(math.sin(angle)) * magnitude
-
-    return run
+    pos, frequency, magnitude = i32p(pos_at), f32p(frequency_at), bits_f32(magnitude_bits)
+    for t in range(begin, end):
+        y = f32p(y_at + t * half * 8)
+        for i in range(half):
+            angle = np.float64(pos[t]) * np.float64(frequency[i])
+            y[i] = np.float32(math.cos(angle)) * magnitude
+            y[half + i] = np.float32(math.sin(angle)) * magnitude
 
 
 @kernel("mrope_angles")
-def mrope_angles():
+def mrope_angles(pos_at, frequency_at, component_at, y_at, half, n, magnitude_bits, begin, end, scratch):
     """`rope_angles` by component; pos (S, T). A unit is a token."""
-
-    def run(pos_at, frequency_at, component_at, y_at, half, n, magnitude_bits, begin, end, scratch):
-        pos, frequency, component = i32p(pos_at), f32p(frequency_at), i32p(component_at)
-        magnitude = bits_f32(magnitude_bits)
-        for t in range(begin, end):
-            y = f32p(y_at + t * half * 8)
-            for i in range(half):
-                angle = np.float64(pos[component[i] * n + t]) * np.float64(frequency[i])
-                y[i] = np.float32(math.cos(angle)) * magnitude
-                y[half + i] = np.float32(math.sin(angle)) * magnitude
-
-    return run
+    pos, frequency, component = i32p(pos_at), f32p(frequency_at), i32p(component_at)
+    magnitude = bits_f32(magnitude_bits)
+    for t in range(begin, end):
+        y = f32p(y_at + t * half * 8)
+        for i in range(half):
+            angle = np.float64(pos[component[i] * n + t]) * np.float64(frequency[i])
+            y[i] = np.float32(math.cos(angle)) * magnitude
+            y[half + i] = np.float32(math.sin(angle)) * magnitude
 
 
 def rope_function(*, interleaved):

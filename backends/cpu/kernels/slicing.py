@@ -10,15 +10,11 @@ CHUNK = 4096  # elements of a unit of `copy` and `cast`
 
 
 @kernel("copy")
-def copy():
+def copy(x_at, y_at, n, begin, end, scratch):
     """Copy. A unit is CHUNK elements."""
-
-    def run(x_at, y_at, n, begin, end, scratch):
-        x, y = f32p(x_at), f32p(y_at)
-        for i in range(begin * CHUNK, min(n, end * CHUNK)):
-            y[i] = x[i]
-
-    return run
+    x, y = f32p(x_at), f32p(y_at)
+    for i in range(begin * CHUNK, min(n, end * CHUNK)):
+        y[i] = x[i]
 
 
 @kernel("block")
@@ -45,34 +41,26 @@ def block(how):
 
 
 @kernel("causal_mask")
-def causal_mask():
+def causal_mask(x_at, y_at, rows, n, past, fill_bits, begin, end, scratch):
     """Causal mask. A unit is a row."""
-
-    def run(x_at, y_at, rows, n, past, fill_bits, begin, end, scratch):
-        fill = bits_f32(fill_bits)
-        for r in range(begin, end):
-            x, y = f32p(x_at + r * n * 4), f32p(y_at + r * n * 4)
-            n_visible = max(0, min(n, r % rows + past + 1))
-            for i in range(n_visible):
-                y[i] = x[i]
-            for i in range(n_visible, n):
-                y[i] = fill
-
-    return run
+    fill = bits_f32(fill_bits)
+    for r in range(begin, end):
+        x, y = f32p(x_at + r * n * 4), f32p(y_at + r * n * 4)
+        n_visible = max(0, min(n, r % rows + past + 1))
+        for i in range(n_visible):
+            y[i] = x[i]
+        for i in range(n_visible, n):
+            y[i] = fill
 
 
 @kernel("diag")
-def diag():
+def diag(x_at, y_at, n, begin, end, scratch):
     """Diagonal matrix. A unit is a row."""
-
-    def run(x_at, y_at, n, begin, end, scratch):
-        for r in range(begin, end):
-            y = f32p(y_at + r * n * 4)
-            for i in range(n):
-                y[i] = np.float32(0)
-            y[r] = f32p(x_at)[r]
-
-    return run
+    for r in range(begin, end):
+        y = f32p(y_at + r * n * 4)
+        for i in range(n):
+            y[i] = np.float32(0)
+        y[r] = f32p(x_at)[r]
 
 
 @kernel("cast")
@@ -90,16 +78,12 @@ def cast(source, target):
 
 
 @kernel("argmax")
-def argmax():
+def argmax(x_at, y_at, n, begin, end, scratch):
     """Argmax. A unit is a row."""
-
-    def run(x_at, y_at, n, begin, end, scratch):
-        for r in range(begin, end):
-            x = f32p(x_at + r * n * 4)
-            best = 0
-            for i in range(1, n):
-                if x[i] > x[best]:
-                    best = i
-            i32p(y_at)[r] = best
-
-    return run
+    for r in range(begin, end):
+        x = f32p(x_at + r * n * 4)
+        best = 0
+        for i in range(1, n):
+            if x[i] > x[best]:
+                best = i
+        i32p(y_at)[r] = best

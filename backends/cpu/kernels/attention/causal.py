@@ -98,71 +98,65 @@ def softmax_scores(scores, slopes, row_nbytes, start, to_last, t0, t1, s0, s1, w
 
 
 @kernel("causal_attention_back")
-def causal_attention_back():
+def causal_attention_back(
+    g_at, q_at, k_at, v_at, start_at, y_at, windows, length, heads, kv_heads, size, scale_bits, window, cap_bits,
+    to_last, begin, end, scratch,
+):  # fmt: skip
     """Gradient of causal attention; y: that of q (N, H, D), k and v (N, H_kv, D).
 
     `to_last`: numbers in `start` to a row's last visible row; 0: it is the row itself. Scratch:
     weights, their gradients, slopes, GEMM work.
     """
-
-    def run(
-        g_at, q_at, k_at, v_at, start_at, y_at, windows, length, heads, kv_heads, size, scale_bits, window, cap_bits,
-        to_last, begin, end, scratch,
-    ):  # fmt: skip
-        scale, cap = bits_f32(scale_bits), bits_f32(cap_bits)
-        q_row, k_row = heads * size * 4, kv_heads * size * 4
-        row_nbytes = length * 4
-        p_at = scratch
-        ds_at = p_at + BLOCK * row_nbytes
-        slope_at = ds_at + BLOCK * row_nbytes
-        work = slope_at + BLOCK * row_nbytes
-        group = heads // kv_heads
-        dk_all = y_at + windows * length * q_row
-        dv_all = dk_all + windows * length * k_row
-        for unit in range(begin, end):
-            w, kv = unit // kv_heads, unit % kv_heads
-            start = i32p(start_at + w * length * 4)
-            at = w * length * k_row + kv * size * 4
-            k, v, dk, dv = k_at + at, v_at + at, dk_all + at, dv_all + at
-            for t in range(length):
-                x, z = f32p(dk + t * k_row), f32p(dv + t * k_row)
-                for i in range(size):
-                    x[i] = np.float32(0)
-                    z[i] = np.float32(0)
-            for head in range(kv * group, (kv + 1) * group):
-                at = w * length * q_row + head * size * 4
-                g, q, dq = g_at + at, q_at + at, y_at + at
-                for t0 in range(0, length, BLOCK):
-                    t1 = min(length, t0 + BLOCK)
-                    s0, s1 = block_start(start, t0, t1, window), block_stop(start, to_last, t0, t1)
-                    rows, n = t1 - t0, s1 - s0
-                    qt, gt, dqt, ks, vs = (
-                        q + t0 * q_row,
-                        g + t0 * q_row,
-                        dq + t0 * q_row,
-                        k + s0 * k_row,
-                        v + s0 * k_row,
-                    )
-                    small_gemm(qt, q_row, 1, ks, k_row, 1, p_at, row_nbytes, rows, n, size, 0, work)
-                    softmax_scores(p_at, slope_at, row_nbytes, start, to_last, t0, t1, s0, s1, window, scale, cap)
-                    small_gemm(gt, q_row, 1, vs, k_row, 1, ds_at, row_nbytes, rows, n, size, 0, work)
-                    for t in range(t0, t1):
-                        first = first_visible(start[t], t, window) - s0
-                        count = last_visible(start, to_last, t) - s0 + 1 - first
-                        at = (t - t0) * row_nbytes + first * 4
-                        mean = row_dot(p_at + at, ds_at + at, count)
-                        score_slope(
-                            p_at + at, ds_at + at, ds_at + at, count, mean, scale if cap <= 0 else np.float32(1)
-                        )
-                        if cap > np.float32(0):
-                            multiply(ds_at + at, slope_at + at, ds_at + at, count)
-                        ds = f32p(ds_at + (t - t0) * row_nbytes)
-                        for i in range(first):
-                            ds[i] = np.float32(0)
-                        for i in range(first + count, n):
-                            ds[i] = np.float32(0)
-                    small_gemm(ds_at, row_nbytes, 1, ks, k_row, 0, dqt, q_row, rows, size, n, 0, work)
-                    small_gemm(ds_at, row_nbytes, 0, qt, q_row, 0, dk + s0 * k_row, k_row, n, size, rows, 1, work)
-                    small_gemm(p_at, row_nbytes, 0, gt, q_row, 0, dv + s0 * k_row, k_row, n, size, rows, 1, work)
-
-    return run
+    scale, cap = bits_f32(scale_bits), bits_f32(cap_bits)
+    q_row, k_row = heads * size * 4, kv_heads * size * 4
+    row_nbytes = length * 4
+    p_at = scratch
+    ds_at = p_at + BLOCK * row_nbytes
+    slope_at = ds_at + BLOCK * row_nbytes
+    work = slope_at + BLOCK * row_nbytes
+    group = heads // kv_heads
+    dk_all = y_at + windows * length * q_row
+    dv_all = dk_all + windows * length * k_row
+    for unit in range(begin, end):
+        w, kv = unit // kv_heads, unit % kv_heads
+        start = i32p(start_at + w * length * 4)
+        at = w * length * k_row + kv * size * 4
+        k, v, dk, dv = k_at + at, v_at + at, dk_all + at, dv_all + at
+        for t in range(length):
+            x, z = f32p(dk + t * k_row), f32p(dv + t * k_row)
+            for i in range(size):
+                x[i] = np.float32(0)
+                z[i] = np.float32(0)
+        for head in range(kv * group, (kv + 1) * group):
+            at = w * length * q_row + head * size * 4
+            g, q, dq = g_at + at, q_at + at, y_at + at
+            for t0 in range(0, length, BLOCK):
+                t1 = min(length, t0 + BLOCK)
+                s0, s1 = block_start(start, t0, t1, window), block_stop(start, to_last, t0, t1)
+                rows, n = t1 - t0, s1 - s0
+                qt, gt, dqt, ks, vs = (
+                    q + t0 * q_row,
+                    g + t0 * q_row,
+                    dq + t0 * q_row,
+                    k + s0 * k_row,
+                    v + s0 * k_row,
+                )
+                small_gemm(qt, q_row, 1, ks, k_row, 1, p_at, row_nbytes, rows, n, size, 0, work)
+                softmax_scores(p_at, slope_at, row_nbytes, start, to_last, t0, t1, s0, s1, window, scale, cap)
+                small_gemm(gt, q_row, 1, vs, k_row, 1, ds_at, row_nbytes, rows, n, size, 0, work)
+                for t in range(t0, t1):
+                    first = first_visible(start[t], t, window) - s0
+                    count = last_visible(start, to_last, t) - s0 + 1 - first
+                    at = (t - t0) * row_nbytes + first * 4
+                    mean = row_dot(p_at + at, ds_at + at, count)
+                    score_slope(p_at + at, ds_at + at, ds_at + at, count, mean, scale if cap <= 0 else np.float32(1))
+                    if cap > np.float32(0):
+                        multiply(ds_at + at, slope_at + at, ds_at + at, count)
+                    ds = f32p(ds_at + (t - t0) * row_nbytes)
+                    for i in range(first):
+                        ds[i] = np.float32(0)
+                    for i in range(first + count, n):
+                        ds[i] = np.float32(0)
+                small_gemm(ds_at, row_nbytes, 1, ks, k_row, 0, dqt, q_row, rows, size, n, 0, work)
+                small_gemm(ds_at, row_nbytes, 0, qt, q_row, 0, dk + s0 * k_row, k_row, n, size, rows, 1, work)
+                small_gemm(p_at, row_nbytes, 0, gt, q_row, 0, dv + s0 * k_row, k_row, n, size, rows, 1, work)

@@ -94,20 +94,16 @@ def load_v(dtype):
 
 
 @kernel("copy_pages")
-def copy_pages():
+def copy_pages(cache_at, pairs_at, count, size, n, begin, end, scratch):
     """Copy pages of `size` bytes within the cache of n pages, in order. One unit.
 
     Pairs with a page outside the cache are skipped.
     """
-
-    def run(cache_at, pairs_at, count, size, n, begin, end, scratch):
-        pairs = i32p(pairs_at)
-        for i in range(count):
-            least, most = min(pairs[2 * i], pairs[2 * i + 1]), max(pairs[2 * i], pairs[2 * i + 1])
-            if 0 <= least < most < n:
-                source = u8p(cache_at + np.int64(pairs[2 * i]) * size)
-                destination = u8p(cache_at + np.int64(pairs[2 * i + 1]) * size)
-                for j in range(size):
-                    destination[j] = source[j]
-
-    return run
+    pairs = i32p(pairs_at)
+    for i in range(count):
+        least, most = min(pairs[2 * i], pairs[2 * i + 1]), max(pairs[2 * i], pairs[2 * i + 1])
+        if 0 <= least < most < n:
+            source = u8p(cache_at + np.int64(pairs[2 * i]) * size)
+            destination = u8p(cache_at + np.int64(pairs[2 * i + 1]) * size)
+            for j in range(size):
+                destination[j] = source[j]

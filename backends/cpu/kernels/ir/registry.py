@@ -7,13 +7,14 @@ A kernel is a plain function `kernel(x_at, y_at, n, …, begin, end, scratch)` t
     scratch      address of this thread's scratch memory
 
 It returns nothing, raises nothing and allocates nothing. Batch invariance: it gives the same bits
-for any division into units. `@kernel("name")` registers a factory `make(*params) -> function`,
-requested as "name" or "name:param:param". A test compares the number of arguments with the lowerings'.
+for any division into units. `@kernel("name")` registers it, or a factory `make(*params) -> function`
+of kernels that are requested as "name:param:param". A test compares the number of arguments with the lowerings'.
 `kernel(a, begin, end, scratch)` reads the block of arguments itself; its docstring lists them.
 This package is imported only to compile a kernel: a warm start never imports numba."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -25,12 +26,13 @@ KERNELS: dict[str, Callable[..., Any]] = {}
 
 
 def kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register `make(*params) -> python function` under a family name."""
+    """Register a kernel, or `make(*params) -> kernel`, under a family name."""
 
     def register(make: Callable[..., Any]) -> Callable[..., Any]:
         if name in KERNELS:
             raise ValueError(f"kernel {name} registered twice")
-        KERNELS[name] = make
+        itself = [*inspect.signature(make).parameters][-3:] == ["begin", "end", "scratch"]
+        KERNELS[name] = (lambda: make) if itself else make
         return make
 
     return register

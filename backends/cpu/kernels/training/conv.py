@@ -38,121 +38,105 @@ largest_of_4 = m.elementwise(4, 0, lambda b, x, s: _largest(b, x), WIDTHS)
 
 
 @kernel("patches")
-def patches():
+def patches(x_at, y_at, h, w, c, rows, columns, kh, kw, stride, padding, begin, end, scratch):
     """im2col of kh × kw patches. A unit is a row of patches."""
-
-    def run(x_at, y_at, h, w, c, rows, columns, kh, kw, stride, padding, begin, end, scratch):
-        for unit in range(begin, end):
-            image, p = unit // rows, unit % rows
-            for i in range(kh):
-                r = p * stride - padding + i
-                y = y_at + (unit * columns * kh + i) * kw * c * 4
-                x = x_at + ((image * h + r) * w - padding) * c * 4
-                if r < 0 or r >= h:
-                    for _ in range(columns):
-                        fill(y, kw * c, np.float32(0))
-                        y += kh * kw * c * 4
-                    continue
-                for q in range(columns):
-                    s = q * stride - padding
-                    if kw * c <= 16:
-                        move_within(x, max(0, -s) * c, min(kw, w - s) * c, y, kw * c)
-                        x += stride * c * 4
-                        y += kh * kw * c * 4
-                        continue
-                    before, after = max(0, -s), max(0, s + kw - w)
-                    if before + after > 0:
-                        inside = max(0, kw - before - after)
-                        before = min(before, kw)
-                        fill(y, before * c, np.float32(0))
-                        copy(x + before * c * 4, y + before * c * 4, inside * c)
-                        fill(y + (before + inside) * c * 4, (kw - before - inside) * c, np.float32(0))
-                    else:
-                        copy(x, y, kw * c)
+    for unit in range(begin, end):
+        image, p = unit // rows, unit % rows
+        for i in range(kh):
+            r = p * stride - padding + i
+            y = y_at + (unit * columns * kh + i) * kw * c * 4
+            x = x_at + ((image * h + r) * w - padding) * c * 4
+            if r < 0 or r >= h:
+                for _ in range(columns):
+                    fill(y, kw * c, np.float32(0))
+                    y += kh * kw * c * 4
+                continue
+            for q in range(columns):
+                s = q * stride - padding
+                if kw * c <= 16:
+                    move_within(x, max(0, -s) * c, min(kw, w - s) * c, y, kw * c)
                     x += stride * c * 4
                     y += kh * kw * c * 4
-
-    return run
+                    continue
+                before, after = max(0, -s), max(0, s + kw - w)
+                if before + after > 0:
+                    inside = max(0, kw - before - after)
+                    before = min(before, kw)
+                    fill(y, before * c, np.float32(0))
+                    copy(x + before * c * 4, y + before * c * 4, inside * c)
+                    fill(y + (before + inside) * c * 4, (kw - before - inside) * c, np.float32(0))
+                else:
+                    copy(x, y, kw * c)
+                x += stride * c * 4
+                y += kh * kw * c * 4
 
 
 @kernel("patches_back")
-def patches_back():
+def patches_back(g_at, y_at, h, w, c, rows, columns, kh, kw, stride, padding, begin, end, scratch):
     """Gradient of im2col. A unit is a row of an image."""
-
-    def run(g_at, y_at, h, w, c, rows, columns, kh, kw, stride, padding, begin, end, scratch):
-        for unit in range(begin, end):
-            image, r = unit // h, unit % h
-            y = y_at + unit * w * c * 4
-            fill(y, w * c, np.float32(0))
-            for i in range(kh):
-                p = r + padding - i
-                if p >= 0 and p % stride == 0 and p // stride < rows:
-                    for q in range(columns):
-                        g = g_at + (((image * rows + p // stride) * columns + q) * kh + i) * kw * c * 4
-                        s = q * stride - padding
-                        first, last = max(0, -s), min(kw, w - s)
-                        if last > first:
-                            at = y + (s + first) * c * 4
-                            add(at, g + first * c * 4, at, (last - first) * c)
-
-    return run
+    for unit in range(begin, end):
+        image, r = unit // h, unit % h
+        y = y_at + unit * w * c * 4
+        fill(y, w * c, np.float32(0))
+        for i in range(kh):
+            p = r + padding - i
+            if p >= 0 and p % stride == 0 and p // stride < rows:
+                for q in range(columns):
+                    g = g_at + (((image * rows + p // stride) * columns + q) * kh + i) * kw * c * 4
+                    s = q * stride - padding
+                    first, last = max(0, -s), min(kw, w - s)
+                    if last > first:
+                        at = y + (s + first) * c * 4
+                        add(at, g + first * c * 4, at, (last - first) * c)
 
 
 @kernel("max_pool")
-def max_pool():
+def max_pool(x_at, y_at, h, w, c, size, begin, end, scratch):
     """Max pooling. A unit is a row of the result."""
-
-    def run(x_at, y_at, h, w, c, size, begin, end, scratch):
-        rows, columns = h // size, w // size
-        for unit in range(begin, end):
-            image, p = unit // rows, unit % rows
-            for q in range(columns):
-                out = y_at + (unit * columns + q) * c * 4
-                first = x_at + ((image * h + p * size) * w + q * size) * c * 4
-                if size == 2:
-                    below = first + w * c * 4
-                    largest_of_4(first, first + c * 4, below, below + c * 4, out, c)
-                    continue
-                y = f32p(out)
-                for i in range(size):
-                    for j in range(size):
-                        x = f32p(first + (i * w + j) * c * 4)
-                        for k in range(c):
-                            y[k] = x[k] if i + j == 0 else max(y[k], x[k])
-
-    return run
+    rows, columns = h // size, w // size
+    for unit in range(begin, end):
+        image, p = unit // rows, unit % rows
+        for q in range(columns):
+            out = y_at + (unit * columns + q) * c * 4
+            first = x_at + ((image * h + p * size) * w + q * size) * c * 4
+            if size == 2:
+                below = first + w * c * 4
+                largest_of_4(first, first + c * 4, below, below + c * 4, out, c)
+                continue
+            y = f32p(out)
+            for i in range(size):
+                for j in range(size):
+                    x = f32p(first + (i * w + j) * c * 4)
+                    for k in range(c):
+                        y[k] = x[k] if i + j == 0 else max(y[k], x[k])
 
 
 @kernel("max_pool_back")
-def max_pool_back():
+def max_pool_back(g_at, x_at, y_at, h, w, c, size, begin, end, scratch):
     """Gradient of max pooling. A unit is an image."""
-
-    def run(g_at, x_at, y_at, h, w, c, size, begin, end, scratch):
-        rows, columns = h // size, w // size
-        for image in range(begin, end):
-            x, y = x_at + image * h * w * c * 4, y_at + image * h * w * c * 4
-            if h % size + w % size > 0 or size != 2:
-                fill(y, h * w * c, np.float32(0))
-            for p in range(rows):
-                for q in range(columns):
-                    g = g_at + ((image * rows + p) * columns + q) * c * 4
-                    square = (p * size * w + q * size) * c * 4
-                    if size == 2:
-                        x0, y0 = x + square, y + square
-                        x1, x2, x3 = x0 + c * 4, x0 + w * c * 4, x0 + (w + 1) * c * 4
-                        slope_0(g, x0, x1, x2, x3, y0, c)
-                        slope_1(g, x0, x1, x2, x3, y0 + c * 4, c)
-                        slope_2(g, x0, x1, x2, x3, y0 + w * c * 4, c)
-                        slope_3(g, x0, x1, x2, x3, y0 + (w + 1) * c * 4, c)
-                        continue
-                    values, out = f32p(x + square), f32p(y + square)
-                    for k in range(c):
-                        best = k
-                        for i in range(size):
-                            for j in range(size):
-                                at = (i * w + j) * c + k
-                                if values[at] > values[best]:
-                                    best = at
-                        out[best] = f32p(g)[k]
-
-    return run
+    rows, columns = h // size, w // size
+    for image in range(begin, end):
+        x, y = x_at + image * h * w * c * 4, y_at + image * h * w * c * 4
+        if h % size + w % size > 0 or size != 2:
+            fill(y, h * w * c, np.float32(0))
+        for p in range(rows):
+            for q in range(columns):
+                g = g_at + ((image * rows + p) * columns + q) * c * 4
+                square = (p * size * w + q * size) * c * 4
+                if size == 2:
+                    x0, y0 = x + square, y + square
+                    x1, x2, x3 = x0 + c * 4, x0 + w * c * 4, x0 + (w + 1) * c * 4
+                    slope_0(g, x0, x1, x2, x3, y0, c)
+                    slope_1(g, x0, x1, x2, x3, y0 + c * 4, c)
+                    slope_2(g, x0, x1, x2, x3, y0 + w * c * 4, c)
+                    slope_3(g, x0, x1, x2, x3, y0 + (w + 1) * c * 4, c)
+                    continue
+                values, out = f32p(x + square), f32p(y + square)
+                for k in range(c):
+                    best = k
+                    for i in range(size):
+                        for j in range(size):
+                            at = (i * w + j) * c + k
+                            if values[at] > values[best]:
+                                best = at
+                    out[best] = f32p(g)[k]

@@ -18,93 +18,69 @@ soft_target_slope = m.elementwise(
 
 
 @kernel("softmax")
-def softmax():
+def softmax(x_at, y_at, n, begin, end, scratch):
     """Softmax."""
-
-    def run(x_at, y_at, n, begin, end, scratch):
-        for r in range(begin, end):
-            x = x_at + r * n * 4
-            top = row_max(x, n)
-            exp_scaled(x, y_at + r * n * 4, n, top, np.float32(1) / row_exp_sum(x, n, top))
-
-    return run
+    for r in range(begin, end):
+        x = x_at + r * n * 4
+        top = row_max(x, n)
+        exp_scaled(x, y_at + r * n * 4, n, top, np.float32(1) / row_exp_sum(x, n, top))
 
 
 @kernel("softmax_back")
-def softmax_back():
+def softmax_back(g_at, y_at, result_at, n, begin, end, scratch):
     """Gradient of softmax."""
-
-    def run(g_at, y_at, result_at, n, begin, end, scratch):
-        for r in range(begin, end):
-            g, y = g_at + r * n * 4, y_at + r * n * 4
-            softmax_slope(g, y, result_at + r * n * 4, n, row_dot(g, y, n))
-
-    return run
+    for r in range(begin, end):
+        g, y = g_at + r * n * 4, y_at + r * n * 4
+        softmax_slope(g, y, result_at + r * n * 4, n, row_dot(g, y, n))
 
 
 @kernel("cross_entropy")
-def cross_entropy():
+def cross_entropy(x_at, targets_at, y_at, n, begin, end, scratch):
     """Cross entropy. A negative target is ignored."""
-
-    def run(x_at, targets_at, y_at, n, begin, end, scratch):
-        targets, y = i32p(targets_at), f32p(y_at)
-        for r in range(begin, end):
-            target = targets[r]
-            if target < 0:
-                y[r] = np.float32(0)
-            else:
-                x = x_at + r * n * 4
-                top = row_max(x, n)
-                y[r] = (top - f32p(x)[min(target, n - 1)]) + np.float32(math.log(np.float64(row_exp_sum(x, n, top))))
-
-    return run
+    targets, y = i32p(targets_at), f32p(y_at)
+    for r in range(begin, end):
+        target = targets[r]
+        if target < 0:
+            y[r] = np.float32(0)
+        else:
+            x = x_at + r * n * 4
+            top = row_max(x, n)
+            y[r] = (top - f32p(x)[min(target, n - 1)]) + np.float32(math.log(np.float64(row_exp_sum(x, n, top))))
 
 
 @kernel("cross_entropy_back")
-def cross_entropy_back():
+def cross_entropy_back(g_at, x_at, targets_at, y_at, n, begin, end, scratch):
     """Gradient of cross entropy."""
-
-    def run(g_at, x_at, targets_at, y_at, n, begin, end, scratch):
-        g, targets = f32p(g_at), i32p(targets_at)
-        for r in range(begin, end):
-            x, y = x_at + r * n * 4, y_at + r * n * 4
-            out, target = f32p(y), targets[r]
-            if target < 0:
-                for i in range(n):
-                    out[i] = np.float32(0)
-            else:
-                top = row_max(x, n)
-                factor = g[r]
-                exp_scaled(x, y, n, top, factor / row_exp_sum(x, n, top))
-                out[min(target, n - 1)] -= factor
-
-    return run
+    g, targets = f32p(g_at), i32p(targets_at)
+    for r in range(begin, end):
+        x, y = x_at + r * n * 4, y_at + r * n * 4
+        out, target = f32p(y), targets[r]
+        if target < 0:
+            for i in range(n):
+                out[i] = np.float32(0)
+        else:
+            top = row_max(x, n)
+            factor = g[r]
+            exp_scaled(x, y, n, top, factor / row_exp_sum(x, n, top))
+            out[min(target, n - 1)] -= factor
 
 
 @kernel("soft_cross_entropy")
-def soft_cross_entropy():
+def soft_cross_entropy(x_at, targets_at, y_at, n, begin, end, scratch):
     """Cross entropy with soft targets: −Σ t·(x − top − ln Σ exp)."""
-
-    def run(x_at, targets_at, y_at, n, begin, end, scratch):
-        y = f32p(y_at)
-        for r in range(begin, end):
-            x, t = x_at + r * n * 4, targets_at + r * n * 4
-            top = row_max(x, n)
-            log_sum = top + np.float32(math.log(np.float64(row_exp_sum(x, n, top))))
-            y[r] = log_sum * row_sum(t, n) - row_dot(x, t, n)
-
-    return run
+    y = f32p(y_at)
+    for r in range(begin, end):
+        x, t = x_at + r * n * 4, targets_at + r * n * 4
+        top = row_max(x, n)
+        log_sum = top + np.float32(math.log(np.float64(row_exp_sum(x, n, top))))
+        y[r] = log_sum * row_sum(t, n) - row_dot(x, t, n)
 
 
 @kernel("soft_cross_entropy_back")
-def soft_cross_entropy_back():
+def soft_cross_entropy_back(g_at, x_at, targets_at, y_at, n, begin, end, scratch):
     """Gradient of cross entropy with soft targets."""
-
-    def run(g_at, x_at, targets_at, y_at, n, begin, end, scratch):
-        g = f32p(g_at)
-        for r in range(begin, end):
-            x, t = x_at + r * n * 4, targets_at + r * n * 4
-            top = row_max(x, n)
-            soft_target_slope(x, t, y_at + r * n * 4, n, top, np.float32(1) / row_exp_sum(x, n, top), g[r])
-
-    return run
+    g = f32p(g_at)
+    for r in range(begin, end):
+        x, t = x_at + r * n * 4, targets_at + r * n * 4
+        top = row_max(x, n)
+        soft_target_slope(x, t, y_at + r * n * 4, n, top, np.float32(1) / row_exp_sum(x, n, top), g[r])

@@ -28,71 +28,51 @@ sgd_move = m.elementwise(2, 2, lambda b, x, s: b.fsub(b.fmul(x[0], s[0]), b.fmul
 
 
 @kernel("adamw_step")
-def adamw_step():
+def adamw_step(w_at, m_at, v_at, g_at, params_at, factor_at, n, decays, begin, end, scratch):
     """AdamW step."""
-
-    def run(w_at, m_at, v_at, g_at, params_at, factor_at, n, decays, begin, end, scratch):
-        p, factor = f32p(params_at), f32p(factor_at)[0]
-        keep = np.float32(1) - p[0] * p[6] if decays != 0 else np.float32(1)
-        for unit in range(begin, end):
-            for start in range(unit * CHUNK, min(n, (unit + 1) * CHUNK), PIECE):
-                w, first, second, g = (w_at + start * 4, m_at + start * 4, v_at + start * 4, g_at + start * 4)
-                count = min(n - start, PIECE)
-                first_moment(first, g, first, count, p[1], p[3] * factor)
-                second_moment(second, g, second, count, p[2], p[4] * factor * factor)
-                adamw_move(w, first, second, w, count, keep, p[0] * p[7], p[8], p[5])
-
-    return run
+    p, factor = f32p(params_at), f32p(factor_at)[0]
+    keep = np.float32(1) - p[0] * p[6] if decays != 0 else np.float32(1)
+    for unit in range(begin, end):
+        for start in range(unit * CHUNK, min(n, (unit + 1) * CHUNK), PIECE):
+            w, first, second, g = (w_at + start * 4, m_at + start * 4, v_at + start * 4, g_at + start * 4)
+            count = min(n - start, PIECE)
+            first_moment(first, g, first, count, p[1], p[3] * factor)
+            second_moment(second, g, second, count, p[2], p[4] * factor * factor)
+            adamw_move(w, first, second, w, count, keep, p[0] * p[7], p[8], p[5])
 
 
 @kernel("sgd_step")
-def sgd_step():
+def sgd_step(w_at, g_at, params_at, factor_at, n, decays, begin, end, scratch):
     """SGD step."""
-
-    def run(w_at, g_at, params_at, factor_at, n, decays, begin, end, scratch):
-        p = f32p(params_at)
-        keep = np.float32(1) - p[0] * p[1] if decays != 0 else np.float32(1)
-        rate = p[0] * f32p(factor_at)[0]
-        for unit in range(begin, end):
-            at = unit * CHUNK * 4
-            sgd_move(w_at + at, g_at + at, w_at + at, min(n - unit * CHUNK, CHUNK), keep, rate)
-
-    return run
+    p = f32p(params_at)
+    keep = np.float32(1) - p[0] * p[1] if decays != 0 else np.float32(1)
+    rate = p[0] * f32p(factor_at)[0]
+    for unit in range(begin, end):
+        at = unit * CHUNK * 4
+        sgd_move(w_at + at, g_at + at, w_at + at, min(n - unit * CHUNK, CHUNK), keep, rate)
 
 
 @kernel("clear")
-def clear():
+def clear(y_at, n, begin, end, scratch):
     """Fill with zero."""
-
-    def run(y_at, n, begin, end, scratch):
-        y = f32p(y_at)
-        for i in range(begin * CHUNK, min(n, end * CHUNK)):
-            y[i] = np.float32(0)
-
-    return run
+    y = f32p(y_at)
+    for i in range(begin * CHUNK, min(n, end * CHUNK)):
+        y[i] = np.float32(0)
 
 
 @kernel("square_sums")
-def square_sums():
+def square_sums(x_at, y_at, n, begin, end, scratch):
     """Sum of squares per chunk."""
-
-    def run(x_at, y_at, n, begin, end, scratch):
-        y = f32p(y_at)
-        for unit in range(begin, end):
-            at = x_at + unit * CHUNK * 4
-            y[unit] = row_dot(at, at, min(n - unit * CHUNK, CHUNK))
-
-    return run
+    y = f32p(y_at)
+    for unit in range(begin, end):
+        at = x_at + unit * CHUNK * 4
+        y[unit] = row_dot(at, at, min(n - unit * CHUNK, CHUNK))
 
 
 @kernel("norm_of_sums")
-def norm_of_sums():
+def norm_of_sums(a, begin, end, scratch):
     """Norm out of sums of squares. a: y, count, then address and length of each vector. One unit."""
-
-    def run(a, begin, end, scratch):
-        total = np.float64(0)
-        for i in range(a[1]):
-            total += np.float64(row_sum(a[2 + 2 * i], a[3 + 2 * i]))
-        f32p(a[0])[0] = sqrt_f32(np.float32(total))
-
-    return run
+    total = np.float64(0)
+    for i in range(a[1]):
+        total += np.float64(row_sum(a[2 + 2 * i], a[3 + 2 * i]))
+    f32p(a[0])[0] = sqrt_f32(np.float32(total))
