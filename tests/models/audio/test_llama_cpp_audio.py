@@ -24,7 +24,7 @@ SHORT, LONG, CHUNKS = sound(0.4), sound(12, seed=1), sound(30.3, seed=2, bits=8)
 SECONDS = sound(8.005, seed=3)  # whose last frame begins another chunk
 SPOKEN = sound(2.3, seed=4)  # rows that fill neither the last block nor the last window
 FILES = {SPOKEN: wav(SPOKEN), SHORT: wav(SHORT), LONG: wav(LONG), CHUNKS: wav(CHUNKS, bits=8), SECONDS: wav(SECONDS)}
-FAR = {"qwen3a": 0.015}  # llama.cpp's convolutions read 16 bits; float64 is nearer (test_audio_encoder.py)
+FAR = {"qwen3a": 0.015}  # llama.cpp's convolutions read 16 bits
 PROMPTS: dict[str, list[tuple[str, list[bytes | Waveform]]]] = {
     "ultravox": [("h<image>g", [LONG]), ("h<image>ab", [CHUNKS])],
     "qwen2a": [("so<image> a long<image>b", [LONG, SHORT])],
