@@ -738,6 +738,7 @@ class ModelInfo:
     vocab_type: int = 0
     ftype: str = ""
     generates: bool = True  # False: the model only makes embeddings
+    n_start: int = 0  # tokens that the engine puts behind a prompt: an encoder's decoder goes on from one
     untrainable: str = ""  # why no text can be scored or trained on
 
     def check_trainable(self) -> None:

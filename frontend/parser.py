@@ -101,11 +101,13 @@ class RequestParser:
         n_ctx: int,
         adapters: Adapters | None = None,
         media: MediaInput | None = None,
+        n_start: int = 0,
     ) -> None:
         self.tokenizer = tokenizer
         self.adapters = adapters
         self.config = config
         self.n_ctx = n_ctx
+        self.n_start = n_start  # tokens that the engine puts behind a prompt
         self.grammars = Grammars(tokenizer)
         self.media = Media(media, config.max_body, marker=config.media_marker, max_seconds=config.audio_max_seconds)
         settings = ("n_predict", "cache_prompt", "n_cache_reuse", "n_keep", "verbose", "sse_ping_interval")

@@ -22,7 +22,8 @@ _BLOCK = re.compile(r"(?:.*/)?(mtp|eagle3|dflash|dspark)-[^/]*\.gguf", re.IGNORE
 _PROJECTOR = re.compile(r".*mmproj.*\.gguf", re.IGNORECASE)
 _OF_FOLDER = re.compile(
     r"(generation_config|tokenizer|tokenizer_config|added_tokens|chat_template|(?:pre)?processor_config)\.json"
-    r"|tokenizer\.model|chat_template\.jinja|model\.safetensors\.index\.json|[1-9]_\w+/(?:config\.json|model\.safetensors)"
+    r"|tokenizer\.model|tiktoken\.model|qwen\.tiktoken|chat_template\.jinja|model\.safetensors\.index\.json"
+    r"|[1-9]_\w+/(?:config\.json|model\.safetensors)"
 )
 _FOLDER = re.compile(r"models--([\w.-]+?)--([\w.-]+)", re.ASCII)
 

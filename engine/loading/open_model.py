@@ -341,6 +341,7 @@ def model_info(engine: ModelRunner, words: Tokenizer) -> ModelInfo:
         vocab_type=int(words.vocab_type),
         ftype=FILE_TYPES.get(file_type, "") if isinstance(file_type, int) else "",
         generates=h.causal,
+        n_start=int(h.start_token >= 0),
         untrainable=h.untrainable,
     )
 

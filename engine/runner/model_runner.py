@@ -464,7 +464,7 @@ class ModelRunner:
 
     def _sizes(self) -> list[DeviceBytes]:
         """Bytes of each device with the present placement."""
-        builds = self._largest, *self._source_graphs, *self._mtp_graphs, *self._media_graphs
+        builds = self._largest, *self.source_graphs, *self._mtp_graphs, *self._media_graphs
         return self.session.device_bytes([self.session.measure(build) for build in builds])
 
     def _fall_back(self, error: Exception) -> None:
@@ -601,7 +601,7 @@ class ModelRunner:
             self.session.prepare_kernels(graph)
         steps = [partial(self.build, shape) for shape in self._usual(2 * self.options.n_slots)]
         apart = [*self.preemptible.builds, *self._media_graphs]
-        return self.session.planned_bytes([self._reserved, self.cells.copied, *self._source_graphs, *steps], apart)
+        return self.session.planned_bytes([self._reserved, self.cells.copied, *self.source_graphs, *steps], apart)
 
     def _everything(self) -> list[list[Tensor]]:
         """Graphs that together contain every op of a step, of an MTP draft and of media."""
@@ -619,7 +619,8 @@ class ModelRunner:
         return [partial(self.build, draft_shape(self.options.n_slots, self.hidden.n_block)._replace(n_probs=1))]
 
     @property
-    def _source_graphs(self) -> list[Callable[[], list[Tensor]]]:
+    def source_graphs(self) -> list[Callable[[], list[Tensor]]]:
+        """The largest graphs of an encoder in front."""
         return self.embedder.of_sources(self.memory, self.n_ctx_slot)
 
     @property

@@ -160,6 +160,8 @@ class Scheduler:
         if self.engine.start_token >= 0:
             if request.prompt_logprobs is not None:
                 raise InvalidRequest("an encoder reads the prompt: its tokens have no log-probabilities")
+            if request.n_cache_reuse:
+                raise InvalidRequest("n_cache_reuse: an encoder reads the prompt, and the cache has it as a whole")
             request = request.behind_encoder(self.engine.start_token)
         if request.sampling.conflict:
             raise InvalidRequest(f"samplers: {request.sampling.conflict}")

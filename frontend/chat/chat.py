@@ -126,7 +126,7 @@ def chat_tokens(body: Mapping[str, Any], parser: RequestParser, template: ChatTe
     if older is not None:
         return older.read(lambda chat: chat_tokens(chat, parser, template))
     prompt = render_chat(body, parser, template)
-    return len(parser.rendered(prompt.text, prompt.media).ids)
+    return len(parser.rendered(prompt.text, prompt.media).ids) + parser.n_start
 
 
 def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> ChatPrompt:

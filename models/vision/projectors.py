@@ -99,6 +99,7 @@ class Projector:
     positions: Positions = Positions.TABLE
     rope: PatchRope = PatchRope.NONE
     rms_norm: bool = False
+    norms: tuple[str, ...] = ()  # norms around the layers that every encoder of the type has
     two_patch_weights: bool = False  # the sum of two matrices: one still image is two equal frames
     windows: bool = False  # most layers attend within windows of the tile (Qwen 2.5 VL)
     skip_last_layer: bool = False
@@ -118,7 +119,7 @@ class Projector:
 
 _QWEN2VL = Projector(Head.MERGER, Sizing.DYNAMIC, "<|vision_start|>", "<|vision_end|>", merge=2,
                      merge_key="spatial_merge_size", tokens=(8, 4096), pixel_limits=True, positions=Positions.NONE,
-                     rope=PatchRope.SECTIONS, two_patch_weights=True)  # fmt: skip
+                     rope=PatchRope.SECTIONS, two_patch_weights=True, norms=("v.post_ln",))  # fmt: skip
 
 _QWEN25VL = replace(_QWEN2VL, rms_norm=True, windows=True)
 _QWEN3VL = replace(_QWEN2VL, positions=Positions.RESIZED_TABLE)
@@ -134,7 +135,7 @@ PROJECTORS: dict[str, Projector] = {
     "ldp": replace(_LLAVA, head=Head.LDP, merge=2),
     "ldpv2": replace(_LLAVA, head=Head.LDP_V2, merge=2),
     "gemma3": Projector(Head.POOL_NORM, begin="<start_of_image>", end="<end_of_image>", resample=Resample.BILINEAR,
-                        merge=4, causal=False),
+                        norms=("v.post_ln",), merge=4, causal=False),
     "gemma3nv": Projector(Head.MOBILENET, begin="<start_of_image>", end="<end_of_image>", resample=Resample.BILINEAR,
                           positions=Positions.NONE, rms_norm=True),
     "gemma4v": Projector(Head.POOL_STANDARDIZE, Sizing.DYNAMIC, "<|image>", "<image|>", merge=3, tokens=(70, 1120),
@@ -143,30 +144,35 @@ PROJECTORS: dict[str, Projector] = {
                          causal=False),
     "gemma4uv": Projector(Head.NORM_LINEAR, Sizing.DYNAMIC, "<|image>", "<image|>", merge=3, whole_patches=True,
                           tokens=(70, 1120), positions=Positions.SUMMED_TABLES, causal=False),
-    "idefics3": Projector(Head.MERGE_LINEAR, Sizing.TILES, resample=Resample.LANCZOS),
+    "idefics3": Projector(Head.MERGE_LINEAR, Sizing.TILES, norms=("v.post_ln",), resample=Resample.LANCZOS),
     "qwen2vl_merger": _QWEN2VL,
     "qwen2.5vl_merger": _QWEN25VL,
     "qwen2.5o": _QWEN25VL,
     "qwen3vl_merger": _QWEN3VL,
     "pixtral": Projector(Head.PATCH_MERGER, Sizing.DYNAMIC, end="[IMG_END]", merge_key="spatial_merge_size",
-                         tokens=(8, 1024), positions=Positions.NONE, rope=PatchRope.HALVES, rms_norm=True),
+                         tokens=(8, 1024), positions=Positions.NONE, rope=PatchRope.HALVES, rms_norm=True,
+                         norms=("v.pre_ln",)),
     "lfm2": Projector(Head.MERGE_MLP, Sizing.THUMBNAIL, "<|image_start|>", "<|image_end|>", resample=Resample.BILINEAR,
-                      pad=False, merge=2, tokens=(64, 256), positions=Positions.FILTERED_TABLE),
+                      pad=False, merge=2, tokens=(64, 256), positions=Positions.FILTERED_TABLE,
+                      norms=("v.post_ln",)),
     "kimivl": Projector(Head.NORM_MERGE_MLP, Sizing.DYNAMIC, "<|media_start|>", "<|media_end|>", merge=2,
-                        tokens=(8, 1024), positions=Positions.FILTERED_TABLE, rope=PatchRope.COLUMNS_FIRST),
+                        tokens=(8, 1024), positions=Positions.FILTERED_TABLE, rope=PatchRope.COLUMNS_FIRST,
+                        norms=("v.post_ln",)),
     "paddleocr": Projector(Head.NORM_MERGE_MLP, Sizing.DYNAMIC, "<|IMAGE_START|>", "<|IMAGE_END|>", merge=2,
-                           tokens=None, pixel_limits=True, positions=Positions.FILTERED_TABLE, rope=PatchRope.SECTIONS),
+                           tokens=None, pixel_limits=True, positions=Positions.FILTERED_TABLE, rope=PatchRope.SECTIONS,
+                           norms=("v.post_ln",)),
     "glm4v": Projector(Head.GATED_MERGER, Sizing.DYNAMIC, "<|begin_of_image|>", "<|end_of_image|>", merge=2,
                        merge_key="spatial_merge_size", tokens=(8, 4096), positions=Positions.CUBIC_TABLE,
-                       rope=PatchRope.SECTIONS, rms_norm=True, two_patch_weights=True),
+                       rope=PatchRope.SECTIONS, rms_norm=True, two_patch_weights=True,
+                       norms=("v.norm_embd", "v.post_ln")),
     "hunyuanvl": Projector(Head.CONVOLUTIONS, Sizing.DYNAMIC, "<｜hy_place▁holder▁no▁100｜>",
                            "<｜hy_place▁holder▁no▁101｜>", resample=Resample.LANCZOS, pad=False, merge=2,
                            merge_key="spatial_merge_size", tokens=(256, 16384), pixel_limits=True,
                            positions=Positions.ENLARGED_TABLE, activation=Activation.GELU, framed=True),
     "deepseekocr": Projector(Head.WITH_SAM, Sizing.SQUARE_ROWS, end="\n", pad_color=(127, 127, 127), merge=4,
-                             positions=Positions.CUBIC_TABLE),
+                             positions=Positions.CUBIC_TABLE, norms=("v.pre_ln",)),
     "llama4": Projector(Head.ADAPTER, Sizing.GRID, "<|image_start|>", "<|image_end|>", merge=2, grid_side=3,
-                        columns_first=True, rope=PatchRope.FROM_ONE),
-    "resampler": Projector(Head.RESAMPLER, Sizing.SLICES, positions=Positions.BUCKETS),
+                        columns_first=True, rope=PatchRope.FROM_ONE, norms=("v.pre_ln", "v.post_ln")),
+    "resampler": Projector(Head.RESAMPLER, Sizing.SLICES, positions=Positions.BUCKETS, norms=("v.post_ln",)),
     "internvl": Projector(Head.MERGE_NORM_MLP, Sizing.GRID, "<img>", "</img>", resample=Resample.BICUBIC),
 }  # fmt: skip

@@ -69,7 +69,7 @@ def _tensors(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
     for i, n in enumerate((3 * p.patch_size**2, p.n_embd, p.n_embd) if p.projector.whole_patches else (), 1):
         yield from norm(f"v.patch_norm.{i}", n, required=True)
     for name in ("v.norm_embd", "v.pre_ln", "v.post_ln"):
-        yield from norm(name, p.n_embd)
+        yield from norm(name, p.n_embd, required=name in p.projector.norms)
     for i in range(p.n_layer):
         yield from _layer(gguf, p, f"v.blk.{i}.")
     for i in p.deepstack:
@@ -186,7 +186,7 @@ def _head(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
     elif head is Head.MLP:
         yield from plain("v.image_newline", n_text)  # of no use to tiles one by one, as in llama.cpp
     elif head is Head.PATCH_MERGER:
-        yield from norm("mm.input_norm", p.n_embd)
+        yield from norm("mm.input_norm", p.n_embd, required="mm.patch_merger.weight" in gguf.tensors)
         yield from matrix("mm.patch_merger", p.n_embd, merged, required=False)
         yield from plain("v.token_embd.img_break", n_text)
     elif head is Head.NORM_MERGE_MLP:

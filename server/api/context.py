@@ -92,8 +92,9 @@ class Context:
     def parser(self) -> RequestParser:
         """The parser of requests for the loaded model."""
         if self._parser is None:
+            served, info = self.served, self.served.info
             self._parser = RequestParser(
-                self.served.tokenizer, self.config, self.served.info.n_ctx, self.served.adapters, self.served.media
+                served.tokenizer, self.config, info.n_ctx, served.adapters, served.media, info.n_start
             )
         return self._parser
 

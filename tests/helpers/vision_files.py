@@ -115,6 +115,17 @@ def _ldp_v2(fill: Fill, n: int) -> None:
 def _gemma3(fill: Fill, n: int) -> None:
     fill("mm.soft_emb_norm.weight", n, mean=1.0)
     fill("mm.input_projection.weight", n, N_TEXT)
+    _post_norm(fill, n)
+
+
+def _idefics3(fill: Fill, n: int) -> None:
+    fill("mm.model.fc.weight", N_TEXT, 4 * n)
+    _post_norm(fill, n)
+
+
+def _post_norm(fill: Fill, n: int) -> None:
+    fill("v.post_ln.weight", n, mean=1.0)
+    fill("v.post_ln.bias", n)
 
 
 def _gemma4v(fill: Fill, n: int, *, bounds: bool = False) -> None:
@@ -189,8 +200,7 @@ def resampler(fill: Fill, n: int, n_queries: int = 8) -> None:
         fill(f"resampler.ln_{name}.weight", 2 * N_TEXT, mean=1.0)
         fill(f"resampler.ln_{name}.bias", 2 * N_TEXT)
     fill("resampler.proj.weight", 2 * N_TEXT, 2 * N_TEXT)
-    fill("v.post_ln.weight", n, mean=1.0)
-    fill("v.post_ln.bias", n)
+    _post_norm(fill, n)
 
 
 def _deepseekocr(fill: Fill, n: int, side: int = 64) -> None:
@@ -395,7 +405,7 @@ SPECS: dict[str, VisionSpec] = {
     ),
     "idefics3": VisionSpec(
         "idefics3",
-        lambda fill, n: fill("mm.model.fc.weight", N_TEXT, 4 * n),
+        _idefics3,
         {"clip.vision.projector.scale_factor": 2, "clip.vision.preproc_image_size": 48},
     ),
     "lfm2": VisionSpec("lfm2", _lfm2, {"clip.vision.projector.scale_factor": 2}, image=32, positions=256),

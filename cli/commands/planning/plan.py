@@ -48,7 +48,7 @@ def measured(make: Callable[[T], Report], options: T) -> Report:
 
 
 def make(options: SimpleNamespace) -> dict[str, Any]:
-    """Bytes per device, and the ops that each runs in the largest ordinary step."""
+    """Bytes per device, and the ops that each runs in the largest ordinary step and its encoder."""
     from logitless.backends.host_memory import total_memory
     from logitless.engine.loading.memory import cache_disk_bytes, cache_ram_bytes
     from logitless.engine.loading.open_model import open_model
@@ -67,7 +67,8 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
     placement, arenas = engine.measure()  # after the dry run: a server keeps no graph
     names = [d.device for d in sizes]
     ops: dict[str, Counter[str]] = {name: Counter() for name in names}
-    for segment in placement.segments:
+    of_encoder = [engine.session.measure(build)[0] for build in engine.source_graphs]
+    for segment in (segment for one in (placement, *of_encoder) for segment in one.segments):
         ops[names[segment.backend]].update(t.op for t in segment.nodes)
     devices = [
         memory_of(d) | {"parts": of_model, "ops": dict(sorted(ops[d.device].items()))}

@@ -581,6 +581,8 @@ def test_folder_of_an_unknown_architecture_is_refused_before_its_weights(hub: Fa
 
 
 def test_gguf_files_come_before_safetensors() -> None:
+    kimi = ["config.json", "model.safetensors", "modeling_deepseek.py", "tiktoken.model"]
+    assert choose_folder(kimi) == ["config.json", "tiktoken.model", "model.safetensors"]
     folder = ["config.json", "model.safetensors", "tokenizer.json", "model-00001-of-00002.safetensors"]
     assert choose_folder(folder) == ["config.json", "tokenizer.json", "model.safetensors"]
     pooled = [*folder, "1_Pooling/config.json", "2_Dense/config.json", "onnx/model.safetensors"]

@@ -16,13 +16,17 @@ from logitless.backends.cpu.backend import CPUBackend
 from logitless.engine.batch import UBatch, token_slots
 from logitless.engine.loading.open_model import generating_hparams
 from logitless.engine.loading.options import OptionConflict
+from logitless.engine.requests import CompletionRequest
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
+from logitless.frontend.chat.chat import chat_tokens
+from logitless.frontend.parser import RequestParser
 from logitless.graph.execution.session import Session
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.overrides import Overrides
 from logitless.models.model import hparams_of
 from logitless.training.run import FineTuning
+from tests.helpers.http_fakes import FakeTemplate
 from tests.helpers.llama_cpp_library import OPENED, answers, needs_llama_cpp
 from tests.helpers.reference_model import Spec, write
 
@@ -158,6 +162,12 @@ def test_dry_run_counts_the_weights_of_the_encoder(path: Path) -> None:
 def test_encoder_refusals_are_one_line(llm: LLM, path: Path) -> None:
     with pytest.raises(RequestError, match="an encoder reads the prompt: its tokens have no log-probabilities"):
         llm.generate(["once"], SamplingParams(max_tokens=1, prompt_logprobs=1))
+    with pytest.raises(RequestError, match="n_cache_reuse: an encoder reads the prompt"):
+        llm.model.scheduler.submit(CompletionRequest((5,), n_cache_reuse=16))
+    parsers = [RequestParser(llm.model.tokenizer, llm.config, 64, n_start=n) for n in (0, llm.model.info.n_start)]
+    body = {"messages": [{"role": "user", "content": "once"}]}
+    fewer, more = (chat_tokens(body, parser, FakeTemplate()) for parser in parsers)  # type: ignore[arg-type]
+    assert more == fewer + 1
     for refused in (lambda: llm.score(["once upon"]), lambda: llm.finetune([{"text": "once upon"}])):
         with pytest.raises(RequestError, match="has an encoder that reads prompts: it scores no texts and cannot be"):
             refused()

@@ -18,12 +18,12 @@ from tests.helpers.audio_files import AUDIO_SPECS, write_audio_projector
 from tests.helpers.vision_files import N_TEXT, SPECS, Faults, write_projector
 
 OPTIONAL = {
-    "resampler": ("resampler.pos_embed_k", "v.post_ln.weight"),
+    "resampler": ("resampler.pos_embed_k",),
     "qwen3a": (),
     "janus_pro": (),
     "cogvlm": ("v.class_embd",),
     "granite_speech": (),
-    "deepseekocr": ("v.patch_embd.weight", "v.pre_ln.weight"),
+    "deepseekocr": ("v.patch_embd.weight",),
 }
 
 
@@ -57,9 +57,16 @@ def test_every_tensor_of_a_projector_is_named_if_it_is_missing_or_has_another_sh
         ("gemma4v", "v.blk.0.ffn_gate.weight"),
         ("mlp", "v.blk.0.attn_k.bias"),
         ("qwen3a", "a.blk.1.attn_q.bias"),
+        *((name, "v.post_ln.weight") for name in ("gemma3", "idefics3", "lfm2", "kimivl", "glm4v", "qwen2vl")),
+        *(("llama4", f"v.{name}_ln.weight") for name in ("pre", "post")),
+        ("glm4v", "v.norm_embd.weight"),
+        ("pixtral", "v.pre_ln.weight"),
+        ("mistral3", "mm.input_norm.weight"),
     ],
 )
-def test_tensor_that_another_block_has_is_named_if_it_is_missing(name: str, fault: str, tmp_path: Path) -> None:
+def test_tensor_that_the_type_or_another_block_has_is_named_if_it_is_missing(
+    name: str, fault: str, tmp_path: Path
+) -> None:
     path, n_text = write(tmp_path / "p.gguf", name, {fault: ()})
     with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError, match=f"tensor '{fault}' is missing"):
         Encoders.check(gguf, read_media_params(gguf), n_text)
