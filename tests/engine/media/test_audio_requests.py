@@ -63,7 +63,7 @@ def test_a_sound_of_two_requests_is_encoded_once(tmp_path: Path, shared_data: Pa
 @pytest.mark.parametrize(
     ("name", "device"),
     [
-        ("ultravox", "opencl:0"),
+        pytest.param("ultravox", "opencl:0", marks=pytest.mark.long),
         ("gemma4a", "vulkan:0"),
         ("qwen3a", "vulkan:0"),
         ("granite_speech", "vulkan:0"),
