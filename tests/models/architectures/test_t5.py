@@ -14,6 +14,7 @@ from msgspec import structs
 from logitless import LLM, RequestError, SamplingParams
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.engine.batch import UBatch, token_slots
+from logitless.engine.errors import InvalidRequest
 from logitless.engine.loading.open_model import generating_hparams
 from logitless.engine.loading.options import OptionConflict
 from logitless.engine.requests import CompletionRequest
@@ -162,9 +163,11 @@ def test_dry_run_counts_the_weights_of_the_encoder(path: Path) -> None:
 def test_encoder_refusals_are_one_line(llm: LLM, path: Path) -> None:
     with pytest.raises(RequestError, match="an encoder reads the prompt: its tokens have no log-probabilities"):
         llm.generate(["once"], SamplingParams(max_tokens=1, prompt_logprobs=1))
-    with pytest.raises(RequestError, match="n_cache_reuse: an encoder reads the prompt"):
-        llm.model.scheduler.submit(CompletionRequest((5,), n_cache_reuse=16))
-    parsers = [RequestParser(llm.model.tokenizer, llm.config, 64, n_start=n) for n in (0, llm.model.info.n_start)]
+    served = llm._llm.service.served
+    assert served is not None
+    with pytest.raises(InvalidRequest, match="n_cache_reuse: an encoder reads the prompt"):
+        served.scheduler.submit(CompletionRequest((5,), n_cache_reuse=16))
+    parsers = [RequestParser(served.tokenizer, llm._llm.config, 64, n_start=n) for n in (0, served.info.n_start)]
     body = {"messages": [{"role": "user", "content": "once"}]}
     fewer, more = (chat_tokens(body, parser, FakeTemplate()) for parser in parsers)  # type: ignore[arg-type]
     assert more == fewer + 1
