@@ -7,6 +7,7 @@ blocks. The model's own steps keep them up to date and overwrite those of draft 
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Iterable
 from collections.abc import Sequence as Ordered
 
@@ -42,13 +43,13 @@ class _HeadDrafter:
             self._draft([builder for builder in builders if builder.seq.choice.weights == weights], weights)
         return {builder.seq: builder.draft for builder in builders if builder.draft}
 
+    @abstractmethod
     def _length(self, seq: Sequence, n_most: int, allocate: AllocateSlots) -> int:
         """Draft tokens of a sequence, `n_most` at most, that have token slots; at most 0: it drafts none."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _draft(self, builders: list[DraftBuilder], weights: int) -> None:
         """Draft for sequences with the same weights."""
-        raise NotImplementedError
 
     def _run(self, batch: UBatch) -> StepResult | None:
         """Result of a draft step; None: it failed, and the next steps of the model have no drafts.

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import RequestError
-from logitless.engine.requests import Finished, Progress, StopType, Timings, Token
+from logitless.engine.requests import Finished, StopType, Timings, Token
 from logitless.frontend.answers.anthropic import (
     BlockDelta,
     ContentBlock,
@@ -55,9 +55,6 @@ class MessagesReply(Reply):
     def token(self, result: Result, token: Token) -> bytes:
         text = self._start(result, token.timings or Timings())
         return text + self._step_events(self._blocks.add(self._answers.deltas(result, token.text, last=False)))
-
-    def progress(self, result: Result, progress: Progress) -> bytes:
-        return b""
 
     def finish(self, result: Result, finished: Finished) -> bytes:
         result.finished = finished

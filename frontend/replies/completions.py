@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -49,17 +50,17 @@ class OpenAIReply(Reply):
         """True if a chunk has text alone."""
         return self.job.top is None and not (self.params.timings_per_token or self.params.return_token_ids)
 
+    @abstractmethod
     def choice(self, result: Result) -> Struct:
         """One whole result."""
-        raise NotImplementedError
 
+    @abstractmethod
     def delta(self, result: Result, text: str | None, finish_reason: Reason | None) -> ChunkChoice:
         """One result's part of a chunk; text None: nothing was added."""
-        raise NotImplementedError
 
+    @abstractmethod
     def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> Any:
         """The probabilities of the next tokens of a result."""
-        raise NotImplementedError
 
     def deltas(self, result: Result, text: str, *, last: bool = False) -> Sequence[ChunkChoice]:
         """A result's parts of chunks for more of its text."""

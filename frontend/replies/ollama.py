@@ -7,7 +7,7 @@ from typing import Any
 
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import RequestError
-from logitless.engine.requests import Finished, Progress, Token
+from logitless.engine.requests import Finished, Token
 from logitless.frontend.answers import UNSET
 from logitless.frontend.answers.ollama import OllamaAnswer, OllamaCall, OllamaFunction, OllamaMessage
 from logitless.frontend.config import FrontendConfig
@@ -74,9 +74,6 @@ class OllamaReply(Reply):
             return b""
         steps = self._blocks.add(self._answers.deltas(result, token.text, last=False))
         return self._lines_of(result, steps)
-
-    def progress(self, result: Result, progress: Progress) -> bytes:
-        return b""
 
     def finish(self, result: Result, finished: Finished) -> bytes:
         result.finished = finished

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -64,7 +65,7 @@ class Result:
         return "".join([token.text for token in self.tokens]) + self.finished.text
 
 
-class Reply:
+class Reply(ABC):
     """One HTTP reply: the job's results, in the order of its prompts."""
 
     content_type = "text/event-stream"  # of a stream
@@ -102,9 +103,9 @@ class Reply:
         elif isinstance(event, Failed):
             raise failure(event)
 
+    @abstractmethod
     def whole(self) -> object:
         """The reply when everything has finished."""
-        raise NotImplementedError
 
     @property
     def is_large(self) -> bool:
@@ -139,17 +140,17 @@ class Reply:
 
     # -- as a stream of server-sent events; each method returns the bytes to send, perhaps none
 
+    @abstractmethod
     def token(self, result: Result, token: Token) -> bytes:
         """The event of one token."""
-        raise NotImplementedError
 
     def progress(self, result: Result, progress: Progress) -> bytes:
         """The prompt is being evaluated."""
-        raise NotImplementedError
+        return b""
 
+    @abstractmethod
     def finish(self, result: Result, finished: Finished) -> bytes:
         """One result is complete."""
-        raise NotImplementedError
 
     def ending(self) -> bytes:
         """All results are complete."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from logitless.engine.async_engine import LoadedModel
-from logitless.engine.requests import Finished, Progress, Token
+from logitless.engine.requests import Finished, Token
 from logitless.frontend.answers.transcriptions import (
     InputTokenDetails,
     SpokenDelta,
@@ -45,9 +45,6 @@ class SpokenReply(Reply):
 
     def token(self, result: Result, token: Token) -> bytes:
         return self._added(result, token.text)
-
-    def progress(self, result: Result, progress: Progress) -> bytes:
-        return b""
 
     def finish(self, result: Result, finished: Finished) -> bytes:
         result.finished = finished

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from logitless.engine.requests import Finished, Token
 from logitless.frontend.answers.generation import Verification
 from logitless.frontend.replies.probabilities import entries
-from logitless.frontend.replies.reply import Reply, timings
+from logitless.frontend.replies.reply import Reply, Result, timings
 
 
 class VerifyReply(Reply):
@@ -40,3 +41,9 @@ class VerifyReply(Reply):
                 probs, self.tokenizer, self.job.top, request.sampling.post_sampling_probs, chosen=False
             )
         return answer
+
+    def token(self, result: Result, token: Token) -> bytes:
+        return b""  # it is no stream
+
+    def finish(self, result: Result, finished: Finished) -> bytes:
+        return b""

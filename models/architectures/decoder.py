@@ -7,6 +7,7 @@ Architectures differ by their traits (models/architectures/registry.py), by numb
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
@@ -138,13 +139,13 @@ class Streams:
     def enter(self, w: Weights, b: Weights, layer: int, tokens: Tensor, memory: Memory) -> None:
         """Add what a layer has for the tokens (T,) before its blocks."""
 
+    @abstractmethod
     def input_of(self, b: Weights, name: str, layer: int) -> Tensor:
         """Input (T, n_embd) of a block, before its norm."""
-        raise NotImplementedError
 
+    @abstractmethod
     def join(self, y: Tensor) -> None:
         """Add the output (T, n_embd) of the block whose input was the last."""
-        raise NotImplementedError
 
     def _sum(self, weights: Tensor, columns: range) -> Tensor:
         """Σ of the streams, each times its column of the weights (T, n)."""

@@ -336,12 +336,12 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         residual_period=keys.count_or_none("attn_res.block_size", None)
         if architecture.residual is Residual.ATTENTION
         else 0,
-        **_hyper(keys),
         qkv_limit=keys.at_least_0("attention.clamp_kqv"),
         value_scale=keys.factor("attention.value_scale"),
         glu_limits=_glu_limits(keys, n_layer + n_mtp),
         causal=_causal(keys),
     )
+    h = _with_streams(h, keys)
     if architecture.attention.cross:
         h = _behind_encoder(h, keys)
     return _with_scales(h, keys) if architecture.scales.from_file else h
@@ -444,20 +444,21 @@ def _activation(keys: Keys) -> Activation:
     return Activation(name)
 
 
-def _hyper(keys: Keys) -> dict[str, Any]:
+def _with_streams(h: Hparams, keys: Keys) -> Hparams:
+    """The model with its hyper-connections, where the architecture has them."""
     kind = TRAITS[keys.arch].residual
     if kind not in (Residual.HYPER, Residual.INDEPENDENT, Residual.GATED):
-        return {}
+        return h
     n, apart = keys.count("hyper_connection.count"), kind is Residual.INDEPENDENT
     iterations = keys.count("hyper_connection.sinkhorn_iterations") if kind is Residual.HYPER else 0
     for key, value in (("count", n), ("sinkhorn_iterations", iterations)):
         if value > MAX_STREAMS:
             raise keys.error(f"hyper_connection.{key}", f"is {value}; at most {MAX_STREAMS} are supported")
     if kind is Residual.GATED:
-        return {"n_hyper": n, "hyper_rank": keys.count("hyper_connection.low_rank")}
+        return replace(h, n_hyper=n, hyper_rank=keys.count("hyper_connection.low_rank"))
     eps = keys.at_least_0("hyper_connection.epsilon")
     magnitude = keys.positive("hyper_connection.magnitude", 0.0) if apart else 2.0
-    return {"n_hyper": n, "hyper_iterations": iterations, "hyper_eps": eps, "hyper_magnitude": magnitude}
+    return replace(h, n_hyper=n, hyper_iterations=iterations, hyper_eps=eps, hyper_magnitude=magnitude)
 
 
 def _situ(keys: Keys) -> tuple[float, float]:
