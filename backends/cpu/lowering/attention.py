@@ -14,7 +14,7 @@ from logitless.backends.cpu.kernels.matmul.layout import (
     gemm_tile,
 )
 from logitless.backends.cpu.lowering.elementwise import CHUNK
-from logitless.backends.cpu.lowering.registry import At, lower
+from logitless.backends.cpu.lowering.registry import At, lower, lower_plain
 from logitless.backends.cpu.threads.pool import Task, bits
 from logitless.backends.host import isa
 from logitless.graph.dtype import KV_TYPES
@@ -30,29 +30,12 @@ VARIANTS = {"biased_attention": ":bias", "sparse_latent_attention": ":mask"}  # 
 ATTENTION_BLOCK = 48  # kernels/attention/causal.py: BLOCK
 
 
-@lower("chunk_ends")
-def _(t: Tensor, at: At) -> list[Task]:
-    n = t.shape[1]
-    return [Task("chunk_ends", (at(t.src[0]), at(t), n, t.attrs["size"]), n, 4096)]
-
-
-@lower("chunk_starts")
-def _(t: Tensor, at: At) -> list[Task]:
-    return [Task("chunk_starts", (at(t.src[0]), at(t), t.attrs["length"], t.attrs["size"]), t.shape[0], 4096)]
-
-
-@lower("rope_angles")
-def _(t: Tensor, at: At) -> list[Task]:
-    pos, frequency = t.src
-    args = (at(pos), at(frequency), at(t), frequency.shape[0], bits(t.attrs["magnitude"]))
-    return [Task("rope_angles", args, pos.shape[0], 8)]
-
-
-@lower("mrope_angles")
-def _(t: Tensor, at: At) -> list[Task]:
-    pos, frequency, component = t.src
-    args = (at(pos), at(frequency), at(component), at(t), frequency.shape[0], pos.shape[1])
-    return [Task("mrope_angles", (*args, bits(t.attrs.get("magnitude", 1.0))), pos.shape[1], 8)]
+lower_plain(
+    chunk_ends=lambda T, size, **_: ((T, size), T, 4096),
+    chunk_starts=lambda T, length, size, **_: ((length, size), T, 4096),
+    rope_angles=lambda T, P, magnitude, **_: ((P, bits(magnitude)), T, 8),
+    mrope_angles=lambda T, P, magnitude, **_: ((P, T, bits(magnitude)), T, 8),
+)
 
 
 @lower("rope")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from logitless.backends.cpu.lowering.registry import At, lower, rewrite
+from logitless.backends.cpu.lowering.registry import At, Work, lower, lower_plain, rewrite
 from logitless.backends.cpu.threads.pool import Task, bits
 from logitless.graph import scalar
 from logitless.graph.op import OPS
@@ -31,6 +31,12 @@ def rows_of(t: Tensor) -> tuple[int, int, int]:
     for size in t.shape[:-1]:
         rows *= size
     return rows, n, max(1, CHUNK // max(n, 1))
+
+
+def by_rows(t: Tensor, *numbers: int, part: int = 4) -> Work:
+    """Work on the rows of a tensor, whose length comes before the numbers; chunks are a `part` of usual ones."""
+    rows, n, grain = rows_of(t)
+    return (n, *numbers), rows, max(1, grain // part)
 
 
 def flat(t: Tensor) -> tuple[int, int, int]:
@@ -97,16 +103,10 @@ def _(t: Tensor, at: At) -> list[Task]:
     return [Task("rms_norm", (at(x), at(w), at(t), n, bits(t.attrs["eps"])), rows, max(1, grain // 4))]
 
 
-@lower("layer_norm")
-def _(t: Tensor, at: At) -> list[Task]:
-    rows, n, grain = rows_of(t)
-    args = (*map(at, t.src), at(t), n, bits(t.attrs["eps"]))
-    return [Task("layer_norm", args, rows, max(1, grain // 4))]
-
-
-@lower("mean_rows")
-def _(t: Tensor, at: At) -> list[Task]:
-    return [Task("mean_rows", (*map(at, t.src), at(t), t.shape[1]), t.shape[0])]
+lower_plain(
+    layer_norm=lambda x, eps, **_: by_rows(x, bits(eps)),
+    mean_rows=lambda R, K, **_: ((K,), R, 1),
+)
 
 
 def grouped(x: Shape, y: Shape) -> list[tuple[bool, int]] | None:

@@ -6,7 +6,7 @@ from logitless.backends.cores import cores
 from logitless.backends.cpu.fusion.packing import packed, takes_bf16
 from logitless.backends.cpu.kernels.matmul.layout import LANES, LAYOUTS, expanded_tile, tiles
 from logitless.backends.cpu.lowering.linear import k_block_size
-from logitless.backends.cpu.lowering.registry import At, lower, rewrite
+from logitless.backends.cpu.lowering.registry import At, lower, lower_plain, rewrite
 from logitless.backends.cpu.threads.pool import Task
 from logitless.backends.host import isa
 from logitless.graph.dtype import DTYPES
@@ -35,43 +35,21 @@ def _whole_groups(w: Tensor, n: int) -> bool:
     return packed(w) and w.shape[0] // n % LANES == 0
 
 
-@lower("top_experts")
-def _(t: Tensor, at: At) -> list[Task]:
-    rows, size = t.src[0].shape
-    return [Task("top_experts", (at(t.src[0]), at(t), size, t.attrs["n"]), rows, 4)]
-
-
-def _at_ids(t: Tensor, at: At) -> list[Task]:
-    rows, size = t.src[0].shape
-    return [Task(t.op, (*map(at, t.src), at(t), size, t.shape[1]), rows, 32)]
-
-
-lower("expert_weights")(_at_ids)
-lower("expert_gather")(_at_ids)
-
-
-@lower("expert_scatter")
-def _(t: Tensor, at: At) -> list[Task]:
-    return [Task("expert_scatter", (*map(at, t.src), at(t), t.src[0].shape[1], t.shape[1]), t.shape[0], 32)]
+lower_plain(
+    top_experts=lambda T, E, n, **_: ((E, n), T, 4),
+    expert_weights=lambda T, E, k, **_: ((E, k), T, 32),
+    expert_gather=lambda T, E, k, **_: ((E, k), T, 32),
+    expert_scatter=lambda T, k, n, **_: ((k, n), T, 32),
+    expert_rows=lambda T, K, R, **_: ((K, R // T), R, max(1, 8192 // K)),
+    expert_products=lambda R, M, K, n, **_: ((R, M, K, -(-M // 16)), n * -(-M // 16), max(1, 1024 // K)),
+    expert_sum=lambda R, N, T, k, **_: ((R, k, N), T, max(1, 8192 // (N * k))),
+)
 
 
 @lower("expert_order")
 def _(t: Tensor, at: At) -> list[Task]:
     args = (at(t.src[0]), at(t), t.shape[1], t.attrs["n"])
     return [Task("expert_order", args, 1, 1, 4 * (t.attrs["n"] + 1))]
-
-
-@lower("expert_rows")
-def _(t: Tensor, at: At) -> list[Task]:
-    rows, k = t.shape
-    return [Task("expert_rows", (*map(at, t.src), at(t), k, rows // t.src[0].shape[0]), rows, max(1, 8192 // k))]
-
-
-@lower("expert_sum")
-def _(t: Tensor, at: At) -> list[Task]:
-    y, weights, _ = t.src
-    args = (*map(at, t.src), at(t), y.shape[0], weights.shape[1], t.shape[1])
-    return [Task("expert_sum", args, t.shape[0], max(1, 8192 // (t.shape[1] * weights.shape[1])))]
 
 
 def _rows_per_token(t: Tensor) -> int:
@@ -136,12 +114,3 @@ def _of_rows(kernel: str, t: Tensor, at: At, n: int) -> list[Task]:
     x, w, order = t.src
     rows, k = t.shape[0], w.shape[1]
     return [Task(kernel, (at(x), at(w), at(t), at(order), rows, n, k), rows, max(1, 65536 // (n * k)))]
-
-
-@lower("expert_products")
-def _(t: Tensor, at: At) -> list[Task]:
-    a, b, order = t.src
-    (rows, m), k = a.shape, b.shape[1]
-    blocks = -(-m // 16)
-    args = (at(a), at(b), at(order), at(t), rows, m, k, blocks)
-    return [Task("expert_products", args, t.shape[0] // m * blocks, max(1, 1024 // k))]

@@ -25,7 +25,7 @@ from logitless.backends.cpu.kernels.matmul.layout import (
 )
 from logitless.backends.cpu.lowering.elementwise import rows_of
 from logitless.backends.cpu.lowering.gemm import bf16_gemm, tiled_linear
-from logitless.backends.cpu.lowering.registry import At, lower, rewrite
+from logitless.backends.cpu.lowering.registry import At, lower, lower_plain, rewrite
 from logitless.backends.cpu.threads.pool import Task, bits
 from logitless.backends.host import cache_nbytes, isa
 from logitless.graph.dtype import DTYPES
@@ -99,10 +99,11 @@ def _(t: Tensor, at: At) -> list[Task]:
     return [Task(kernel, args, units, 2 if m < MANY_ROWS else 16, scratch=4 * GLU_CHUNK)]
 
 
-@lower("pack_act")
-def _(t: Tensor, at: At) -> list[Task]:
-    m, k = t.shape
-    return [Task("pack_act", (at(t.src[0]), at(t), m, k), -(-k // K_CHUNK), max(1, 256 // m))]
+lower_plain(
+    pack_act=lambda T, K, **_: ((T, K), -(-K // K_CHUNK), max(1, 256 // T)),
+    token_columns=lambda T, n, **_: ((n,), T, 4096),
+    ngram_rows=lambda T, M, R, stop, **_: ((M, R // 2 - M - 1, stop), T, 256),
+)
 
 
 @lower("round_act")
@@ -240,14 +241,3 @@ def _(t: Tensor, at: At) -> list[Task]:
         args = (at(table), at(ids), at(t), k, LAYOUTS[table.dtype].group_nbytes(k))
         return [Task(f"get_rows:{table.dtype}", args, t.shape[0], 1)]
     return [Task("get_rows:rows", (at(table), at(ids), at(t), k, 0), t.shape[0], rows_of(t)[2])]
-
-
-@lower("token_columns")
-def _(t: Tensor, at: At) -> list[Task]:
-    return [Task("token_columns", (at(t.src[0]), at(t), t.attrs["n"]), t.shape[0], 4096)]
-
-
-@lower("ngram_rows")
-def _(t: Tensor, at: At) -> list[Task]:
-    n, n_before = t.src[1].shape
-    return [Task("ngram_rows", (*map(at, t.src), at(t), n_before, t.shape[0] // n, t.attrs["stop"]), n, 256)]

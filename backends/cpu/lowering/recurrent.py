@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logitless.backends.cpu.lowering.registry import At, lower
+from logitless.backends.cpu.lowering.registry import At, lower, lower_plain
 from logitless.backends.cpu.threads.pool import Task, bits
 from logitless.graph.tensor import Tensor
 
@@ -11,9 +11,7 @@ COLUMNS, WIDTH, UNROLL, SAVED = 64, 32, 4, 16
 RULES = {(False, False): "sum", (True, False): "delta", (False, True): "bonus", (True, True): "keys"}
 
 
-@lower("text_begins")
-def _(t: Tensor, at: At) -> list[Task]:
-    return [Task("text_begins", (at(t.src[0]), at(t), t.attrs["length"]), t.shape[0], 4096)]
+lower_plain(text_begins=lambda T, length, **_: ((length,), T, 4096))
 
 
 def _sources(t: Tensor, n: int, at: At) -> list[int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from logitless.backends.cpu.fusion.packing import packed, unpack_task
 from logitless.backends.cpu.lowering.elementwise import rows_of
-from logitless.backends.cpu.lowering.registry import At, lower
+from logitless.backends.cpu.lowering.registry import At, Work, lower, lower_plain
 from logitless.backends.cpu.threads.pool import Task, bits
 from logitless.graph.tensor import Shape, Tensor
 
@@ -85,17 +86,18 @@ def _(t: Tensor, at: At) -> list[Task] | None:
     return tasks
 
 
-@lower("causal_mask")
-def _(t: Tensor, at: At) -> list[Task]:
-    rows, n, grain = rows_of(t)
-    args = (at(t.src[0]), at(t), t.shape[-2], n, t.attrs.get("past", 0), bits(t.attrs["fill"]))
-    return [Task("causal_mask", args, rows, grain)]
+def _masked(x: Tensor, past: int, fill: float, **_: Any) -> Work:
+    rows, n, grain = rows_of(x)
+    return (x.shape[-2], n, past, bits(fill)), rows, grain
 
 
-@lower("diag")
-def _(t: Tensor, at: At) -> list[Task]:
-    n = t.shape[0]
-    return [Task("diag", (at(t.src[0]), at(t), n), n, max(1, CHUNK // n))]
+lower_plain(
+    causal_mask=_masked,
+    diag=lambda n, **_: ((n,), n, max(1, CHUNK // n)),
+    argmax=lambda x, R, K, **_: ((K,), R, rows_of(x)[2]),
+    max_pool=lambda N, H, W, C, size, **_: ((H, W, C, size), N * (H // size), 4),
+    max_pool_back=lambda N, H, W, C, size, **_: ((H, W, C, size), N, 1),
+)
 
 
 @lower("diagonal")
@@ -128,12 +130,6 @@ def _(t: Tensor, at: At) -> list[Task] | None:
     return [Task("copy", (at(cache), at(t), math.prod(t.shape)), _chunks(t), 8), clear]
 
 
-@lower("argmax")
-def _(t: Tensor, at: At) -> list[Task]:
-    rows, n, grain = rows_of(t.src[0])
-    return [Task("argmax", (at(t.src[0]), at(t), n), rows, grain)]
-
-
 def _patches(t: Tensor, image: Shape, units: int, at: At) -> list[Task]:
     _, h, w, c = image
     (kh, kw), stride, padding = t.attrs["size"], t.attrs.get("stride", 1), t.attrs.get("padding", 0)
@@ -150,14 +146,3 @@ def _(t: Tensor, at: At) -> list[Task]:
 @lower("patches_back")
 def _(t: Tensor, at: At) -> list[Task]:
     return _patches(t, t.shape, t.shape[0] * t.shape[1], at)
-
-
-@lower("max_pool")
-def _(t: Tensor, at: At) -> list[Task]:
-    args = (at(t.src[0]), at(t), *t.src[0].shape[1:], t.attrs["size"])
-    return [Task("max_pool", args, t.shape[0] * t.shape[1], 4)]
-
-
-@lower("max_pool_back")
-def _(t: Tensor, at: At) -> list[Task]:
-    return [Task("max_pool_back", (*map(at, t.src), at(t), *t.shape[1:], t.attrs["size"]), t.shape[0])]
