@@ -29,6 +29,7 @@ log = logging.getLogger("logitless.devices")
 MAX_SECONDS = 2.0
 MAX_TRIES = 3  # of a case that lack of memory or a busy driver prevents
 Failures = dict[str, str]  # op → reason
+Part = tuple[str, tuple[str, ...], int]  # a kind of node, and a variant of its kernels
 
 
 class SelfTest:
@@ -36,8 +37,10 @@ class SelfTest:
 
     Ops that fail are refused by the device from then on."""
 
-    def __init__(self, backend: Backend, kinds: Iterable[Kind]) -> None:
-        """Take over the cached results; their failures count at once."""
+    def __init__(self, backend: Backend, kinds: Iterable[Kind], *, in_use: bool = False) -> None:
+        """Take over the cached results; their failures count at once.
+
+        `in_use`: variants of kernels after the first are not tested before `use`."""
         register_all()
         self.backend = backend
         self.failures: Failures = {}
@@ -45,19 +48,29 @@ class SelfTest:
         results = self._cached()
         self._new: dict[str, str] = {}  # results by label of a kind, "": right
         self._tries = 0
-        self._waiting: deque[tuple[Kind, Iterator[Problem], Problem | None]] = deque()
-        for kind in dict.fromkeys(kinds):
-            reason = results.get(_label(kind))
+        self._waiting: deque[tuple[Part, Iterator[Problem], Problem | None]] = deque()
+        self.unused: set[Part] = set()
+        for part in (part for kind in dict.fromkeys(kinds) for part in _parts(kind)):
+            reason = results.get(_label(part))
             if reason:
-                self.failures[kind[0]] = reason
+                self.failures[part[0]] = reason
+            elif reason is None and in_use and part[2]:
+                self.unused.add(part)
             elif reason is None:
-                self._waiting.append((kind, _cases(kind), None))
+                self._waiting.append((part, _cases(part), None))
         backend.refuse(self.failures)
+
+    def use(self, variant: int) -> bool:
+        """Test this variant of kernels from now on, and first. False: it was tested, or will be."""
+        parts = [part for part in self.unused if part[2] == variant]
+        self.unused.difference_update(parts)
+        self._waiting.extendleft((part, _cases(part), None) for part in parts)
+        return bool(parts)
 
     @property
     def untested(self) -> list[str]:
         """The ops with cases that have not run."""
-        return sorted({kind[0] for kind, _, _ in self._waiting})
+        return sorted({part[0] for part, _, _ in self._waiting})
 
     def run(self, seconds: float) -> bool:
         """Test for so long, at least one case; True: all are done. Raises DeviceLost."""
@@ -72,42 +85,42 @@ class SelfTest:
         return not self._waiting
 
     def _test_one(self) -> None:
-        kind, cases, problem = self._waiting.popleft()
+        part, cases, problem = self._waiting.popleft()
         problem = problem or next(cases, None)
-        if kind[0] in self.failures:
+        if part[0] in self.failures:
             return
         if problem is None:
-            self._new[_label(kind)] = ""
+            self._new[_label(part)] = ""
             return
         try:
             outcome = run(problem, [self.backend])
         except DeviceLost:
             raise
         except KernelRefused as error:
-            self._fail(kind, f"{problem.label}: {error}", lasts=True)
+            self._fail(part, f"{problem.label}: {error}", lasts=True)
         except (MemoryError, OSError) as error:
             self._tries += 1
             if self._tries < MAX_TRIES:
-                self._waiting.append((kind, cases, problem))
+                self._waiting.append((part, cases, problem))
             else:
-                log.warning("%s: %s is not tested: %s", self.backend.name, kind[0], " ".join(str(error).split()))
+                log.warning("%s: %s is not tested: %s", self.backend.name, part[0], " ".join(str(error).split()))
                 self._tries = 0
         except Exception as error:
-            self._fail(kind, f"{problem.label}: {type(error).__name__}: {error}", lasts=False)
+            self._fail(part, f"{problem.label}: {type(error).__name__}: {error}", lasts=False)
         else:
             self._tries = 0
             if outcome.status in (OK, UNSUPPORTED):
-                self._waiting.append((kind, cases, None))
+                self._waiting.append((part, cases, None))
             else:
-                self._fail(kind, f"{outcome.case}: {outcome.detail or outcome.status}", lasts=True)
+                self._fail(part, f"{outcome.case}: {outcome.detail or outcome.status}", lasts=True)
 
-    def _fail(self, kind: Kind, reason: str, *, lasts: bool) -> None:
+    def _fail(self, part: Part, reason: str, *, lasts: bool) -> None:
         """`lasts`: the next start need not try again."""
         reason = " ".join(reason.split())
-        self.failures[kind[0]] = reason
-        self.backend.refuse([kind[0]])
+        self.failures[part[0]] = reason
+        self.backend.refuse([part[0]])
         if lasts:
-            self._new[_label(kind)] = reason
+            self._new[_label(part)] = reason
 
     def _cached(self) -> dict[str, str]:
         content = disk_cache.read(self._path) if self.backend.identity else b""
@@ -132,7 +145,7 @@ def self_test_kinds(backend: Backend, kinds: Iterable[Kind], seconds: float = MA
 
 def self_test_session(session: Session, fetches: Sequence[Tensor]) -> tuple[Failures, list[SelfTest]]:
     """Self-test every device but the last, which is complete, and log ops that fail: failures, and the
-    tests that had no time to end.
+    tests that had no time to end, or have variants of kernels that nobody uses yet.
 
     Tested are the ops of the graph as it stands, and those that devices replace them by."""
     nodes = [*toposort(fetches), *session.place(fetches).order]
@@ -142,8 +155,9 @@ def self_test_session(session: Session, fetches: Sequence[Tensor]) -> tuple[Fail
         failed, test = _test_nodes(backend, nodes, MAX_SECONDS)
         log_failures(backend, failed)
         failures |= failed
-        if test is not None and test.untested:
+        if test is not None and (test.untested or test.unused):
             unfinished.append(test)
+        if test is not None and test.untested:
             log.info("%s: not tested yet: %s", backend.name, ", ".join(test.untested))
     return failures, unfinished
 
@@ -159,13 +173,15 @@ def _test_nodes(backend: Backend, nodes: Iterable[Tensor], seconds: float) -> tu
     failures = backend.self_test(sorted(set(map(_kind, computed))))
     if failures is not None:
         return failures, None
-    return _test_kinds(backend, [_kind(t) for t in computed if backend.supports(t)], seconds)
+    return _test_kinds(backend, [_kind(t) for t in computed if backend.supports(t)], seconds, in_use=True)
 
 
-def _test_kinds(backend: Backend, kinds: Iterable[Kind], seconds: float) -> tuple[Failures, SelfTest | None]:
+def _test_kinds(
+    backend: Backend, kinds: Iterable[Kind], seconds: float, *, in_use: bool = False
+) -> tuple[Failures, SelfTest | None]:
     if not backend.self_tested:
         return {}, None
-    test = SelfTest(backend, kinds)
+    test = SelfTest(backend, kinds, in_use=in_use)
     if seconds > 0:
         test.run(seconds)
     return test.failures, test
@@ -175,8 +191,13 @@ def _kind(t: Tensor) -> Kind:
     return t.op, tuple(s.dtype for s in t.src)
 
 
-def _label(kind: Kind) -> str:
-    return " ".join((kind[0], *kind[1]))
+def _parts(kind: Kind) -> list[Part]:
+    variants = OPS[kind[0]].variants if kind[0] in OPS else None
+    return [(*kind, i) for i in range(variants.n if variants is not None else 1)]
+
+
+def _label(part: Part) -> str:
+    return " ".join((part[0], *part[1], *([f"variant {part[2]}"] if part[2] else [])))
 
 
 def _digest(backend: Backend) -> str:
@@ -186,11 +207,14 @@ def _digest(backend: Backend) -> str:
     return digest.hexdigest()[:24]
 
 
-def _cases(kind: Kind) -> Iterator[Problem]:
-    """The registry's cases of a kind: none for types that no case has."""
-    op, dtypes = kind
+def _cases(part: Part) -> Iterator[Problem]:
+    """The registry's cases of a part: none for types that no case has."""
+    op, dtypes, variant = part
+    variants = OPS[op].variants
     if not OPS[op].cases:
         return
     for problem in problems(op):
-        if tuple(s.dtype for s in problem.roots[0].src) == dtypes:
+        src = problem.roots[0].src
+        needs = 0 if variants is None else variants.number(problem.feeds[src[variants.source].name])
+        if tuple(s.dtype for s in src) == dtypes and needs == variant:
             yield problem

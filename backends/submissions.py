@@ -212,7 +212,7 @@ class Submissions:
 
     def __init__(self, launches: Sequence[Launch], rates: Rates) -> None:
         self.launches, self._rates = list(launches), rates
-        self._compiles = rates.compiles_late
+        self.expect_compilation()
         self.work = (
             SubmittedWork(*map(sum, zip(*(launch.work for launch in launches), strict=True)))
             if launches
@@ -224,6 +224,10 @@ class Submissions:
         self.groups = cut([part for launch in self.launches for part in launch.parts(MAX_SECONDS)], anywhere=True)
         durations = [sum(launch.seconds for launch in group) for group in self.groups]
         self._expected, self._longest = sum(durations), max(durations, default=0.0)
+
+    def expect_compilation(self) -> None:
+        """The next run may compile a kernel."""
+        self._compiles = self._rates.compiles_late
 
     def measured(self, seconds: float) -> bool:
         """Note the duration of a run. True if `groups` have changed."""

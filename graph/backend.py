@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -40,10 +40,13 @@ class Buffer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The location of a tensor's bytes: a buffer and an offset in bytes."""
+    """The location of a tensor's bytes: a buffer and an offset in bytes.
+
+    `host`: the bytes themselves, where the host writes them before a run."""
 
     buffer: Any
     offset: int = 0
+    host: Bytes | None = field(default=None, compare=False)
 
 
 class Program(Protocol):

@@ -17,7 +17,7 @@ import inspect
 import re
 from collections.abc import Callable
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,16 @@ class Variable:
         self.array, self.dtype = array, dtype
 
 
+class Variants(NamedTuple):
+    """Variants of an op's kernels, each of which does what those before it do, and more.
+
+    A device may compile each at its first use."""
+
+    n: int
+    source: int  # its values tell which one a run needs
+    number: Callable[[np.ndarray[Any, Any]], int]
+
+
 class Op:
     """A declared op. Calling it with tensors builds a node; ValueError names what does not fit."""
 
@@ -61,6 +71,7 @@ class Op:
         self.cases: list[Callable[[np.random.Generator], Case]] = []
         # sources whose memory the result may take over, element by element
         self.inplace: tuple[int, ...] = ()
+        self.variants: Variants | None = None
         # a backend's largest error against the float64 reference, relative to the largest magnitude
         self.tolerance = 1e-5
         # used instead, if larger, where a source is of a block type

@@ -32,6 +32,8 @@ kernel may choose among buffers (`Arg.of`, `CHOOSE(i)`), so that one launch has 
 * `dispatches(t, shape)` (device.py) returns the launches of a node: `Dispatch(kernel, defines,
   buffers, words, groups, scratch)`. They run in order; each sees what those before it wrote
   (`Kernel.args` says which buffers are written).
+* A dispatch with a `choice` has variants of its kernel, of which `choice.of_run` tells the one of
+  each run. A variant is compiled, and its launch recorded or bound, at its first use.
 * A buffer of a dispatch is `(tensor, byte offset)`. Tensor None is the scratch: memory of the
   runtime, at least `Dispatch.scratch` bytes, shared by all dispatches. Offsets are multiples of the
   element's size and of nothing more.

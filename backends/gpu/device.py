@@ -123,6 +123,7 @@ class GPUBackend(Backend):
     def __init__(self) -> None:
         self.rates = Rates()
         self.refused: set[str] = set()  # ops that a self-test found wrong
+        self.variant = 0  # that the last run with a choice took (lowering.py): the next program is made for it
 
     def supports(self, t: Tensor) -> bool:
         return t.op not in self.refused and supports(t, self.shape, self.name)

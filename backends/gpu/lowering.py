@@ -11,9 +11,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from logitless.backends.gpu.language.dialect import KERNELS, LANES, Defines, Shape
-from logitless.graph.backend import Rewrite, Rules
+from logitless.graph.backend import Bytes, Rewrite, Rules
+from logitless.graph.dtype import DTYPES
 from logitless.graph.tensor import Tensor
 
 At = tuple[Tensor | None, int]  # a tensor's place, moved by so many bytes; None: the scratch
@@ -26,6 +31,23 @@ CHUNK = 4096  # elements that are worth a group
 
 
 @dataclass(frozen=True)
+class Choice:
+    """Variants of an op's kernel (graph/op.py), of which each run takes one: all give the same bits.
+
+    `number` tells which by the values of the tensor `by`, where the host writes them; else the last runs."""
+
+    variants: tuple[Defines, ...]
+    by: Tensor
+    number: Callable[[npt.NDArray[Any]], int]
+
+    def of_run(self, host: Bytes | None) -> Callable[[], int]:
+        """The number of the variant that a run takes. `host`: the bytes of `by`. It keeps no tensor."""
+        number, last = self.number, len(self.variants) - 1
+        values = None if host is None else host.view(DTYPES[self.by.dtype].numpy or np.uint8)
+        return lambda: last if values is None else number(values)
+
+
+@dataclass(frozen=True)
 class Dispatch:
     """A launch. `words` are the kernel's parameters as raw 32 bits, `scratch` the bytes of it that are used."""
 
@@ -35,6 +57,7 @@ class Dispatch:
     words: tuple[int, ...]
     groups: tuple[int, int, int]
     scratch: int = 0
+    choice: Choice | None = None  # `defines` are those of the last variant
 
 
 def bits(value: float) -> int:

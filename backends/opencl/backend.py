@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ import numpy as np
 
 from logitless.backends.errors import DeviceLost, KernelRefused
 from logitless.backends.gpu import device as kernels
-from logitless.backends.gpu.language.dialect import CPU, KERNELS, Shape
+from logitless.backends.gpu.language.dialect import CPU, KERNELS, Defines, Shape
 from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.host_memory import STATES_SLAB, Slabs
 from logitless.backends.opencl.devices import OpenCLDeviceInfo, device_named
@@ -143,9 +144,31 @@ class OpenCLBackend(kernels.GPUBackend):
                 memories.append(at.buffer)
                 arguments += struct.pack("@P", at.buffer.buffer.int_ptr), struct.pack("@Q", at.offset + offset)
             arguments += (struct.pack("@I", word) for word in d.words)
-            program, threads = self.programs.program(d.kernel, d.defines), KERNELS[d.kernel].threads(d.defines)
-            contents.append(_Content(bound.bind(program, d.kernel, arguments, d.groups, threads), bound, memories))
+            bind = functools.partial(self._row, bound, d.kernel, d.groups, arguments)
+            if d.choice is None:
+                contents.append(_Content(bind(d.defines), bound, memories))
+            else:
+                number = d.choice.of_run(locate(d.choice.by).host)
+                variants = [functools.partial(bind, defines) for defines in d.choice.variants]
+                contents.append(_Content((), bound, memories, number, variants))
         return prepared(dispatches, contents, self.rates)
+
+    def _row(
+        self, bound: Kernels, kernel: str, groups: Sequence[int], arguments: Sequence[bytes], defines: Defines
+    ) -> Row:
+        """A launch with bound arguments of a variant of a kernel, which is compiled at its first use."""
+        program, threads = self.programs.program(kernel, defines), KERNELS[kernel].threads(defines)
+        return bound.bind(program, kernel, arguments, groups, threads)
+
+    def table(self, launches: Sequence[Launch], variant: int) -> Table:
+        """A submission of launches; those that have variants are of this one."""
+        from logitless.backends.opencl.native_launch import table
+
+        contents: list[_Content] = [launch.content for launch in launches]
+        try:
+            return table([c.variants[variant]() if c.variants else c.row for c in contents])
+        except self._cl.Error as error:
+            raise self._translated(error) from error
 
     def scratch(self, nbytes: int) -> OpenCLMemory:
         """Scratch memory that every program may use while it runs."""
@@ -196,6 +219,8 @@ class _Content:
     row: Row
     kernels: Kernels
     memories: Sequence[OpenCLMemory]
+    number: Callable[[], int] | None = None  # of the variant of a run
+    variants: Sequence[Callable[[], Row]] = ()  # instead of `row`
 
     def part(self, first: int, count: int) -> _Content:
         from logitless.backends.opencl.native_launch import part
@@ -204,29 +229,40 @@ class _Content:
 
 
 class OpenCLProgram:
-    """Kernels with bound arguments."""
+    """Kernels with bound arguments. Launches that have variants are bound anew for each, at its first use."""
 
     def __init__(self, backend: OpenCLBackend, launches: Sequence[Launch]) -> None:
         self._backend = backend
         self._submissions = Submissions(launches, backend.rates)
-        self._tables: list[Table] = []  # of each submission
+        self._number = next((c.number for c in (launch.content for launch in launches) if c.number is not None), None)
+        self._tables: dict[int, list[Table]] = {}  # of each submission, by the variant
+        self._bind(backend.variant if self._number is not None else 0)
 
     @property
     def launches(self) -> Sequence[Launch]:
         return self._submissions.launches
 
-    def run(self) -> None:
-        from logitless.backends.opencl.native_launch import table
+    def _bind(self, variant: int) -> list[Table]:
+        tables = [self._backend.table(group, variant) for group in self._submissions.groups]
+        self._tables[variant] = tables
+        return tables
 
-        if not self._tables:
-            self._tables = [table([launch.content.row for launch in g]) for g in self._submissions.groups]
+    def run(self) -> None:
+        variant = 0
+        if self._number is not None:
+            self._backend.variant = variant = self._number()
+        tables = self._tables.get(variant)
+        if tables is None:  # a new variant, or the durations have changed
+            if self._tables:
+                self._submissions.expect_compilation()
+            tables = self._bind(variant)
         self._backend.stopwatch.start(self)
-        for launches in self._tables:
+        for launches in tables:
             self._backend.queue(launches)
 
     def ended(self, seconds: float) -> None:
         if self._submissions.measured(seconds):
-            self._tables = []
+            self._tables = {}
 
 
 OpenCLBackend.program = OpenCLProgram

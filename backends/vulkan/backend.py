@@ -10,13 +10,13 @@ import numpy as np
 
 from logitless.backends.errors import DeviceError
 from logitless.backends.gpu import device as shared
-from logitless.backends.gpu.language.dialect import KERNELS
+from logitless.backends.gpu.language.dialect import KERNELS, Defines, Kernel
 from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.submissions import Launch, Submissions, prepared
 from logitless.backends.vulkan import autotune
 from logitless.backends.vulkan.device import Device, VulkanMemory
 from logitless.backends.vulkan.instance import all_devices, free_bytes
-from logitless.backends.vulkan.pipelines import Pipeline, Pipelines
+from logitless.backends.vulkan.pipelines import Pipelines
 from logitless.backends.vulkan.record import Range, Recording
 from logitless.graph.backend import Bytes, Location
 from logitless.graph.tensor import Tensor
@@ -160,7 +160,9 @@ class VulkanBackend(shared.GPUBackend):
 class _Content:
     """A launch's commands, and the objects that they refer to."""
 
-    pipeline: Pipeline
+    kernel: Kernel
+    variants: Sequence[Defines]  # of which `number` tells that of a run; one without it
+    number: Callable[[], int] | None
     push: bytes
     groups: Sequence[int]
     reads: Sequence[Range]
@@ -211,8 +213,10 @@ class _Binder:
                 if arg.access != "r":
                     writes.append(span)
         push = struct.pack(f"<{len(addresses)}Q{len(d.words)}I", *addresses, *d.words)
-        pipeline = self._backend.pipelines.get(KERNELS[d.kernel], d.defines)
-        return _Content(pipeline, push, d.groups, reads, writes, memories)
+        choice = d.choice
+        variants: Sequence[Defines] = (d.defines,) if choice is None else choice.variants
+        number = None if choice is None else choice.of_run(self._place(choice.by).host)
+        return _Content(KERNELS[d.kernel], variants, number, push, d.groups, reads, writes, memories)
 
     def _where(self, t: Tensor, at: Location) -> tuple[Location, Range | None]:
         start = at.buffer.address + at.offset
@@ -221,39 +225,59 @@ class _Binder:
 
 
 class VulkanProgram:
-    """Recorded launches. `run` submits them; readers of their results wait for the device."""
+    """Recorded launches. `run` submits them; readers of their results wait for the device.
+
+    A recording with a launch that has variants is made again for each of them, at its first use."""
 
     def __init__(self, backend: VulkanBackend, launches: Sequence[Launch]) -> None:
-        self._device = backend.device
+        self._backend, self._device = backend, backend.device
         self._submissions = Submissions(launches, backend.rates)
-        self.recordings = list(map(self._recorded, self._submissions.groups))
+        self._number = next((c.number for c in (launch.content for launch in launches) if c.number is not None), None)
+        self._recordings: dict[int, list[Recording]] = {}  # by the variant
+        self._record(backend.variant if self._number is not None else 0)
 
     @property
     def launches(self) -> Sequence[Launch]:
         return self._submissions.launches
 
-    def _recorded(self, launches: Sequence[Launch]) -> Recording:
-        recording = Recording(self._device)
+    def _record(self, variant: int) -> list[Recording]:
+        others = next(iter(self._recordings.values()), ())
+        self._recordings[variant] = recordings = []
+        for i, group in enumerate(self._submissions.groups):
+            varies = any(launch.content.number is not None for launch in group)
+            recordings.append(self._recorded(group, variant) if varies or not others else others[i])
+        return recordings
+
+    def _recorded(self, launches: Sequence[Launch], variant: int) -> Recording:
+        recording, pipelines = Recording(self._device), self._backend.pipelines
         recording.begin()
         for launch in launches:
             c: _Content = launch.content
-            recording.dispatch(c.pipeline, c.push, c.groups, c.reads, c.writes, c.base)
+            pipeline = pipelines.get(c.kernel, c.variants[variant if c.number is not None else 0])
+            recording.dispatch(pipeline, c.push, c.groups, c.reads, c.writes, c.base)
         recording.finish()
         return recording
 
     def run(self) -> None:
         if not self.launches:
             return
-        if not self.recordings:  # the durations have changed
-            self.recordings = list(map(self._recorded, self._submissions.groups))
+        variant = 0
+        if self._number is not None:
+            self._backend.variant = variant = self._number()
+        recordings = self._recordings.get(variant)
+        if recordings is None:  # a new variant, or the durations have changed
+            if self._recordings:
+                self._submissions.expect_compilation()
+            recordings = self._record(variant)
+            self._backend.pipelines.save()
         self._device.idle()
         self._device.stopwatch.start(self)
-        for i, recording in enumerate(self.recordings):
+        for i, recording in enumerate(recordings):
             recording.submit(follows=i > 0)
 
     def ended(self, seconds: float) -> None:
         if self._submissions.measured(seconds):
-            self.recordings = []
+            self._recordings = {}
 
 
 VulkanBackend.program = VulkanProgram

@@ -139,7 +139,7 @@ class ModelRunner:
         sizes = options.n_ubatch, options.n_slots, N_EXAMPLES if options.learns else 0
         self.hidden = HiddenRows(*sizes, **rows) if options.n_draft_tokens else None
         self.draft_head = HeadValues(h, self.gguf) if options.learns else None
-        self._self_tests: list[SelfTest] = []  # that had no time to end
+        self._self_tests: list[SelfTest] = []  # that had no time to end, or have variants that nobody has used
         self._distrusted: dict[str, Failures] = {}  # by device: failures that were found later
         self.rerouted: dict[str, str] = {}  # op that failed a device's self-test and runs elsewhere → reason
         has = usable(options.host_bytes, options.placement.spare[-1:], 0) if options.host_bytes else None
@@ -327,9 +327,10 @@ class ModelRunner:
         plan reports them. `request_waits()` is True if a request waits by now. Raises DeviceFailed
         where an op failed its self-test only now: the model is loaded again without it, and the content
         of all KV blocks is gone."""
-        if self._self_tests:
-            self._go_on_testing()
-            return True
+        for test in self._self_tests:
+            if test.untested:
+                self._go_on_testing(test)
+                return True
         if not self.options.warmup:
             return False
         for blocks in self._blocks:
@@ -417,17 +418,16 @@ class ModelRunner:
         self.devices = ("cpu",)
         self.wake()
 
-    def _go_on_testing(self) -> None:
+    def _go_on_testing(self, test: SelfTest) -> None:
         """Run one more case of a self-test that had no time to end. Raises DeviceFailed where it failed."""
         from logitless.backends import self_test
 
-        test, before = self._self_tests[0], set(self._self_tests[0].failures)
+        before = set(test.failures)
         try:
-            ended = test.run(0.0)
+            test.run(0.0)
         except (MemoryError, OSError) as error:
             raise self._failure(error) from error
-        if ended:
-            self._self_tests.pop(0)
+        self._self_tests = [t for t in self._self_tests if t.untested or t.unused]
         new_failures = {op: reason for op, reason in test.failures.items() if op not in before}
         if not new_failures:
             return
@@ -439,6 +439,12 @@ class ModelRunner:
         except (DeviceError, DeviceLost, MemoryError) as error:
             self._fall_back(error)
         raise DeviceFailed(f"{test.backend.name} failed the self-test of {', '.join(new_failures)}")
+
+    def _test_first_use(self, chains: npt.NDArray[np.int32]) -> None:
+        """Test the variant of kernels that these sampler chains need, where it is new. Raises DeviceFailed."""
+        variant = samplers.variant_of(chains)
+        for test in [test for test in self._self_tests if test.use(variant)]:
+            self._go_on_testing(test)
 
     def _place(self) -> None:
         """Assign layers to devices, once for a session."""
@@ -712,6 +718,8 @@ class ModelRunner:
         plan = self.session.cached_plan(shape, lambda: self.build(shape))
         feeds = self.feeds_of(plan)
         feeds.write(batch)
+        if self._self_tests and shape.n_out:
+            self._test_first_use(plan.input_buffers["sample.chain"])
         if feeds.row_scales is not None:
             mixes = [batch.mixes.get(slot, ()) for slot in batch.slot]
             feeds.row_scales[:] = self.adapters.row_scales(mixes, shape.n_tokens)

@@ -251,5 +251,5 @@ class SamplingFeeds:
 
     def _nothing(self, first: int, stop: int) -> None:
         """Make rows sample nothing."""
-        self._chain[first:stop, 0] = s.END
+        self._chain[first:stop] = s.END  # all of it: a code that is left would choose a larger variant of kernels
         self._written[first:stop] = [None] * (stop - first)

@@ -114,7 +114,8 @@ class _Locator:
             if leaf.op == "feed":
                 if self.feeds.setdefault(leaf.name, leaf) is not leaf:
                     raise ValueError(f"two feeds are named {leaf.name!r}")
-                self.of_feeds.setdefault(leaf.name, {})[b] = Location(inputs[b][0].buffer, offset)
+                host = inputs[b][1][offset : offset + leaf.nbytes]
+                self.of_feeds.setdefault(leaf.name, {})[b] = Location(inputs[b][0].buffer, offset, host)
             elif leaf.op == "const":
                 value = np.array([leaf.attrs["value"]], DTYPES[leaf.dtype].numpy)
                 self._constants[leaf, b] = Location(inputs[b][0].buffer, offset)

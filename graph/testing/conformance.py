@@ -304,5 +304,5 @@ class Guarded(Backend):
 
 def _inside(location: Location) -> Location:
     if isinstance(location.buffer, GuardedBuffer):
-        return Location(location.buffer.inner, location.offset + GUARD)
+        return Location(location.buffer.inner, location.offset + GUARD, location.host)
     return location

@@ -84,6 +84,48 @@ def test_sampling_kernels_of_gpus_match_the_reference(op: str, gpu: Backend) -> 
     assert [o for o in outcomes if o.status != OK] == []
 
 
+def arrays_of(r: np.random.Generator, variants: list[int]) -> list[np.ndarray]:
+    """Rows, each of a sequence of its own, whose chains need these variants of the kernel; some have masks."""
+    arrays = with_masks(r, rows_of(r, len(variants), 700))
+    arrays[9][:] = np.arange(len(variants))
+    for row, variant in zip(arrays[3], variants, strict=True):
+        codes = [code for code in range(1, 10) if s.variant_of(np.array(code)) <= variant]
+        n = int(r.integers(0, 8))
+        row[:] = s.END
+        row[:n] = r.choice(codes, n)
+        row[n] = (s.GREEDY, s.DIST, r.choice([s.MIROSTAT_1, s.MIROSTAT_2, s.ADAPTIVE]))[variant]
+        assert s.variant_of(row) == variant
+    return arrays
+
+
+def only(arrays: list[np.ndarray], rows: list[int]) -> list[np.ndarray]:
+    """Some of the rows, with their draws and entries."""
+    logits, state, params, chain, draws, ptr, *lists, slot, mask, mask_row = arrays
+    entries = np.concatenate([np.arange(ptr[r], ptr[r + 1]) for r in rows] + [[0]])  # the last one is unused
+    ends = np.cumsum([0, *(ptr[r + 1] - ptr[r] for r in rows)], dtype=np.int32)
+    draws = draws.reshape(-1, 2, 4)[rows].reshape(-1, 4)
+    return [logits[rows], state.copy(), params[rows], chain[rows], draws, ends, *(a[entries] for a in lists),
+            slot[rows], mask, mask_row[rows]]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", ["opencl:0", "vulkan:0", "gpu"])
+def test_variants_of_the_kernel_and_batches_of_any_rows_give_the_same_bits(
+    device: str, open_device: Callable[[str], Backend], gpu: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend, needs = gpu if device == "gpu" else open_device(device), s.variant_of
+    for seed in range(3):
+        arrays = arrays_of(np.random.default_rng(seed), [0, 2, 1, 0, 1, 2, 0, 1])
+        together = copies(arrays)
+        words = run(backend, together, 0)
+        for variant, rows in ((0, [0, 3, 6]), (1, [2, 4, 7]), (1, [0, 2, 3, 4, 6, 7]), *((2, [r]) for r in range(8))):
+            for least in {0, variant}:
+                monkeypatch.setattr(s, "variant_of", lambda chains, least=least: max(least, needs(chains)))
+                part = only(arrays, rows)
+                assert (run(backend, part, 0) == words[rows]).all()
+                assert part[1][rows].tobytes() == together[1][rows].tobytes()
+            monkeypatch.setattr(s, "variant_of", needs)
+
+
 CHAINS = (
     (s.GREEDY,),
     (s.DIST,),

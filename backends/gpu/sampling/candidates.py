@@ -22,6 +22,8 @@ TOP = 100  # likeliest candidates that mirostat 1 looks at
 
 
 FUNCTIONS = r"""
+#define SELECTS (VARIANT >= 1) /* of graph/ops/sampling/samplers.py: USUAL */
+#define ALL_SAMPLERS (VARIANT >= 2)
 #define LOWEST 0x007fffffu /* the key of -inf */
 FN uint key_of(float x) {
   if (ISNAN(x)) return LOWEST;
@@ -59,7 +61,7 @@ FN float power(float base, float exponent) { return EXP(exponent * LOG(base)); }
 #define E(i) WORD(4u, i)
 #define BP(i) WORD(5u, i)
 #define HIGH(i) (order == 0u ? 0u : WORD(order == 3u ? 0u : 2u, i)) /* KEY or OKH */
-#define LOW(i) (order == 2u ? OKL(i) : 0u)
+#define LOW(i) (ALL_SAMPLERS && order == 2u ? OKL(i) : 0u)
 #define PARAM(c) Q[r * N_PARAMS + AT_##c]
 FN bool reached(uint high, uint low, uint i, uint least_high, uint least_low, uint last) {
   return high > least_high || (high == least_high && (low > least_low || (low == least_low && i <= last)));

@@ -7,6 +7,7 @@ from logitless.backends.gpu.lowering import Dispatch, dispatch, lower
 from logitless.backends.gpu.sampling import candidates as c
 from logitless.backends.gpu.sampling.sample import CPU, LOCAL, SIMT, SOFT, row_groups, threads
 from logitless.backends.gpu.sampling.samplers import constants
+from logitless.graph.ops.sampling.samplers import USUAL
 from logitless.graph.tensor import Tensor
 
 LISTED = "KEY(i) = k; ID(i) = i; own_key = max(own_key, k);"
@@ -66,10 +67,10 @@ Kernel(
     DEVICE_BARRIER();
   }}""",
     simt=SIMT,
-    cpu=[CPU],
-    soft=[SOFT],
+    cpu=CPU,
+    soft=SOFT,
     local=LOCAL,
-    functions=constants() + c.FUNCTIONS,
+    functions=f"#define VARIANT {USUAL}\n{constants()}{c.FUNCTIONS}",
 )
 
 

@@ -1,14 +1,16 @@
 """Sampling on GPUs: one work group runs the sampler chain of a row.
 
 The chain is data: a row's codes name the samplers (samplers.py), which take their turns in one loop.
-"""
+The kernel has three variants of one text: greedy, the usual samplers, all. Each run takes the first
+that has the samplers of all rows, so that no device compiles what nobody uses."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from logitless.backends.gpu.language.dialect import KERNELS, Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import Buffers, Dispatch, dispatch, groups_for, lower
+from logitless.backends.gpu.lowering import Buffers, Choice, Dispatch, dispatch, groups_for, lower
 from logitless.backends.gpu.sampling import candidates as c
 from logitless.backends.gpu.sampling.samplers import by_sampler, constants
 from logitless.graph.ops.sampling import samplers
@@ -20,7 +22,8 @@ from logitless.graph.tensor import Tensor
 ALONE = {"MANY": 1, "RUN": 1, "COPIES": 1}
 GPU = {"MANY": 8, "RUN": 4, "COPIES": 4}
 SIMT = [{"WG": 512} | GPU, {"WG": 256} | GPU]
-SOFT, CPU = {"WG": 256} | ALONE, {"WG": 1} | ALONE
+SOFT, CPU = [{"WG": 256} | ALONE], [{"WG": 1} | ALONE]
+VARIANTS = samplers.GREEDY_ONLY, samplers.USUAL, samplers.ALL  # of the kernel `sample`
 MAX_GROUPS = 32  # rows that are sampled at a time: each takes scratch for the whole vocabulary
 
 # A row's variables, by their types. They lie in local memory: thread 0 decides what comes next, and
@@ -35,6 +38,11 @@ STATE = {
 TYPES = {name: kind for kind, names in STATE.items() for name in names.split()}
 PLACES = {name: 2 * i for i, name in enumerate(TYPES)}  # words in `row`
 FORMS = {"uint": ("{}", "{}"), "bool": ("{} != 0u", "{} ? 1u : 0u"), "float": ("U2F({})", "F2U({})")}
+
+
+def in_variants(sizes: list[dict[str, int]]) -> list[dict[str, int]]:
+    """Each of the sizes in each of the kernel's variants."""
+    return [size | {"VARIANT": variant} for variant in VARIANTS for size in sizes]
 
 
 def _words(text: str) -> list[str]:
@@ -91,13 +99,13 @@ PASS = f"""
             if (!plain) {{ KEY(i) = k; ID(i) = i; }}
           }}
           if (pass <= LIKELIEST) {{ if (k > own_a) {{ own_a = k; own_b = i; }} }}
-          else if (pass == WEIGH) {{
+          else if (SELECTS && pass == WEIGH) {{
             float x = value_of(k);
             float of_top = top <= -INF ? 0.0f : x == top ? 1.0f : EXP(x - top);
             E(i) = F2U(of_top);
             uvec2 both = add64(UVEC2(own_a, own_b), UVEC2(units(of_top), 0u));
             own_a = both.x; own_b = both.y;
-          }} else {{
+          }} else if (SELECTS) {{
             float p = whole > 0.0f ? U2F(e) / whole : 0.0f;
             if (pass == CHANGE) {{
               if (order == 3u && what != TYP_P) OKH(i) = k;
@@ -115,20 +123,21 @@ COMBINE = """
           if (pass <= LIKELIEST) {
             if (ra[b] > ra[a] || (ra[b] == ra[a] && rb[b] < rb[a])) { ra[a] = ra[b]; rb[a] = rb[b]; }
           }
-          else if (pass == WEIGH) {
+          else if (SELECTS && pass == WEIGH) {
             uvec2 both = add64(UVEC2(ra[a], rb[a]), UVEC2(ra[b], rb[b]));
             ra[a] = both.x; rb[a] = both.y;
-          } else { ra[a] += ra[b]; rf[a] = rf[a] + rf[b]; }"""
+          } else if (SELECTS) { ra[a] += ra[b]; rf[a] = rf[a] + rf[b]; }"""
 FIRST = "pass != FIRST"
+WEIGHTS = "SELECTS && pass != FIRST"
 PASSED = f"""
-          uint own_a = 0u, own_b = 0u, second = pass > WEIGH ? 4u : 0u; /* weights, where they are known */
+          uint own_a = 0u, own_b = 0u, second = SELECTS && pass > WEIGH ? 4u : 0u; /* weights, where they are known */
           PRECISE float own_sum = 0.0f;
           PRECISE float lost = 0.0f;
           {
     c.each(
         PASS,
         k=(FIRST, "KEY(i)", "F2U(L[r * n_vocab + i])"),
-        e=(FIRST, "WORD(second, i)", "0u"),
+        e=(WEIGHTS, "WORD(second, i)", "0u"),
     )
 }
           ra[LID] = own_a; rb[LID] = own_b; rf[LID] = own_sum;
@@ -151,7 +160,7 @@ PART = f"""
         if (turn == 0u) {c.BOUND}
         else ROLLED for (uint again = 0u; sel != 0u && again < 2u; again++) {{
           {c.SELECT}
-          if (what == MIROSTAT_1 && again == 0u) {{
+          if (ALL_SAMPLERS && what == MIROSTAT_1 && again == 0u) {{
             {c.ZIPF}
             goal = UVEC2(min(wanted, n), 0u); keep = 1u;
           }} else if (taken < min(least, n)) {{
@@ -210,8 +219,8 @@ STEP = f"""
       }}
       if ({read("listed")} != 0u) {together(c.ENTRIES)}
       {alone("if (!inert) { " + by_sampler("goal") + " }")}
-      if (({read("sel")} | {read("keep")}) != 0u) {together(PART)}
-      if ({read("what")} == PROBS) {{ {_loaded(PROBS)} }}
+      if (SELECTS && ({read("sel")} | {read("keep")}) != 0u) {together(PART)}
+      if (ALL_SAMPLERS && {read("what")} == PROBS) {{ {_loaded(PROBS)} }}
       BARRIER();
       {alone(by_sampler("choose") + NEXT)}"""
 
@@ -282,10 +291,9 @@ BODY = f"""
     }}
   }}
 """
+DIGITS = "272 * COPIES"  # counters of the histogram: 256, and 16 of 16 each
 LOCAL = [
-    ("uint", "hist", "(256 + 16) * COPIES"),
-    ("uint", "h0", "(256 + 16) * COPIES"),
-    ("uint", "h1", "(256 + 16) * COPIES"),
+    *(("uint", name, DIGITS) for name in ("hist", "h0", "h1")),
     ("uint", "ra", "WG"),
     ("uint", "rb", "WG"),
     ("float", "rf", "WG"),
@@ -311,10 +319,10 @@ Kernel(
     ],
     ["uint n_vocab", "uint n_rows", "uint n_chain", "uint n_probs", "uint n_seats", "uint has_mask"],
     BODY,
-    simt=SIMT,
-    cpu=[CPU],
-    soft=[SOFT],
-    local=LOCAL,
+    simt=in_variants(SIMT),
+    cpu=in_variants(CPU),
+    soft=in_variants(SOFT),
+    local=[(kind, name, f"(VARIANT > 0 ? {n} : 1)" if n == DIGITS else n) for kind, name, n in LOCAL],
     functions=constants() + c.FUNCTIONS + FLAGS + MASKS + NARROW,
 )
 # Each row's mask where `sample` looks for it: whether there is one (or the row waits for one), then
@@ -351,8 +359,12 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
         bufs: Buffers = (mask, row, None)
         launches.append(dispatch("sample_mask", shape, bufs, (head, mask_words), groups_for(head, shape, 64), scratch))
     words = (n_vocab, rows, chain.shape[1], t.attrs.get("n_probs", 0), state.shape[0], int(masked))
-    bufs = (*t.src[:10], t, None)
-    return [*launches, dispatch("sample", shape, bufs, words, groups, scratch, **threads("sample", shape))]
+    bufs, size = (*t.src[:10], t, None), threads("sample", shape)
+    whole = dispatch("sample", shape, bufs, words, groups, scratch, VARIANT=samplers.ALL, **size)
+    if not t.attrs.get("n_probs", 0):
+        variants = tuple(KERNELS["sample"].variant(shape, VARIANT=v, **size) for v in VARIANTS)
+        whole = replace(whole, choice=Choice(variants, chain, samplers.variant_of))
+    return [*launches, whole]
 
 
 def threads(kernel: str, shape: Shape) -> dict[str, int]:

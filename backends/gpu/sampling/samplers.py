@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from logitless.backends.gpu.sampling import candidates as c
 from logitless.graph.ops.sampling import samplers as s
 
@@ -148,9 +150,9 @@ SAMPLERS = {
         choose=f"""
         chosen = ID(last); chosen_p = whole > 0.0f ? U2F(E(last)) / whole : U2F(E(last)); n_left = n;
         if (final == DIST || n > 1u) used_dist = 1u;
-        if (final == MIROSTAT_1 || final == MIROSTAT_2)
+        if (ALL_SAMPLERS && (final == MIROSTAT_1 || final == MIROSTAT_2))
           mu = mu - PARAM(ETA) * ({SURPRISE.format("chosen_p")} - PARAM(TAU));
-        if ({RATED}) {{
+        if (ALL_SAMPLERS && {RATED}) {{
           mu = U2F(BP(last)) + PARAM(DECAY) * mu;
           weight = 1.0f + PARAM(DECAY) * weight;
         }}""",
@@ -160,8 +162,9 @@ SAMPLERS = {
         goal=first("min(n_probs, n)"),
     ),
 }
-# What samplers.py has no code for.
+# What samplers.py has no code for, and the first variant of the kernel that has each.
 OWN = {"DRAW": 32, "PROBS": 33, "DONE": 34, "BEGIN": 35}
+FIRST_VARIANTS = {"DRAW": s.USUAL, "PROBS": s.ALL, "BEGIN": s.GREEDY_ONLY}
 COLUMNS = """TEMP RANGE EXPONENT K P LEAST_P N_SIGMA TYPICAL XTC_PROBABILITY XTC_THRESHOLD REPEAT FREQUENCY PRESENCE
     MIN_KEEP TAU ETA TARGET DECAY RESET"""
 
@@ -176,10 +179,11 @@ def constants() -> str:
 
 
 def by_sampler(field: str, form: str = "{{ {} }}") -> str:
-    """Code that runs the text which the sampler `what` has in a field."""
+    """Code that runs the text which the sampler `what` has in a field, if the kernel's variant has the sampler."""
     texts = {name: getattr(sampler, field) for name, sampler in SAMPLERS.items()}
     same: dict[str, list[str]] = {}
     for name, text in texts.items():
         if text not in ("", "0u"):
-            same.setdefault(text, []).append(f"what == {name}")
+            variant = FIRST_VARIANTS[name] if name in OWN else s.variant_of(np.array(getattr(s, name)))
+            same.setdefault(text, []).append(f"(VARIANT >= {variant} && what == {name})")
     return " else ".join(f"if ({' || '.join(names)}) {form.format(text)}" for text, names in same.items())

@@ -8,7 +8,7 @@ import functools
 
 import numpy as np
 
-from logitless.graph.op import Array, Case, Variable, op, require
+from logitless.graph.op import Array, Case, Variable, Variants, op, require
 from logitless.graph.ops.elementwise import scale
 from logitless.graph.ops.sampling import samplers as s
 from logitless.graph.ops.shape import reshape
@@ -129,6 +129,9 @@ def sample(
     return out
 
 
+sample.variants = Variants(s.ALL + 1, 3, s.variant_of)
+
+
 @op("logits f32 (R, V)", "ids i32 (R, W)", "targets i32 (R)", gives="f32 (R, 1 + 2 * n)", needs="n >= 0")
 def log_probs(logits: Array, ids: Array, targets: Array, *, n: int) -> Array:
     """ln softmax of the logits (R, V), before any sampler: (R, 1 + 2n) f32 with the value at the
@@ -184,6 +187,7 @@ CASES: dict[str, tuple[tuple[int, ...], dict[int, float]]] = {
     "greedy": ((s.GREEDY,), {}),
     "dist": ((s.DIST,), {}),
     "cold": ((s.TEMPERATURE, s.DIST), {s.TEMP: 0.0}),
+    "greedy penalties": ((s.PENALTIES, s.DRY, s.GREEDY), {s.REPEAT: 1.3, s.FREQUENCY: 0.2, s.PRESENCE: 0.4}),
     "penalties": ((s.PENALTIES, s.TOP_K, s.DIST), {s.REPEAT: 1.3, s.FREQUENCY: 0.2, s.PRESENCE: 0.4}),
     "penalties late": ((s.TOP_K, s.PENALTIES, s.DIST), {s.REPEAT: 1.3, s.FREQUENCY: 0.2, s.PRESENCE: 0.4}),
     "dry": ((s.DRY, s.MIN_P, s.DIST), {s.LEAST_P: 0.02}),
@@ -242,6 +246,8 @@ def make_masked_case(r: np.random.Generator, names: list[str]) -> Case:
 
 for _name in CASES:
     sample.case(functools.partial(make_case, names=[_name] * 3))
-sample.case(functools.partial(make_case, names=list(CASES)))
-sample.case(functools.partial(make_masked_case, names=list(CASES)))
+for _variant in range(sample.variants.n):  # rows that it takes together
+    _names = [_name for _name, (_codes, _) in CASES.items() if s.variant_of(np.array(_codes)) <= _variant]
+    sample.case(functools.partial(make_case, names=_names))
+    sample.case(functools.partial(make_masked_case, names=_names))
 sample.case(functools.partial(make_masked_case, names=list(reversed(CASES))))

@@ -20,6 +20,13 @@ Floats = npt.NDArray[Any]
 END, PENALTIES, DRY, TOP_N_SIGMA, TOP_K, TYP_P, TOP_P, MIN_P, XTC, TEMPERATURE = range(10)
 GREEDY, DIST, MIROSTAT_1, MIROSTAT_2, ADAPTIVE = range(16, 21)
 
+# Devices may compile what few chains need apart: the first set of samplers that has all of a chain's.
+GREEDY_ONLY, USUAL, ALL = range(3)
+_SETS = ((END, PENALTIES, DRY, GREEDY), (TOP_K, TOP_P, MIN_P, TEMPERATURE, DIST))
+_VARIANTS = np.full(ADAPTIVE + 2, ALL, np.int8)  # by code, and of codes beyond
+for _variant, _codes in enumerate(_SETS):
+    _VARIANTS[list(_codes)] = _variant
+
 # Columns of a row's parameters.
 TEMP, RANGE, EXPONENT, K, P, LEAST_P, N_SIGMA, XTC_PROBABILITY, XTC_THRESHOLD, TYPICAL = range(10)
 REPEAT, FREQUENCY, PRESENCE, MIN_KEEP, TAU, ETA, TARGET, DECAY, RESET = range(10, 19)
@@ -32,8 +39,13 @@ BIAS_ENTRY, PENALTY_ENTRY, DRY_ENTRY = range(3)  # kinds of sparse entries
 # mask), else one.
 ID, TWO_DIST, TWO_XTC, NO_DIST, NO_XTC = 0x0FFFFFFF, 1 << 28, 1 << 29, 1 << 30, 1 << 31
 
-_CODES = (DIST, TEMPERATURE, RESET, N_PARAMS, N_STATE, ID, TWO_DIST, TWO_XTC, NO_DIST, NO_XTC)
-LAYOUT = f"{zlib.crc32(repr(_CODES).encode()):08x}"
+_LAYOUT = (DIST, TEMPERATURE, RESET, N_PARAMS, N_STATE, ID, TWO_DIST, TWO_XTC, NO_DIST, NO_XTC)
+LAYOUT = f"{zlib.crc32(repr(_LAYOUT).encode()):08x}"
+
+
+def variant_of(chains: npt.NDArray[np.int32]) -> int:
+    """The set of samplers that chains (R, C) need: GREEDY_ONLY, USUAL or ALL."""
+    return int(_VARIANTS.take(chains, mode="clip").max(initial=0))
 
 
 @dataclass

@@ -35,6 +35,7 @@ from logitless.graph.execution.session import Session
 from logitless.graph.op import OPS
 from logitless.graph.ops.elementwise import silu
 from logitless.graph.ops.norm import rms_norm
+from logitless.graph.ops.sampling import samplers
 from logitless.graph.tensor import Tensor, feed
 from logitless.models import tokenizer
 from logitless.models.synthetic.model import synthesize
@@ -86,16 +87,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def step(engine: ModelRunner, tokens: list[int]) -> int:
-    """The greedy token after these, from an empty cache."""
-    n = len(tokens)
+def step(engine: ModelRunner, tokens: list[int], codes: Sequence[int] = (samplers.GREEDY,)) -> int:
+    """The token that this chain chooses after these, from an empty cache."""
+    n, row = len(tokens), greedy()
+    row.chain[: len(codes)] = codes
     batch = UBatch(
         tokens=tokens,
         pos=list(range(n)),
         slot=[0] * n,
         slot_mapping=list(range(n)),
         out=[n - 1],
-        rows=[greedy()],
+        rows=[row],
         targets=[-1],
         tables={0: [0]},
     )
@@ -504,8 +506,40 @@ def test_an_op_that_fails_while_the_server_is_idle_moves_to_the_next_device(
         prepare_all(engine)
     assert engine.rerouted.keys() == {"rms_norm"}
     assert not engine.session.backends[0].supports(nodes()[1])
-    while engine._self_tests:
+    while any(test.untested for test in engine._self_tests):
         engine.prepare_ahead()
+    engine.close()
+
+
+@pytest.mark.parametrize("device", ["vulkan:0", "opencl:0"])
+def test_a_variant_of_the_sampler_is_compiled_and_tested_at_its_first_use(
+    device: str, model: Path, tmp_path: Path, open_device: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device of a user who samples nothing never compiles the others; a wrong one moves to the next device."""
+    open_device(device)
+    monkeypatch.setitem(os.environ, "LOGITLESS_CACHE", str(tmp_path))
+    tested: set[int] = set()
+    wrong = samplers.ALL
+
+    def noted(problem: Any, backends: Any) -> Any:
+        variant = samplers.variant_of(problem.feeds["s3"]) if problem.op == "sample" else -1
+        tested.add(variant)
+        return SimpleNamespace(status="wrong" if variant == wrong else "ok", case="", detail="", error=0.0)
+
+    monkeypatch.setattr(self_test, "run", noted)
+    engine = ModelRunner(model, RunnerOptions(n_ctx=64, n_slots=1, n_ubatch=16, devices=(device, "cpu"), warmup=False))
+    engine.load()
+    backend: Any = engine.session.backends[0]
+    compiled = backend.pipelines._pipelines if device == "vulkan:0" else backend.programs._programs
+    for codes, variants in (((samplers.GREEDY,), {0}), ((samplers.DIST,), {0, 1})):
+        step(engine, [5, 9, 3], codes)
+        prepare_all(engine)
+        assert {dict(defines)["VARIANT"] for name, defines in compiled if name == "sample"} == variants
+        assert tested == {-1, *variants}
+    with pytest.raises(DeviceFailed, match="failed the self-test of sample"):
+        step(engine, [5, 9, 3], (samplers.MIROSTAT_2,))
+    step(engine, [5, 9, 3], (samplers.MIROSTAT_2,))
+    assert engine.rerouted.keys() == {"sample"}
     engine.close()
 
 
