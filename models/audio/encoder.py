@@ -15,7 +15,7 @@ from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.encoder_attention import full_attention, mean_rows
 from logitless.graph.ops.elementwise import add, gelu, mul, silu
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.norm import layer_norm, rms_norm
+from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.ops.slicing import take_block, take_columns, transpose
 from logitless.graph.tensor import Tensor, feed
@@ -106,20 +106,15 @@ class WhisperEncoder(AudioEncoder):
         if p.projector.pooled:
             first, pooled = (feed(f"audio.{name}", (total // 2,), "i32") for name in ("first", "pooled"))
             x = mean_rows(x, first, pooled)
-        return [self.projected(self._stacked(self.normed(w, "a.post_ln", x), n_chunks))]
+        return [self.projected(self._stacked(w.layer_norm("a.post_ln", x, self.p.eps), n_chunks))]
 
     def layers(self, x: Tensor, count: Tensor) -> Tensor:
         """The transformer's layers of x (T, n_embd), whose chunks of as many rows have `count` rows in use."""
         for layer in range(self.p.n_layer):
             b = replace(self.w, prefix=f"a.blk.{layer}.")
-            x = add(x, self._attention(b, self.normed(b, "ln1", x), count))
-            x = add(x, b.linear("ffn_down", gelu(b.linear("ffn_up", self.normed(b, "ln2", x)))))
+            x = add(x, self._attention(b, b.layer_norm("ln1", x, self.p.eps), count))
+            x = add(x, b.linear("ffn_down", gelu(b.linear("ffn_up", b.layer_norm("ln2", x, self.p.eps)))))
         return x
-
-    def normed(self, b: Weights, name: str, x: Tensor) -> Tensor:
-        bias = b.bias(name)
-        assert bias is not None  # DeclaredTensors.load adds it
-        return layer_norm(x, b[name], bias, eps=self.p.eps)
 
     def _attention(self, b: Weights, x: Tensor, count: Tensor) -> Tensor:
         p = self.p

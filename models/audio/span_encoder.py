@@ -67,7 +67,7 @@ class SpanEncoder(WhisperEncoder):
         x = w.linear("a.conv_out", x)
         x = add(x, get_rows(w["a.position_embd"], feed("audio.places", (total,), "i32")))
         x = self.layers(x, feed("audio.count", (n_chunks,), "i32"))
-        return [self.projected(self.normed(w, "a.post_ln", x))]
+        return [self.projected(w.layer_norm("a.post_ln", x, self.p.eps))]
 
 
 def span_tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> DeclaredTensors:

@@ -15,7 +15,6 @@ from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.encoder_attention import full_attention
 from logitless.graph.ops.elementwise import add, broadcast_to, gelu, mul, scale, silu
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.norm import layer_norm
 from logitless.graph.ops.pointwise import sigmoid
 from logitless.graph.ops.shape import pad_rows, reshape, slice_rows
 from logitless.graph.ops.slicing import concat, take_block, take_columns
@@ -110,26 +109,26 @@ class SpeechEncoder(AudioEncoder):
         for i in range(p.n_layer):
             b = replace(w, prefix=f"a.blk.{i}.")
             x = add(x, self._mlp(b, "", x))
-            y = get_rows(_normed(b, "ln1", x, p.eps), to)
+            y = get_rows(b.layer_norm("ln1", x, p.eps), to)
             qkv = [reshape(b.linear(f"attn_{name}", y), shape=(-1, p.head_dim)) for name in "qkv"]
             q = reshape(qkv[0], shape=(n_blocks, s.block, p.n_head, p.head_dim))
             scores = scale(distance_scores(q, get_rows(b["attn_rel_pos_emb"], distance)), factor=p.head_dim**-0.5)
             y = scored_attention(qkv, scores, places, count, heads=p.n_head, factor=p.head_dim**-0.5)
             x = add(x, b.linear("attn_out", get_rows(y, back)))
             x = add(x, self._convolution(b, x, n, near, taps))
-            x = _normed(b, "ln2", add(x, self._mlp(b, "_1", x)), p.eps)
+            x = b.layer_norm("ln2", add(x, self._mlp(b, "_1", x)), p.eps)
             features += [x] if i + 1 in s.features else []
             if i + 1 == p.n_layer // 2:
                 x = add(x, w.linear("a.enc_ctc_out_mid", softmax(w.linear("a.enc_ctc_out", x))))
         return [self._query_rows(concat(*features, x) if features else x, n * -(-length // s.window))]
 
     def _mlp(self, b: Weights, suffix: str, x: Tensor) -> Tensor:
-        x = silu(b.linear(f"ffn_up{suffix}", _normed(b, f"ffn_norm{suffix}", x, self.p.eps)))
+        x = silu(b.linear(f"ffn_up{suffix}", b.layer_norm(f"ffn_norm{suffix}", x, self.p.eps)))
         return scale(b.linear(f"ffn_down{suffix}", x), factor=0.5)
 
     def _convolution(self, b: Weights, x: Tensor, n: int, near: Tensor, taps: Tensor) -> Tensor:
         """Gated linear unit, depthwise convolution, scale and shift, SiLU, matrix."""
-        x = b.linear("conv_pw1", _normed(b, "norm_conv", x, self.p.eps))
+        x = b.linear("conv_pw1", b.layer_norm("norm_conv", x, self.p.eps))
         width, length = x.shape[1] // 2, x.shape[0] // n
         x = mul(take_columns(x, 0, width), sigmoid(take_columns(x, width, width)))
         x = reshape(get_rows(pad_rows(x, before=0, after=1), near), shape=(n, -1, width))
@@ -148,7 +147,7 @@ class SpeechEncoder(AudioEncoder):
         """Rows of the text model: the Q-Former's of each of n windows of x, the last one filled up with zeros."""
         w, s = self.w, self.sizes
         x = get_rows(pad_rows(x, before=0, after=1), feed("audio.windows", (n * s.window,), "i32"))
-        y = _normed(w, "a.proj_norm", get_rows(w["a.proj_query"], feed("query.own", (n * s.n_queries,), "i32")), EPS)
+        y = w.layer_norm("a.proj_norm", get_rows(w["a.proj_query"], feed("query.own", (n * s.n_queries,), "i32")), EPS)
         spread, rows = feed("query.spread", (n * s.window,), "i32"), feed("query.row", (n * s.n_queries,), "i32")
         counts = {name: feed(f"query.{name}", (n,), "i32") for name in ("self", "cross")}
 
@@ -164,19 +163,13 @@ class SpeechEncoder(AudioEncoder):
             count = counts["self" if source is None else "cross"]
             z = full_attention(q, k, v, count, length=s.window, scale=q.shape[2] ** -0.5)
             z = b.linear(f"{name}_attn_out", get_rows(reshape(z, shape=(n * s.window, -1)), rows))
-            return _normed(b, f"{name}_attn_norm", add(z, y), EPS)
+            return b.layer_norm(f"{name}_attn_norm", add(z, y), EPS)
 
         for i in range(s.n_layer):
             b = replace(w, prefix=f"a.proj_blk.{i}.")
             y = attention(b, "cross", attention(b, "self", y, None), x)
-            y = _normed(b, "ffn_norm", add(b.linear("ffn_down", gelu(b.linear("ffn_up", y))), y), EPS)
+            y = b.layer_norm("ffn_norm", add(b.linear("ffn_down", gelu(b.linear("ffn_up", y))), y), EPS)
         return w.linear("a.proj_linear", y)
-
-
-def _normed(w: Weights, name: str, x: Tensor, eps: float) -> Tensor:
-    bias = w.bias(name)
-    assert bias is not None  # it is required
-    return layer_norm(x, w[name], bias, eps=eps)
 
 
 def speech_tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> DeclaredTensors:

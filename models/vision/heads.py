@@ -42,12 +42,10 @@ def normed(p: VisionParams, w: Weights, name: str, x: Tensor, eps: float = 0.0) 
     """Norm of x (T, n); x itself where the file has none of that name."""
     if name not in w:
         return x
-    bias = w.bias(name)
-    if p.projector.rms_norm:
-        y = rms_norm(x, w[name], eps=eps or p.eps)
-        return y if bias is None else add(y, bias)
-    assert bias is not None  # DeclaredTensors.load adds it
-    return layer_norm(x, w[name], bias, eps=eps or p.eps)
+    if not p.projector.rms_norm:
+        return w.layer_norm(name, x, eps or p.eps)
+    y, bias = rms_norm(x, w[name], eps=eps or p.eps), w.bias(name)
+    return y if bias is None else add(y, bias)
 
 
 def activated(p: VisionParams, x: Tensor) -> Tensor:

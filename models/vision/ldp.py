@@ -9,7 +9,6 @@ import numpy as np
 from logitless.graph.ops.attention.encoder_attention import mean_rows
 from logitless.graph.ops.elementwise import add, gelu, mul, scale, sum_to
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.norm import layer_norm
 from logitless.graph.ops.pointwise import clamp, relu
 from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.tensor import Tensor, const, feed
@@ -77,19 +76,13 @@ def _block(p: VisionParams, w: Weights, i: int, x: Tensor) -> Tensor:
     """Depthwise convolution, squeeze and excitation, pointwise convolution."""
     b, stride = f"mm.model.mb_block.{i}.block.", i
     x = _convolved(w, f"{b}0.0", x, f"ldp.{i}", stride)
-    x = _normed(p, w, f"{b}0.1", x)
+    x = w.layer_norm(f"{b}0.1", x, p.eps)
     x = mul(x, _hard_sigmoid(x))
     n_tiles = x.shape[0] * stride**2 // (p.image_size // p.patch_size) ** 2
     first, count = (feed(f"ldp.{i}.{name}", (n_tiles,), "i32") for name in ("first", "count"))
     gate = w.linear(f"{b}1.fc2", relu(w.linear(f"{b}1.fc1", mean_rows(x, first, count))))
     x = mul(x, get_rows(_hard_sigmoid(gate), feed(f"ldp.{i}.tile", x.shape[:1], "i32")))
-    return _normed(p, w, f"{b}2.1", w.linear(f"{b}2.0", x))
-
-
-def _normed(p: VisionParams, w: Weights, name: str, x: Tensor) -> Tensor:
-    bias = w.bias(name)
-    assert bias is not None  # it is required
-    return layer_norm(x, w[name], bias, eps=p.eps)
+    return w.layer_norm(f"{b}2.1", w.linear(f"{b}2.0", x), p.eps)
 
 
 def _hard_sigmoid(x: Tensor) -> Tensor:

@@ -7,7 +7,6 @@ import numpy as np
 from logitless.graph.ops.attention.encoder_attention import full_attention
 from logitless.graph.ops.elementwise import add
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.norm import layer_norm
 from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.errors import ModelFileError
@@ -74,20 +73,14 @@ def resampled(p: VisionParams, w: Weights, x: Tensor, n: int, grid: tuple[int, i
         rows = get_rows(w.linear(f"resampler.attn.{name}", rows), order)
         return reshape(rows, shape=(n * length, -1, RESAMPLER_HEAD))
 
-    value = _normed(p, w, "kv", w.linear("resampler.kv", x))
+    value = w.layer_norm("resampler.ln_kv", w.linear("resampler.kv", x), p.eps)
     key = value
     for axis, size in zip("yx", grid, strict=True):
         waves = feed(f"resampler.waves.{axis}", (size, n_text))
         key = add(key, get_rows(waves, ids(axis, n * n_keys)))
-    query = _normed(p, w, "q", get_rows(queries, ids("own", p.n_queries)))
+    query = w.layer_norm("resampler.ln_q", get_rows(queries, ids("own", p.n_queries)), p.eps)
     order = ids("key", n * length)
     q, k, v = heads("q", query, ids("query", n * length)), heads("k", key, order), heads("v", value, order)
     y = full_attention(q, k, v, ids("count", n), length=length, scale=RESAMPLER_HEAD**-0.5)
     y = get_rows(reshape(y, shape=(n * length, n_text)), ids("row", n * p.n_queries))
-    return w.linear("resampler.proj", _normed(p, w, "post", w.linear("resampler.attn.out", y)))
-
-
-def _normed(p: VisionParams, w: Weights, name: str, x: Tensor) -> Tensor:
-    bias = w.bias(f"resampler.ln_{name}")
-    assert bias is not None  # DeclaredTensors.load adds it
-    return layer_norm(x, w[f"resampler.ln_{name}"], bias, eps=p.eps)
+    return w.linear("resampler.proj", w.layer_norm("resampler.ln_post", w.linear("resampler.attn.out", y), p.eps))

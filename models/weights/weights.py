@@ -126,6 +126,10 @@ class Weights:
             return y
         return self.low_rank.added_of_experts(f"{self.prefix}{name}.weight", x, y, order, n)
 
+    def layer_norm(self, name: str, x: Tensor, eps: float) -> Tensor:
+        """Layer norm of x (T, n) that has a weight and a bias."""
+        return layer_norm(x, self[name], self.tensors[f"{self.prefix}{name}.bias"], eps=eps)
+
     def norm(self, name: str, x: Tensor, h: Hparams) -> Tensor:
         """Norm of x (T, n) by the architecture's kind, which may have no weights; x where the file has no such norm."""
         if name not in self:
@@ -138,7 +142,7 @@ class Weights:
             y = mul(x, self[name])
             return y if self.low_rank is None else self.low_rank.scaled_by(f"{self.prefix}{name}.weight", x, y)
         if h.architecture.norm.layer_norm:
-            y = layer_norm(x, self[name], self.tensors[f"{self.prefix}{name}.bias"], eps=h.eps)
+            y = self.layer_norm(name, x, h.eps)
         else:
             y = rms_norm(x, self[name], eps=h.eps)
         if self.low_rank is None:

@@ -12,7 +12,6 @@ import numpy as np
 from logitless.graph.ops.elementwise import add, broadcast_to, gelu
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import matmul
-from logitless.graph.ops.norm import layer_norm
 from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.ops.slicing import concat, transpose
 from logitless.graph.tensor import Tensor, feed
@@ -67,16 +66,16 @@ def sam_rows(p: SAMParams, w: Weights, x: Tensor, n: int, grid: int) -> Tensor:
     whole, parts = _Squares.of(p, w, n, grid, True), _Squares.of(p, w, n * nearest**2, p.window, False)
     for layer in range(p.n_layer):
         b = replace(w, prefix=f"v.sam.blk.{layer}.")
-        y = _normed(b, "pre_ln", x)
+        y = b.layer_norm("pre_ln", x, EPS)
         if layer in GLOBAL and whole is not None:
             y = whole.attention(p, b, y)
         elif parts is not None:
             y = get_rows(parts.attention(p, b, get_rows(pad_rows(y, before=0, after=1), to)), back)
         x = add(x, y)
-        x = add(x, b.linear("mlp.lin2", gelu(b.linear("mlp.lin1", _normed(b, "post_ln", x)))))
+        x = add(x, b.linear("mlp.lin2", gelu(b.linear("mlp.lin1", b.layer_norm("post_ln", x, EPS)))))
     m = convolved(w, "v.sam.neck.0", reshape(x, shape=(n, grid, grid, p.n_embd)), side=1)
-    m = convolved(w, "v.sam.neck.2", _normed(w, "v.sam.neck.1", m), side=3)
-    m = convolved(w, "v.sam.net_2", _normed(w, "v.sam.neck.3", m), side=3, stride=2)
+    m = convolved(w, "v.sam.neck.2", w.layer_norm("v.sam.neck.1", m, EPS), side=3)
+    m = convolved(w, "v.sam.net_2", w.layer_norm("v.sam.neck.3", m, EPS), side=3, stride=2)
     m = convolved(w, "v.sam.net_3", m, side=3, stride=2)
     return reshape(m, shape=(-1, m.shape[3]))
 
@@ -129,12 +128,6 @@ def _with_positions(w: Weights, x: Tensor, n: int, grid: int) -> Tensor:
         table = reshape(transpose(table, axes=(1, 0, 2)), shape=(size, grid * width))
     x = reshape(x, shape=(n, grid * grid * width))
     return reshape(add(x, reshape(table, shape=(1, grid * grid * width))), shape=(n * grid * grid, width))
-
-
-def _normed(w: Weights, name: str, x: Tensor) -> Tensor:
-    bias = w.bias(name)
-    assert bias is not None  # it is required
-    return layer_norm(x, w[name], bias, eps=EPS)
 
 
 def sam_tensors(gguf: GGUFFile, p: SAMParams, n_out: int) -> Declared:
