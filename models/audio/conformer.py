@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from logitless.graph.execution.session import Session
 from logitless.graph.ops.elementwise import add, mul, scale, silu, softcap, sum_to
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.norm import layer_norm, rms_norm
@@ -23,7 +22,7 @@ from logitless.models.audio.encoder import Array, AudioEncoder
 from logitless.models.audio.params import AudioParams, halved
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.convolution import convolution
-from logitless.models.media.projector_weights import Declared, DeclaredTensors, matrix, n_rows, plain
+from logitless.models.media.projector_weights import Declared, matrix, n_rows, plain
 from logitless.models.weights.tensor_map import TensorSlice
 from logitless.models.weights.weights import Weights
 
@@ -39,10 +38,7 @@ _QUERY, _KEY = 1 / math.log(2), math.log(1 + math.e) / math.log(2)  # scales of 
 class ConformerEncoder(AudioEncoder):
     """Gemma 4's encoder and the projector of one file."""
 
-    @classmethod
-    def define(cls, session: Session, gguf: GGUFFile, p: AudioParams, n_embd_text: int) -> ConformerEncoder:
-        """Define the weights. ModelFileError names the tensor at fault."""
-        return cls(p, conformer_tensors(gguf, p, n_embd_text).load(session, gguf))
+    bounded, biased = True, (".norm.weight",)
 
     def n_inputs(self, n_frames: int, n_mel: int) -> int:
         """Rows of a chunk."""
@@ -138,6 +134,39 @@ class ConformerEncoder(AudioEncoder):
             x = add(x, bias)
         return b.linear("conv_pw2", silu(_normed(b, "norm_conv", x)))
 
+    @staticmethod
+    def declared(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
+        n, n_in, columns = p.n_embd, 1, halved(p.n_mel, 2)
+        for i in range(2):
+            name = f"a.conv1d.{i}"
+            n_out = n_rows(gguf, f"{name}.weight")
+            yield from convolution(name, n_out, n_in, SIDE)
+            yield from plain(f"{name}.norm.weight", n_out)
+            n_in = n_out
+        yield from matrix("a.input_projection", n, columns * n_in)
+        for i in range(p.n_layer):
+            b = f"a.blk.{i}."
+            for suffix in ("", "_1"):
+                yield from plain(f"{b}ffn_norm{suffix}.weight", n, required=True)
+                yield from matrix(f"{b}ffn_up{suffix}", p.n_ff, n)
+                yield from matrix(f"{b}ffn_down{suffix}", n, p.n_ff)
+                yield from plain(f"{b}ffn_post_norm{suffix}.weight", n)
+            for name in ("ln1", "ln2", "attn_pre_norm", "attn_post_norm", "norm_conv", "conv_norm"):
+                yield from plain(f"{b}{name}.weight", n)
+            for name in ("attn_q", "attn_k", "attn_v", "attn_out", "conv_pw2"):
+                yield from matrix(b + name, n, n)
+            yield from matrix(f"{b}attn_k_rel", n, n, required=False)
+            for name in ("per_dim_scale", "per_dim_k_scale"):
+                yield from plain(f"{b}{name}.weight", p.head_dim)
+            yield from matrix(f"{b}conv_pw1", 2 * n, n)
+            name = f"{b}conv_dw.weight"
+            yield name, TensorSlice(name, (TAPS, n), transposed=True, n_experts=1, in_file=(n, TAPS))
+            yield from plain(f"{b}conv_dw.bias", n)
+        n_out = n_rows(gguf, "a.pre_encode.out.weight") if "a.pre_encode.out.weight" in gguf.tensors else n
+        yield from matrix("a.pre_encode.out", n_out, n, required=False)
+        yield from plain("mm.a.soft_emb_norm.weight", n_out)
+        yield from matrix("mm.a.input_projection", n_text, n_out)
+
 
 def _of_chunks(ids: Array, n: int, size: int, parts: int) -> Array:
     """Row indices of n chunks of `size` rows (i32), from those of one chunk in `parts` lists. A negative
@@ -149,42 +178,3 @@ def _of_chunks(ids: Array, n: int, size: int, parts: int) -> Array:
 def _normed(b: Weights, name: str, x: Tensor) -> Tensor:
     """RMS norm of x (T, n); x itself where the file has no such norm."""
     return rms_norm(x, b[name], eps=EPS) if name in b else x
-
-
-def conformer_tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> DeclaredTensors:
-    """The tensors of the encoder and the projector of a text model of this width."""
-    parts = dict(_tensors(gguf, p, n_text))
-    return DeclaredTensors(p.kind, parts, audio=True, bounded=True, biased=(".norm.weight",))
-
-
-def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
-    n, n_in, columns = p.n_embd, 1, halved(p.n_mel, 2)
-    for i in range(2):
-        name = f"a.conv1d.{i}"
-        n_out = n_rows(gguf, f"{name}.weight")
-        yield from convolution(name, n_out, n_in, SIDE)
-        yield from plain(f"{name}.norm.weight", n_out)
-        n_in = n_out
-    yield from matrix("a.input_projection", n, columns * n_in)
-    for i in range(p.n_layer):
-        b = f"a.blk.{i}."
-        for suffix in ("", "_1"):
-            yield from plain(f"{b}ffn_norm{suffix}.weight", n, required=True)
-            yield from matrix(f"{b}ffn_up{suffix}", p.n_ff, n)
-            yield from matrix(f"{b}ffn_down{suffix}", n, p.n_ff)
-            yield from plain(f"{b}ffn_post_norm{suffix}.weight", n)
-        for name in ("ln1", "ln2", "attn_pre_norm", "attn_post_norm", "norm_conv", "conv_norm"):
-            yield from plain(f"{b}{name}.weight", n)
-        for name in ("attn_q", "attn_k", "attn_v", "attn_out", "conv_pw2"):
-            yield from matrix(b + name, n, n)
-        yield from matrix(f"{b}attn_k_rel", n, n, required=False)
-        for name in ("per_dim_scale", "per_dim_k_scale"):
-            yield from plain(f"{b}{name}.weight", p.head_dim)
-        yield from matrix(f"{b}conv_pw1", 2 * n, n)
-        name = f"{b}conv_dw.weight"
-        yield name, TensorSlice(name, (TAPS, n), transposed=True, n_experts=1, in_file=(n, TAPS))
-        yield from plain(f"{b}conv_dw.bias", n)
-    n_out = n_rows(gguf, "a.pre_encode.out.weight") if "a.pre_encode.out.weight" in gguf.tensors else n
-    yield from matrix("a.pre_encode.out", n_out, n, required=False)
-    yield from plain("mm.a.soft_emb_norm.weight", n_out)
-    yield from matrix("mm.a.input_projection", n_text, n_out)

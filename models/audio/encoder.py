@@ -4,9 +4,10 @@ Whisper is of Radford et al., 2022. Chunks are a batch; they do not attend to ea
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -41,8 +42,26 @@ HEAD_EPS = 1e-6  # of norms of the projector
 class AudioEncoder:
     """Base of the audio encoders: parameters, and weights on the session of the text model."""
 
+    bounded: ClassVar[bool] = False
+    biased: ClassVar[tuple[str, ...]] = ()
     p: AudioParams
     w: Weights
+
+    @staticmethod
+    @abstractmethod
+    def declared(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
+        """The tensors of the encoder and the projector of a text model of this width."""
+
+    @classmethod
+    def tensors(cls, gguf: GGUFFile, p: AudioParams, n_text: int) -> DeclaredTensors:
+        """The same, to be checked and loaded."""
+        parts = dict(cls.declared(gguf, p, n_text))
+        return DeclaredTensors(p.kind, parts, audio=True, bounded=cls.bounded, biased=cls.biased)
+
+    @classmethod
+    def define(cls, session: Session, gguf: GGUFFile, p: AudioParams, n_embd_text: int) -> Self:
+        """Define the weights. ModelFileError names the tensor at fault."""
+        return cls(p, cls.tensors(gguf, p, n_embd_text).load(session, gguf))
 
     @property
     def states(self) -> list[str]:
@@ -64,10 +83,7 @@ class AudioEncoder:
 class WhisperEncoder(AudioEncoder):
     """Whisper's encoder and the projector of one file."""
 
-    @classmethod
-    def define(cls, session: Session, gguf: GGUFFile, p: AudioParams, n_embd_text: int) -> WhisperEncoder:
-        """Define the weights. ModelFileError names the tensor at fault."""
-        return cls(p, whisper_tensors(gguf, p, n_embd_text).load(session, gguf))
+    biased = ("ln1.weight", "ln2.weight", "post_ln.weight")
 
     def n_inputs(self, n_frames: int, n_mel: int) -> int:
         """Positions of a chunk; they attend to each other."""
@@ -144,22 +160,16 @@ class WhisperEncoder(AudioEncoder):
         x = mul(take_columns(x, 0, n), silu(take_columns(x, n, n)))
         return w.linear("mm.a.mlp.2", rms_norm(x, w["mm.a.norm_mid"], eps=HEAD_EPS))
 
-
-def whisper_tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> DeclaredTensors:
-    """The tensors of Whisper's encoder and the projector of a text model of this width."""
-    norms = ("ln1.weight", "ln2.weight", "post_ln.weight")
-    return DeclaredTensors(p.kind, dict(_tensors(gguf, p, n_text)), audio=True, biased=norms)
-
-
-def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
-    n = p.n_embd
-    for i, n_in in ((1, p.n_mel), (2, n)):
-        name = f"a.conv1d.{i}"
-        in_file, in_graph = (n, n_in, TAPS), (n, TAPS * n_in)
-        yield f"{name}.weight", TensorSlice(f"{name}.weight", (n * n_in, TAPS), in_file=in_file, in_graph=in_graph)
-        yield f"{name}.bias", TensorSlice(f"{name}.bias", (n,), in_file=(n, 1))
-    yield from transformer_tensors(gguf, p, N_POSITIONS)
-    yield from _head(gguf, p, n_text)
+    @staticmethod
+    def declared(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
+        n = p.n_embd
+        for i, n_in in ((1, p.n_mel), (2, n)):
+            name = f"a.conv1d.{i}"
+            in_file, in_graph = (n, n_in, TAPS), (n, TAPS * n_in)
+            yield f"{name}.weight", TensorSlice(f"{name}.weight", (n * n_in, TAPS), in_file=in_file, in_graph=in_graph)
+            yield f"{name}.bias", TensorSlice(f"{name}.bias", (n,), in_file=(n, 1))
+        yield from transformer_tensors(gguf, p, N_POSITIONS)
+        yield from _head(gguf, p, n_text)
 
 
 def transformer_tensors(gguf: GGUFFile, p: AudioParams, n_places: int) -> Declared:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from logitless.graph.execution.session import Session
 from logitless.graph.ops.elementwise import add, gelu
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.shape import reshape
@@ -20,7 +19,7 @@ from logitless.models.audio.encoder import Array, WhisperEncoder, transformer_te
 from logitless.models.audio.params import SPAN, SPANS, AudioParams, halved
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.convolution import convolution, convolved
-from logitless.models.media.projector_weights import Declared, DeclaredTensors, matrix, n_rows
+from logitless.models.media.projector_weights import Declared, matrix, n_rows
 from logitless.models.weights.tensor_map import TensorSlice
 
 SIDE = 3  # of the convolutions, each of which halves both sides
@@ -30,11 +29,6 @@ ROWS = halved(SPAN, 3)  # of a span
 @dataclass(frozen=True)
 class SpanEncoder(WhisperEncoder):
     """Qwen 3's encoder and the projector of one file."""
-
-    @classmethod
-    def define(cls, session: Session, gguf: GGUFFile, p: AudioParams, n_embd_text: int) -> SpanEncoder:
-        """Define the weights. ModelFileError names the tensor at fault."""
-        return cls(p, span_tensors(gguf, p, n_embd_text).load(session, gguf))
 
     @property
     def usual_size(self) -> tuple[int, int]:
@@ -69,23 +63,17 @@ class SpanEncoder(WhisperEncoder):
         x = self.layers(x, feed("audio.count", (n_chunks,), "i32"))
         return [self.projected(w.layer_norm("a.post_ln", x, self.p.eps))]
 
-
-def span_tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> DeclaredTensors:
-    """The tensors of the encoder and the projector of a text model of this width."""
-    norms = ("ln1.weight", "ln2.weight", "post_ln.weight")
-    return DeclaredTensors(p.kind, dict(_tensors(gguf, p, n_text)), audio=True, biased=norms)
-
-
-def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
-    n_in = 1
-    for i in (1, 2, 3):
-        name = f"a.conv2d.{i}"
-        n_out = n_rows(gguf, f"{name}.weight")
-        yield from convolution(name, n_out, n_in, SIDE)
-        yield f"{name}.bias", TensorSlice(f"{name}.bias", (n_out,), in_file=(n_out, 1, 1))
-        n_in = n_out
-    yield from matrix("a.conv_out", p.n_embd, n_in * halved(p.n_mel, 3))
-    yield from transformer_tensors(gguf, p, ROWS)
-    n_hidden = n_rows(gguf, "mm.a.mlp.1.weight")
-    yield from matrix("mm.a.mlp.1", n_hidden, p.n_embd)
-    yield from matrix("mm.a.mlp.2", n_text, n_hidden)
+    @staticmethod
+    def declared(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
+        n_in = 1
+        for i in (1, 2, 3):
+            name = f"a.conv2d.{i}"
+            n_out = n_rows(gguf, f"{name}.weight")
+            yield from convolution(name, n_out, n_in, SIDE)
+            yield f"{name}.bias", TensorSlice(f"{name}.bias", (n_out,), in_file=(n_out, 1, 1))
+            n_in = n_out
+        yield from matrix("a.conv_out", p.n_embd, n_in * halved(p.n_mel, 3))
+        yield from transformer_tensors(gguf, p, ROWS)
+        n_hidden = n_rows(gguf, "mm.a.mlp.1.weight")
+        yield from matrix("mm.a.mlp.1", n_hidden, p.n_embd)
+        yield from matrix("mm.a.mlp.2", n_text, n_hidden)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.encoder_attention import full_attention
 from logitless.graph.ops.elementwise import add, broadcast_to, gelu, mul, scale, silu
 from logitless.graph.ops.gather import get_rows
@@ -24,7 +23,7 @@ from logitless.models.audio.encoder import Array, AudioEncoder
 from logitless.models.audio.params import N_FRAMES, AudioParams, SpeechParams
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.distance_scores import distance_scores, scored_attention
-from logitless.models.media.projector_weights import Declared, DeclaredTensors, matrix, n_rows, plain
+from logitless.models.media.projector_weights import Declared, matrix, n_rows, plain
 from logitless.models.weights.tensor_map import TensorSlice
 from logitless.models.weights.weights import Weights
 
@@ -34,11 +33,6 @@ EPS = 1e-12  # of norms of the Q-Former
 @dataclass(frozen=True)
 class SpeechEncoder(AudioEncoder):
     """Granite Speech's encoder and the projector of one file."""
-
-    @classmethod
-    def define(cls, session: Session, gguf: GGUFFile, p: AudioParams, n_embd_text: int) -> SpeechEncoder:
-        """Define the weights. ModelFileError names the tensor at fault."""
-        return cls(p, speech_tensors(gguf, p, n_embd_text).load(session, gguf))
 
     @property
     def sizes(self) -> SpeechParams:
@@ -171,50 +165,45 @@ class SpeechEncoder(AudioEncoder):
             y = b.layer_norm("ffn_norm", add(b.linear("ffn_down", gelu(b.linear("ffn_up", y))), y), EPS)
         return w.linear("a.proj_linear", y)
 
-
-def speech_tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> DeclaredTensors:
-    """The tensors of the encoder and the projector of a text model of this width."""
-    return DeclaredTensors(p.kind, dict(_tensors(gguf, p, n_text)), audio=True)
-
-
-def _tensors(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
-    s, n = p.speech, p.n_embd
-    assert s is not None  # it makes this encoder
-    yield from matrix("a.input_projection", n, p.n_mel)
-    letters = n_rows(gguf, "a.enc_ctc_out.weight")
-    yield from matrix("a.enc_ctc_out", letters, n)
-    yield from matrix("a.enc_ctc_out_mid", n, letters)
-    for i in range(p.n_layer):
-        b = f"a.blk.{i}."
-        width = max(1, n_rows(gguf, f"{b}conv_pw1.weight") // 2)
-        for suffix in ("", "_1"):
-            yield from _norm(f"{b}ffn_norm{suffix}", n)
-            yield from matrix(f"{b}ffn_up{suffix}", p.n_ff, n)
-            yield from matrix(f"{b}ffn_down{suffix}", n, p.n_ff)
-        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
-            yield from matrix(b + name, n, n)
-        yield f"{b}attn_rel_pos_emb.weight", TensorSlice(f"{b}attn_rel_pos_emb", (2 * s.far + 1, p.head_dim))
-        for name in ("ln1", "ln2", "norm_conv"):
-            yield from _norm(b + name, n)
-        yield from matrix(f"{b}conv_pw1", 2 * width, n)
-        name = f"{b}conv_dw.weight"
-        yield name, TensorSlice(name, (s.kernel, width), transposed=True, n_experts=1, in_file=(width, s.kernel))
-        yield from _norm(f"{b}conv_norm", width)
-        yield from matrix(f"{b}conv_pw2", n, width)
-    in_file = (1, s.n_queries, n)
-    yield "a.proj_query.weight", TensorSlice("a.proj_query", (s.n_queries, n), in_file=in_file)
-    yield from _norm("a.proj_norm", n)
-    for i in range(s.n_layer):
-        b = f"a.proj_blk.{i}."
-        for name, n_in in (("self", n), ("cross", n * (1 + len(s.features)))):
-            for part in ("q", "k", "v", "out"):
-                yield from matrix(f"{b}{name}_attn_{part}", n, n_in if part in "kv" else n)
-            yield from _norm(f"{b}{name}_attn_norm", n)
-        n_hidden = n_rows(gguf, f"{b}ffn_up.weight")
-        yield from matrix(f"{b}ffn_up", n_hidden, n)
-        yield from matrix(f"{b}ffn_down", n, n_hidden)
-        yield from _norm(f"{b}ffn_norm", n)
-    yield from matrix("a.proj_linear", n_text, n)
+    @staticmethod
+    def declared(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
+        s, n = p.speech, p.n_embd
+        assert s is not None  # it makes this encoder
+        yield from matrix("a.input_projection", n, p.n_mel)
+        letters = n_rows(gguf, "a.enc_ctc_out.weight")
+        yield from matrix("a.enc_ctc_out", letters, n)
+        yield from matrix("a.enc_ctc_out_mid", n, letters)
+        for i in range(p.n_layer):
+            b = f"a.blk.{i}."
+            width = max(1, n_rows(gguf, f"{b}conv_pw1.weight") // 2)
+            for suffix in ("", "_1"):
+                yield from _norm(f"{b}ffn_norm{suffix}", n)
+                yield from matrix(f"{b}ffn_up{suffix}", p.n_ff, n)
+                yield from matrix(f"{b}ffn_down{suffix}", n, p.n_ff)
+            for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
+                yield from matrix(b + name, n, n)
+            yield f"{b}attn_rel_pos_emb.weight", TensorSlice(f"{b}attn_rel_pos_emb", (2 * s.far + 1, p.head_dim))
+            for name in ("ln1", "ln2", "norm_conv"):
+                yield from _norm(b + name, n)
+            yield from matrix(f"{b}conv_pw1", 2 * width, n)
+            name = f"{b}conv_dw.weight"
+            yield name, TensorSlice(name, (s.kernel, width), transposed=True, n_experts=1, in_file=(width, s.kernel))
+            yield from _norm(f"{b}conv_norm", width)
+            yield from matrix(f"{b}conv_pw2", n, width)
+        in_file = (1, s.n_queries, n)
+        yield "a.proj_query.weight", TensorSlice("a.proj_query", (s.n_queries, n), in_file=in_file)
+        yield from _norm("a.proj_norm", n)
+        for i in range(s.n_layer):
+            b = f"a.proj_blk.{i}."
+            for name, n_in in (("self", n), ("cross", n * (1 + len(s.features)))):
+                for part in ("q", "k", "v", "out"):
+                    yield from matrix(f"{b}{name}_attn_{part}", n, n_in if part in "kv" else n)
+                yield from _norm(f"{b}{name}_attn_norm", n)
+            n_hidden = n_rows(gguf, f"{b}ffn_up.weight")
+            yield from matrix(f"{b}ffn_up", n_hidden, n)
+            yield from matrix(f"{b}ffn_down", n, n_hidden)
+            yield from _norm(f"{b}ffn_norm", n)
+        yield from matrix("a.proj_linear", n_text, n)
 
 
 def _norm(name: str, n: int) -> Declared:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor
-from logitless.models.audio.conformer import ConformerEncoder, conformer_tensors
-from logitless.models.audio.encoder import WhisperEncoder, whisper_tensors
-from logitless.models.audio.params import AudioEncoderKind, AudioParams
-from logitless.models.audio.span_encoder import SpanEncoder, span_tensors
-from logitless.models.audio.speech_encoder import SpeechEncoder, speech_tensors
+from logitless.models.audio.conformer import ConformerEncoder
+from logitless.models.audio.encoder import WhisperEncoder
+from logitless.models.audio.params import AudioEncoderKind
+from logitless.models.audio.span_encoder import SpanEncoder
+from logitless.models.audio.speech_encoder import SpeechEncoder
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.params import MediaParams
 from logitless.models.media.projector_weights import DeclaredTensors
@@ -54,8 +54,7 @@ class Encoders:
         vision = None if p.vision is None else of_images.define(session, gguf, p.vision, n_embd_text)
         if p.audio is None:
             return cls(vision, None)
-        encoder, _ = _AUDIO[p.audio.projector.encoder]
-        return cls(vision, encoder.define(session, gguf, p.audio, n_embd_text))
+        return cls(vision, _AUDIO[p.audio.projector.encoder].define(session, gguf, p.audio, n_embd_text))
 
     @staticmethod
     def check(gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> None:
@@ -86,11 +85,11 @@ class Encoders:
         return self.vision.extra_rows(kinds)
 
 
-_AUDIO: dict[AudioEncoderKind, tuple[Any, Callable[[GGUFFile, AudioParams, int], DeclaredTensors]]] = {
-    AudioEncoderKind.WHISPER: (WhisperEncoder, whisper_tensors),
-    AudioEncoderKind.CONFORMER: (ConformerEncoder, conformer_tensors),
-    AudioEncoderKind.SPEECH: (SpeechEncoder, speech_tensors),
-    AudioEncoderKind.SPANS: (SpanEncoder, span_tensors),
+_AUDIO: dict[AudioEncoderKind, Any] = {
+    AudioEncoderKind.WHISPER: WhisperEncoder,
+    AudioEncoderKind.CONFORMER: ConformerEncoder,
+    AudioEncoderKind.SPEECH: SpeechEncoder,
+    AudioEncoderKind.SPANS: SpanEncoder,
 }
 
 
@@ -99,5 +98,4 @@ def _declared(gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> Iterator[Decl
     if p.vision is not None:
         yield vision_tensors(gguf, p.vision, n_embd_text)
     if p.audio is not None:
-        _, tensors = _AUDIO[p.audio.projector.encoder]
-        yield tensors(gguf, p.audio, n_embd_text)
+        yield _AUDIO[p.audio.projector.encoder].tensors(gguf, p.audio, n_embd_text)
