@@ -256,10 +256,7 @@ def test_dependencies_in_pyproject_are_those_imported() -> None:
         "opentelemetry-exporter-otlp-proto-http": "opentelemetry",
     }
     project = PYPROJECT["project"]
-    required = [
-        *project["dependencies"],
-        *(r for extra in EXTRAS for r in project["optional-dependencies"][extra]),
-    ]
+    required = [*project["dependencies"], *(r for extra in EXTRAS for r in project["optional-dependencies"][extra])]
     declared = {requirement.split(">")[0].split("[")[0] for requirement in required}
     wanted = {import_names.get(name, name) for name in declared}
     used = {module.split(".")[0] for path in SOURCES for module, _ in imports(path)}

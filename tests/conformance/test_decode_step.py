@@ -36,8 +36,7 @@ def sampling_feeds() -> list[Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("name", "cache_type"),
-    [*((name, "f32") for name in MODELS), ("llama-gqa-F32", "f16"), ("llama-gqa-F32", "q8_0")],
+    ("name", "cache_type"), [*((name, "f32") for name in MODELS), ("llama-gqa-F32", "f16"), ("llama-gqa-F32", "q8_0")]
 )
 def test_decode_step_has_no_fallbacks(name: str, cache_type: str, shared_data: Path) -> None:
     gguf = GGUFFile.open(shared_data / "models" / f"arch-{name}.gguf")

@@ -13,6 +13,7 @@ from tests.helpers.reference_linear_attention import DELTA, OF_MAMBA
 from tests.helpers.reference_model import Spec
 from tests.helpers.reference_traits import OF_XIELU
 
+SIX: dict[str, Any] = {"n_expert": 6, "n_expert_used": 2}
 OF_EXPERTS = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 GPT_OSS = Spec(
     "gpt-oss",
@@ -79,8 +80,7 @@ COHERE_MOE = Spec(  # the first of every four layers has full attention
     "cohere2moe",
     n_layer=6,
     n_ff=32,
-    n_expert=6,
-    n_expert_used=2,
+    **SIX,
     keys=DENSE_FIRST
     | {"expert_weights_norm": True, "logit_scale": 0.25}
     | {"attention.sliding_window": 4, "attention.sliding_window_pattern": [i % 4 > 0 for i in range(6)]},
@@ -151,7 +151,7 @@ PLAIN = {
     "internlm2": Spec("internlm2", untied=True),
     "qwen2vl": Spec("qwen2vl", keys=SECTIONS),
     "qwen3vl": Spec("qwen3vl", keys=SECTIONS),
-    "qwen3vlmoe": Spec("qwen3vlmoe", n_ff=32, n_expert=6, n_expert_used=2, keys=SECTIONS),
+    "qwen3vlmoe": Spec("qwen3vlmoe", n_ff=32, **SIX, keys=SECTIONS),
     "exaone": Spec("exaone"),
     "exaone4": Spec("exaone4", head_dim=16),
     "seed_oss": Spec("seed_oss", biases=QKV),
@@ -170,14 +170,11 @@ PLAIN = {
     "codeshell": Spec("codeshell", fused=True, untied=True, biases=OF_NEOX),
     "falcon": Spec("falcon", n_head_kv=1, fused=True, biases=OF_FALCON),
     "falcon 40B": Spec("falcon", fused=True, untied=True, biases=OF_FALCON, traits=("two norms",)),
-    "mellum": Spec("mellum", n_ff=32, n_expert=6, n_expert_used=2, untied=True),
+    "mellum": Spec("mellum", n_ff=32, **SIX, untied=True),
     "gemma": Spec("gemma", head_dim=32),
     "command-r": Spec("command-r", keys={"logit_scale": 0.0625}),
     "stablelm": Spec(  # the converter writes the second key, which is unused
-        "stablelm",
-        untied=True,
-        biases=(*QKV, *NORMS),
-        keys={"rope.dimension_count": 4, "use_parallel_residual": True},
+        "stablelm", untied=True, biases=(*QKV, *NORMS), keys={"rope.dimension_count": 4, "use_parallel_residual": True}
     ),
     "stablelm with one norm": Spec("stablelm", untied=True, biases=NORMS, traits=("one norm",)),
     "orion": Spec("orion", untied=True, biases=NORMS),
@@ -210,8 +207,7 @@ PLAIN = {
         n_layer=4,
         head_dim=32,
         n_ff=32,
-        n_expert=6,
-        n_expert_used=2,
+        **SIX,
         keys=DELTA | QWEN35_ROPE | {"expert_shared_feed_forward_length": 64},
     ),
     "qwen3next": Spec(
@@ -219,18 +215,12 @@ PLAIN = {
         n_layer=4,
         head_dim=32,
         n_ff=32,
-        n_expert=6,
-        n_expert_used=2,
+        **SIX,
         keys=DELTA | QWEN35_ROPE | {"expert_shared_feed_forward_length": 64},
     ),
     "lfm2": Spec("lfm2", n_layer=4, keys=LFM2_KEYS),
     "lfm2moe": Spec(
-        "lfm2moe",
-        n_layer=4,
-        n_ff=32,
-        n_expert=6,
-        n_expert_used=2,
-        keys=LFM2_KEYS | {"leading_dense_block_count": 1, "expert_gating_func": 2},
+        "lfm2moe", n_layer=4, n_ff=32, **SIX, keys=LFM2_KEYS | {"leading_dense_block_count": 1, "expert_gating_func": 2}
     ),
     "granitehybrid": Spec(
         "granitehybrid",
@@ -247,18 +237,10 @@ PLAIN = {
         "granitehybrid",
         n_layer=3,
         biases=("ssm_conv1d",),
-        n_expert=6,
-        n_expert_used=2,
+        **SIX,
         keys=OF_MAMBA | SCALES | {"attention.head_count_kv": [0, 2, 0], "expert_shared_feed_forward_length": 64},
     ),
-    "nemotron_h": Spec(
-        "nemotron_h",
-        n_layer=5,
-        head_dim=32,
-        untied=True,
-        biases=("ssm_conv1d",),
-        keys=NEMOTRON_KEYS,
-    ),
+    "nemotron_h": Spec("nemotron_h", n_layer=5, head_dim=32, untied=True, biases=("ssm_conv1d",), keys=NEMOTRON_KEYS),
     "nemotron_h that attends last": Spec(
         "nemotron_h",
         n_layer=4,
@@ -272,8 +254,7 @@ PLAIN = {
             n_layer=5,
             head_dim=32,
             n_ff=32,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             untied=True,
             biases=("ssm_conv1d",),
             keys=NEMOTRON_KEYS | {"expert_weights_scale": 2.5, "expert_shared_feed_forward_length": 64} | keys,
@@ -294,7 +275,7 @@ PLAIN = {
     **LATENT,
     "hunyuan-dense": Spec("hunyuan-dense"),
     "hunyuan_vl": Spec("hunyuan_vl", keys=SECTIONS),
-    "hunyuan-moe": Spec("hunyuan-moe", n_expert=6, n_expert_used=2, keys=OF_HUNYUAN),
+    "hunyuan-moe": Spec("hunyuan-moe", **SIX, keys=OF_HUNYUAN),
     "apertus": Spec("apertus", untied=True, keys=OF_XIELU),
     "command-r plus": Spec("command-r", traits=("norm for head",), keys={"logit_scale": 0.0625}),
     "stablelm 12B": Spec(
@@ -319,10 +300,7 @@ QUANTISED = {
     **{t: Spec(dtype=t) for t in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")},
     **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in ("q4_k", "q5_k", "q6_k")},
     "k mixture": Spec(
-        n_embd=256,
-        n_ff=512,
-        dtype="q4_k",
-        types={"attn_v": "q6_k", "ffn_down": "q6_k", "token_embd": "q6_k"},
+        n_embd=256, n_ff=512, dtype="q4_k", types={"attn_v": "q6_k", "ffn_down": "q6_k", "token_embd": "q6_k"}
     ),
     **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in RANDOM_TYPES},
     "experts q3_k, iq4_xs": Spec(
@@ -369,8 +347,7 @@ MAPPED = {  # llama.cpp is the only reference of these
         "dbrx": Spec(
             "dbrx",
             n_ff=32,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             untied=True,
             fused=True,
             keys={"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 0.7},
@@ -386,11 +363,10 @@ MAPPED = {  # llama.cpp is the only reference of these
                 "feed_forward_length": [64, 96, 128],
             },
         ),
-        "grok": Spec("grok", n_ff=32, n_expert=6, n_expert_used=2, keys={"embedding_scale": 3.0}),
+        "grok": Spec("grok", n_ff=32, **SIX, keys={"embedding_scale": 3.0}),
         "grok with a dense block": Spec(
             "grok",
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             untied=True,
             keys={"embedding_scale": 3.0, "expert_feed_forward_length": 32, "attention.output_scale": 0.2}
             | {"final_logit_softcapping": 20.0, "attn_logit_softcapping": 3.0},
@@ -400,8 +376,7 @@ MAPPED = {  # llama.cpp is the only reference of these
             "smallthinker",
             n_layer=5,
             n_ff=32,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             keys={"expert_gating_func": 2, "expert_feed_forward_length": 32, "attention.sliding_window": 4096},
         ),
         "bitnet": Spec("bitnet", traits=("scales",)),
@@ -409,8 +384,7 @@ MAPPED = {  # llama.cpp is the only reference of these
             "mimo2",
             n_layer=4,
             n_head=4,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             untied=True,
             keys=IRREGULAR
             | {
@@ -427,8 +401,7 @@ MAPPED = {  # llama.cpp is the only reference of these
         "step35": Spec(
             "step35",
             n_layer=4,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             untied=True,
             keys=IRREGULAR
             | {
@@ -470,8 +443,7 @@ MAPPED = {  # llama.cpp is the only reference of these
         "k2-horizon of experts": Spec(
             "k2-horizon",
             n_layer=3,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             untied=True,
             keys=DENSE_FIRST | {"expert_feed_forward_length": 32, "expert_weights_norm": True},
             traits=("balanced",),
@@ -480,8 +452,7 @@ MAPPED = {  # llama.cpp is the only reference of these
         "laguna": Spec(
             "laguna",
             n_layer=5,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             keys=DENSE_FIRST
             | {
                 "attention.head_count": [2, 4, 4, 4, 2],
@@ -505,8 +476,7 @@ MAPPED = {  # llama.cpp is the only reference of these
         ),
         "laguna of element gates": Spec(
             "laguna",
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             keys=DENSE_FIRST
             | {
                 "expert_shared_feed_forward_length": 48,
@@ -539,8 +509,7 @@ MAPPED = {  # llama.cpp is the only reference of these
         "deepseek2-ocr": Spec(
             "deepseek2-ocr",
             n_head_kv=4,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             untied=True,
             keys=DENSE_FIRST
             | {"expert_feed_forward_length": 32, "expert_shared_count": 2, "expert_weights_norm": False},
@@ -549,8 +518,7 @@ MAPPED = {  # llama.cpp is the only reference of these
             name: Spec(
                 name.split()[0].rstrip(","),
                 n_layer=3,
-                n_expert=6,
-                n_expert_used=2,
+                **SIX,
                 untied=True,
                 biases=("k_norm",),
                 keys=DENSE_FIRST
@@ -570,8 +538,7 @@ MAPPED = {  # llama.cpp is the only reference of these
         "minimax-m3": Spec(
             "minimax-m3",
             n_layer=3,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             head_dim=32,
             untied=True,
             keys=DENSE_FIRST
@@ -582,9 +549,7 @@ MAPPED = {  # llama.cpp is the only reference of these
             traits=("balanced", "blocks"),
         ),
         "mamba": Spec(
-            "mamba",
-            biases=("ssm_conv1d",),
-            keys=OF_MAMBA_1 | {"attention.head_count": 0, "feed_forward_length": 0},
+            "mamba", biases=("ssm_conv1d",), keys=OF_MAMBA_1 | {"attention.head_count": 0, "feed_forward_length": 0}
         ),
         "mamba with norms": Spec(
             "mamba",
@@ -604,8 +569,7 @@ MAPPED = {  # llama.cpp is the only reference of these
         "kimi-linear": Spec(
             "kimi-linear",
             n_layer=3,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             untied=True,
             keys=OF_KDA | {"expert_gating_func": 2, "expert_weights_scale": 2.4},
             traits=("low rank", "ssm_f_b", "ssm_g_b", "balanced"),
@@ -613,8 +577,7 @@ MAPPED = {  # llama.cpp is the only reference of these
         "kimi-k3": Spec(
             "kimi-k3",
             n_layer=4,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             untied=True,
             keys=OF_KDA
             | {"attention.head_count_kv": [0, 1, 0, 0], "expert_gating_func": 2, "expert_weights_scale": 2.4}
@@ -625,8 +588,7 @@ MAPPED = {  # llama.cpp is the only reference of these
         "hy_v4": Spec(
             "hy_v4",
             n_layer=3,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             untied=True,
             keys=DENSE_FIRST
             | LATENT_ROW
@@ -638,8 +600,7 @@ MAPPED = {  # llama.cpp is the only reference of these
         "glm5-next": Spec(
             "glm5-next",
             n_layer=3,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             untied=True,
             biases=("k_norm",),
             keys=OF_KDA
@@ -655,8 +616,7 @@ MAPPED = {  # llama.cpp is the only reference of these
         "bailingmoe3": Spec(
             "bailingmoe3",
             n_layer=3,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             untied=True,
             keys=OF_KDA
             | {"expert_gating_func": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True}
@@ -668,8 +628,7 @@ MAPPED = {  # llama.cpp is the only reference of these
             n_layer=4,
             head_dim=32,
             n_ff=32,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             keys=DELTA
             | QWEN35_ROPE
             | {"expert_shared_feed_forward_length": 64, "hyper_connection.count": 4, "hyper_connection.low_rank": 16}
@@ -706,7 +665,7 @@ MAPPED = {  # llama.cpp is the only reference of these
         "nanbeige without norms": Spec(
             "nanbeige", n_layer=3, untied=True, keys={"num_loops": 3, "skip_loop_final_norm": True}
         ),
-        "arctic": Spec("arctic", n_expert=6, n_expert_used=2, untied=True),
+        "arctic": Spec("arctic", **SIX, untied=True),
         "talkie": Spec("talkie", n_layer=3, untied=True, keys={"logit_scale": 0.4}),
         "plamo2": Spec(
             "plamo2",
@@ -730,8 +689,7 @@ MAPPED = {  # llama.cpp is the only reference of these
             "maple",
             n_layer=4,
             head_dim=32,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             untied=True,
             keys=IRREGULAR | {"expert_feed_forward_length": 32, "rope.freq_base_swa": 5e5, "swiglu_clamp_exp": 0.4},
         ),
@@ -757,8 +715,7 @@ MAPPED = {  # llama.cpp is the only reference of these
             "granite_swa",
             n_layer=4,
             n_ff=32,
-            n_expert=6,
-            n_expert_used=2,
+            **SIX,
             head_dim=32,
             keys=OTHER_SCALES | IRREGULAR | {"expert_shared_feed_forward_length": 64},
             traits=("fused shared",),

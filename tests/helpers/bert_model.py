@@ -110,25 +110,18 @@ def norm(t: Tensors, name: str, x: Array) -> Array:
 
 
 def forward(values: Tensors, tokens: list[int]) -> Array:
-    """Hidden states of one text, (tokens, N_EMBD)."""
+    """Hidden states (tokens, N_EMBD) of one text, of BERT; llama.cpp is the reference of its relatives."""
     t = {name: value.astype(np.float64) for name, value in values.items()}
 
     def linear(name: str, x: Array) -> Array:
         return x @ t[f"{name}.weight"].T + t.get(f"{name}.bias", 0.0)
 
-    nomic, pos = "blk.0.attn_qkv.weight" in t, np.arange(len(tokens))
-    x = t["token_embd.weight"][tokens] + t["token_types.weight"][0]
-    x = x if nomic else x + t["position_embd.weight"][pos]
+    x = t["token_embd.weight"][tokens] + t["token_types.weight"][0] + t["position_embd.weight"][: len(tokens)]
     x = norm(t, "token_embd_norm", x)
     d = N_EMBD // N_HEAD
     for i in range(N_LAYER):
         b = f"blk.{i}."
-        if nomic:
-            q, k, v = np.split(linear(f"{b}attn_qkv", x), 3, axis=1)
-            turns = np.exp(1j * pos[:, None] * 1000.0 ** (-np.arange(0, d, 2) / d))[:, None]
-            q, k = (apply_rope(y.reshape(-1, N_HEAD, 2, d // 2), turns).reshape(-1, N_EMBD) for y in (q, k))
-        else:
-            q, k, v = (linear(f"{b}attn_{c}", x) for c in "qkv")
+        q, k, v = (linear(f"{b}attn_{c}", x) for c in "qkv")
         y = np.empty_like(x)
         for h in range(N_HEAD):
             of_head = slice(h * d, (h + 1) * d)
@@ -136,38 +129,10 @@ def forward(values: Tensors, tokens: list[int]) -> Array:
             p = np.exp(s - s.max(1, keepdims=True))
             y[:, of_head] = p / p.sum(1, keepdims=True) @ v[:, of_head]
         x = norm(t, f"{b}attn_output_norm", x + linear(f"{b}attn_output", y))
-        if f"{b}ffn_gate_inp.weight" in t:
-            x = norm(t, f"{b}layer_output_norm", x + experts(t, b, x))
-            continue
         up = linear(f"{b}ffn_up", x)
-        if f"{b}ffn_gate.weight" in t:
-            gate = linear(f"{b}ffn_gate", x)
-            x = norm(t, f"{b}layer_output_norm", x + linear(f"{b}ffn_down", gate / (1 + np.exp(-gate)) * up))
-            continue
-        up = gelu(up)
+        up = 0.5 * up * (1 + np.tanh(math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)))
         x = norm(t, f"{b}layer_output_norm", x + linear(f"{b}ffn_down", up))
     return x
-
-
-def gelu(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def experts(t: Tensors, b: str, x: Array) -> Array:
-    """MoE, row by row: the two likeliest experts, weighted by their probabilities among all."""
-    out = np.zeros_like(x)
-    for row, y in zip(x, out, strict=True):
-        odds = np.exp(t[f"{b}ffn_gate_inp.weight"] @ row)
-        odds /= odds.sum()
-        for i in np.argsort(odds)[:-3:-1]:
-            y += odds[i] * (t[f"{b}ffn_down_exps.weight"][i] @ gelu(t[f"{b}ffn_up_exps.weight"][i] @ row))
-    return out
-
-
-def apply_rope(x: Array, by: Array) -> Array:
-    """RoPE: x (T, H, 2, D/2), halves as real and imaginary parts, times unit numbers (T, 1, D/2)."""
-    z = (x[:, :, 0] + 1j * x[:, :, 1]) * by
-    return np.stack([z.real, z.imag], axis=2)
 
 
 def score(values: Tensors, x: Array) -> Array:

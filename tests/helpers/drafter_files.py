@@ -33,11 +33,7 @@ def write_eagle3(path: Path, s: Spec, keys: dict[str, Any] | None = None, **more
         t[f"{b}{name}.weight"] = 1 + 0.2 * rng.standard_normal(n)
     t |= feed_forward(rng, b, n)
     t = {name: values for name, values in (t | more).items() if values is not None}
-    defaults = {
-        "block_count": 1,
-        "target_layers": [0, 1, s.n_layer - 1],
-        "target_hidden_size": n,
-    }
+    defaults = {"block_count": 1, "target_layers": [0, 1, s.n_layer - 1], "target_hidden_size": n}
     write_drafter(path, "eagle3", s, defaults | (keys or {}), t)
     return t
 

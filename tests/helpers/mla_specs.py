@@ -31,9 +31,7 @@ DEEPSEEK = Spec(
 LATENT = {
     "deepseek2": DEEPSEEK,
     "deepseek2 balanced": replace(
-        DEEPSEEK,
-        traits=("balanced",),
-        keys=DEEPSEEK.keys | {"expert_gating_func": 2, "expert_weights_norm": True},
+        DEEPSEEK, traits=("balanced",), keys=DEEPSEEK.keys | {"expert_gating_func": 2, "expert_weights_norm": True}
     ),
     "mistral4": replace(DEEPSEEK, arch="mistral4"),
     "deepseek2 together": replace(DEEPSEEK, keys=DENSE_FIRST | TOGETHER | {"attention.q_lora_rank": 32}),

@@ -297,11 +297,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
             values = size * rng.standard_normal(shape) / math.sqrt(shape[-1])
             if "agrees" in s.traits:
                 values = agreeing(short, values, seen, "much" in s.traits)
-            put(
-                f"{name}.weight",
-                values,
-                "f32" if short in ("ssm_conv1d", "conv") else s.types.get(short, s.dtype),
-            )
+            put(f"{name}.weight", values, "f32" if short in ("ssm_conv1d", "conv") else s.types.get(short, s.dtype))
             if "scales" in s.traits and name.startswith("blk.") and short != "ffn_gate_inp":
                 put(f"{name}.scale", rng.uniform(0.5, 2, shape[:-2] or 1), "f32")
                 seen[f"{name}.weight"] *= seen[f"{name}.scale"].reshape(-1, *[1] * (len(shape) - 1))

@@ -55,9 +55,4 @@ LATENT = ("deepseek2", "mistral4", "minicpm3", "plm")
 OTHER_NAME = ("gpt-oss", "seed_oss", "glm4moe", *QWEN35)
 
 # keys of Apertus
-OF_XIELU = {
-    "xielu.alpha_p": [0.8, 0.3],
-    "xielu.alpha_n": [0.5, 1.1],
-    "xielu.beta": 0.5,
-    "xielu.eps": -1e-6,
-}
+OF_XIELU = {"xielu.alpha_p": [0.8, 0.3], "xielu.alpha_n": [0.5, 1.1], "xielu.beta": 0.5, "xielu.eps": -1e-6}

@@ -404,9 +404,7 @@ SPECS: dict[str, VisionSpec] = {
         text_keys=GEMMA4,
     ),
     "idefics3": VisionSpec(
-        "idefics3",
-        _idefics3,
-        {"clip.vision.projector.scale_factor": 2, "clip.vision.preproc_image_size": 48},
+        "idefics3", _idefics3, {"clip.vision.projector.scale_factor": 2, "clip.vision.preproc_image_size": 48}
     ),
     "lfm2": VisionSpec("lfm2", _lfm2, {"clip.vision.projector.scale_factor": 2}, image=32, positions=256),
     "kimivl": VisionSpec("kimivl", _kimivl, {"clip.vision.projector.scale_factor": 2}, image=32, positions=64),

@@ -46,8 +46,7 @@ def test_a_writing_model_makes_vectors_too(serve_here: Any, shared_data: Path) -
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["generate -p the", "bench -p 4 -n 2", "plan", "selftest", "finetune --lora-out a.gguf --file F"],
+    "command", ["generate -p the", "bench -p 4 -n 2", "plan", "selftest", "finetune --lora-out a.gguf --file F"]
 )
 def test_completion_of_embedding_model_is_refused(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -9,14 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.audio_files import (
-    AUDIO_SPECS,
-    N_CTX,
-    sound,
-    wav,
-    write_audio_projector,
-    write_audio_text_model,
-)
+from tests.helpers.audio_files import AUDIO_SPECS, N_CTX, sound, wav, write_audio_projector, write_audio_text_model
 from tests.helpers.browser import Browser, Tab
 from tests.helpers.paths import MODELS
 from tests.helpers.vision_files import picture, png

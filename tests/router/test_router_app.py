@@ -149,13 +149,7 @@ async def test_users_see_models_without_paths() -> None:
         async with session.post(url + "/completion", json={"model": "a"}, headers={"X-Api-Key": "k"}) as reply:
             told = (await reply.json())["error"]["message"]
             assert told == "model 'a' could not be loaded: m.gguf is broken, see y.log and http://h/z/log"
-        for path in (
-            "/models",
-            "/v1/models",
-            "/v1/models/a",
-            "/models/",
-            "//v1/models",
-        ):
+        for path in ("/models", "/v1/models", "/v1/models/a", "/models/", "//v1/models"):
             for key in ("", "wrong"):
                 assert (await get(path, key))[0] == 401, path
             status, text = await get(path, "k")

@@ -169,9 +169,7 @@ async def test_below_another_applications_path() -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
-    [("127.0.0.1", 80), ["127.0.0.1", 80], ["::1", 80], ["localhost", 80], ["/run/x.sock", None], None],
-    ids=str,
+    "told", [("127.0.0.1", 80), ["127.0.0.1", 80], ["::1", 80], ["localhost", 80], ["/run/x.sock", None], None], ids=str
 )
 async def test_foreign_pages_are_judged_however_the_host_tells_its_address(told: Any) -> None:
     def headers(**given: str) -> list[tuple[bytes, bytes]]:

@@ -238,10 +238,7 @@ async def test_jobs_are_their_keys(tmp_path: Path) -> None:
         assert (
             await server.listed("ann", "/v1/fine_tuning/jobs"),
             await server.listed("bob", "/v1/fine_tuning/jobs"),
-        ) == (
-            ["ftjob-1"],
-            [],
-        )
+        ) == (["ftjob-1"], [])
         for method, path in (
             *(("GET", path) for path in ("", "/events", "/events?stream=true", "/checkpoints")),
             *(("POST", f"/{act}") for act in ("cancel", "pause", "resume")),

@@ -155,13 +155,7 @@ async def test_prompts(server: Running):
 
 
 async def test_openai_s_own_fields(server: Running):
-    for name, value in (
-        ("best_of", 0),
-        ("best_of", 99),
-        ("logprobs", "1"),
-        ("echo", 1),
-        ("suffix", 1),
-    ):
+    for name, value in (("best_of", 0), ("best_of", 99), ("logprobs", "1"), ("echo", 1), ("suffix", 1)):
         await refused(server, "/v1/completions", {"prompt": "a", name: value}, named=f"'{name}'")
     await refused(server, "/v1/completions", {"prompt": "a", "best_of": 2, "stream": True}, named="'best_of'")
     await refused(server, "/v1/completions", {"prompt": "a", "suffix": "b"}, 400, "'suffix'")

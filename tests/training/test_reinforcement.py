@@ -277,11 +277,7 @@ def test_gradients_are_those_of_the_trainers_own_graph(model: Path) -> None:
     result: list[dict[str, Any]] = []
     for served in (run.served(prefix="other"), None):
         steps = Steps(
-            run.trainable,
-            CONFIG,
-            prefix=f"{served is None}",
-            on_gradients=lambda g: result.append(g),
-            served=served,
+            run.trainable, CONFIG, prefix=f"{served is None}", on_gradients=lambda g: result.append(g), served=served
         )
         outcome(steps.step([windows], 1, 0.0))
     for name, gradient in result[0].items():

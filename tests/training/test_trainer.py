@@ -346,10 +346,7 @@ def test_checkpoints_have_llama_cpps_keys(start: Open, model: Path, tmp_path: Pa
         older = {name: key for name, key in keys.items() if name not in newer}
         tensors = [(n, np.array(gguf.bytes_of(n).view(np.float32)).reshape(t.shape)) for n, t in gguf.tensors.items()]
     write_gguf(
-        tmp_path / "v0.gguf",
-        "llama",
-        older | {"training.file_version": u32(0)},
-        [(n, tensor(a)) for n, a in tensors],
+        tmp_path / "v0.gguf", "llama", older | {"training.file_version": u32(0)}, [(n, tensor(a)) for n, a in tensors]
     )
     again = start()
     assert read_checkpoint(tmp_path / "v0.gguf").restore(again)

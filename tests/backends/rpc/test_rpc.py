@@ -42,14 +42,7 @@ from logitless.graph.ops.attention.paged_attention import attention, store_k
 from logitless.graph.ops.elementwise import silu
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear_attention import causal_conv
-from logitless.graph.ops.moe import (
-    expert_gather,
-    expert_linear,
-    expert_order,
-    expert_rows,
-    expert_scatter,
-    top_experts,
-)
+from logitless.graph.ops.moe import expert_gather, expert_linear, expert_order, expert_rows, expert_scatter, top_experts
 from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.ops.training.loss import cross_entropy
 from logitless.graph.tensor import Tensor, feed, variable
@@ -280,10 +273,7 @@ def graph(*nodes: list[Any], do: str = "supports", **more: Any) -> bytes:
         (HELLO + ROOM + frame({"do": "upload", "at": [1, 4]}, bytes(8)), "8 bytes at 4 of 8"),
         (HELLO + ROOM + frame({"do": "download", "at": [1, -4], "nbytes": 4}), "4 bytes at -4 of 8"),
         (HELLO + LOADED + frame({"do": "upload", "at": [1, 0]}, bytes(8)), "holds another weight, or none"),
-        (
-            HELLO + LOADED + frame({"do": "download", "at": [1, 0], "nbytes": 8}),
-            "holds another weight, or none",
-        ),
+        (HELLO + LOADED + frame({"do": "download", "at": [1, 0], "nbytes": 8}), "holds another weight, or none"),
         (graph(X, ["silu", [1], [2, 3], "f32", {}, ""]), "no such node"),
         (graph(X, ["silu", [0], [2, 4], "f32", {}, ""]), "does not match"),
         (graph(X, ["__import__", [0], [2, 3], "f32", {}, ""]), "KeyError"),

@@ -82,11 +82,7 @@ def test_a_window_bounds_what_a_layer_reads() -> None:
 
 @pytest.mark.parametrize(
     ("cost", "seconds"),
-    [
-        (Cost(20e9, 0, 0), (2.0, 0.0)),
-        (Cost(0, 100e9, 40e9), (0.0, 3.0)),
-        (Cost(50e9, 100e9, 40e9), (5.0, 3.0)),
-    ],
+    [(Cost(20e9, 0, 0), (2.0, 0.0)), (Cost(0, 100e9, 40e9), (0.0, 3.0)), (Cost(50e9, 100e9, 40e9), (5.0, 3.0))],
 )
 def test_seconds_at_the_limits(cost: Cost, seconds: tuple[float, float]) -> None:
     assert cost.seconds(MACHINE) == pytest.approx(seconds)

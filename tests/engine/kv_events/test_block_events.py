@@ -143,10 +143,7 @@ def test_blocks_computed_in_one_step_are_one_event() -> None:
     bench = Bench(n_slots=1)
     router = Router(bench)
     bench.run(tokens := prompt(70), n_predict=1)
-    assert router.read() == [
-        AllBlocksCleared(),
-        BlockStored(hashes(tokens), None, tokens[:64], 16, None, "GPU", None),
-    ]
+    assert router.read() == [AllBlocksCleared(), BlockStored(hashes(tokens), None, tokens[:64], 16, None, "GPU", None)]
 
 
 def test_adapters_and_salts_have_hashes_of_their_own() -> None:

@@ -68,8 +68,7 @@ SLOW = ("lfm2moe", "nemotron_h", "falcon-h1", "llama4", "gemma4")  # whose layer
 
 
 @pytest.fixture(
-    scope="module",
-    params=[pytest.param(n, marks=pytest.mark.long if n in SLOW else ()) for n in (*STATES, *WINDOWS)],
+    scope="module", params=[pytest.param(n, marks=pytest.mark.long if n in SLOW else ()) for n in (*STATES, *WINDOWS)]
 )
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("states") / "m.gguf"

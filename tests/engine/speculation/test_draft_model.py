@@ -52,12 +52,7 @@ class Twins(Bench):
         super().__init__(n_slots=n_slots, **options)
         self.draft = DraftEngine(n_blocks, FakeStates(1 + n_slots * N_ROWS) if self.has_states else None)
         self.drafter = ModelDrafter(
-            self.draft,
-            n_blocks=n_blocks,
-            n_vocab=n_vocab,
-            n_ubatch=32,
-            eog_ids=[EOG],
-            has_states=self.has_states,
+            self.draft, n_blocks=n_blocks, n_vocab=n_vocab, n_ubatch=32, eog_ids=[EOG], has_states=self.has_states
         )
         self.scheduler.speculator = Speculator(SPECULATION, {"draft-simple": self.drafter})
         make = self.scheduler.make_sampler

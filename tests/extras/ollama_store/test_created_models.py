@@ -171,10 +171,7 @@ async def test_a_model_of_another_one(folder: Path) -> None:
     async with routing(folder) as house:
         assert await house.create(
             model="a:latest", **{"from": "base:latest"}, system="one", parameters={"top_k": 3}
-        ) == (
-            200,
-            [{"status": "success"}],
-        )
+        ) == (200, [{"status": "success"}])
         assert (folder / "a" / "model.gguf").samefile(folder / "base.gguf")
         await house.create(model="b", **{"from": "a"}, system="two", quantize="q4_K_M")
         assert (folder / "b" / "model.gguf").read_bytes().endswith(b"Q4_K_M")

@@ -89,10 +89,7 @@ def test_losses_are_llama_cpps(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("vectors", "line"),
     [
-        (
-            {"direction.1": np.zeros(32, np.float32)},
-            r"'direction.1' has f32 of shape \(32,\), expected f32 \(64,\)",
-        ),
+        ({"direction.1": np.zeros(32, np.float32)}, r"'direction.1' has f32 of shape \(32,\), expected f32 \(64,\)"),
         ({"direction.1": np.zeros((2, 64), np.float32)}, r"of shape \(2, 64\)"),
         ({"direction.1": np.zeros(64, np.float16)}, "has f16 of shape"),
         ({"direction.1": np.full(64, np.nan, np.float32)}, "'direction.1' holds a number that is not finite"),

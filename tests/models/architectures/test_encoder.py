@@ -1,4 +1,4 @@
-"""Encoder vectors (BERT and others) against an independent forward pass in float64."""
+"""Encoder vectors: BERT's against a forward pass in float64 (test_llama_cpp.py: those of others)."""
 
 from __future__ import annotations
 
@@ -70,19 +70,6 @@ def test_every_pooling_is_the_float64_forward_pass(bert: Embedder) -> None:
             assert found.dtype == np.float32
             np.testing.assert_allclose(found, wanted, atol=2e-5, err_msg=pooling)
     assert (bert.default, bert.n_ctx, bert.ranks) == ("cls", N_CTX, True)
-
-
-@pytest.mark.parametrize("kind", ["nomic", "experts"])
-def test_positions_that_turn_and_gates(tmp_path: Path, kind: str) -> None:
-    """nomic-bert, and nomic-bert-moe."""
-    values = tensors(head=False, **{kind: True})
-    session, embedder = opened(write(tmp_path / "nomic.gguf", values, pooling=1))
-    hidden = [forward(values, text) for text in TEXTS]
-    for found, wanted in zip(embedded(embedder, TEXTS, "none"), hidden, strict=True):
-        np.testing.assert_allclose(found, wanted, atol=2e-5)
-    backwards = embedded(embedder, [TEXTS[1][::-1]], "mean")[0]
-    assert np.abs(backwards - embedded(embedder, [TEXTS[1]], "mean")[0]).max() > 1e-3
-    session.close()
 
 
 GEMMA = Spec(

@@ -28,16 +28,7 @@ SLOT = np.array([0] * 20 + [1] * 9, np.int32)
 TOKENS = np.random.default_rng(5).integers(3, 400, len(POS)).astype(np.int32)
 CELLS = TABLES[SLOT, POS // 16] * 16 + POS % 16
 SEEN = {"tokens": TOKENS, "pos": POS, "slot": SLOT, "slot_mapping": CELLS}
-ARCHITECTURES = (
-    "llama-gqa-F32",
-    "llama-gqa-Q4_K_M",
-    "gemma2-F32",
-    "gemma3-F32",
-    "qwen3",
-    "gemma4",
-    "gemma3n",
-    "deci",
-)
+ARCHITECTURES = ("llama-gqa-F32", "llama-gqa-Q4_K_M", "gemma2-F32", "gemma3-F32", "qwen3", "gemma4", "gemma3n", "deci")
 MADE_UP = {"gemma4": SMALL, "gemma3n": SHORT_3N, "deci": PLAIN["deci"], "qwen3": PLAIN["qwen3"]}
 
 

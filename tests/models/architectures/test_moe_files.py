@@ -50,10 +50,7 @@ GLM = Spec("glm4moe", n_expert=4, n_expert_used=2)
             replace(GLM, keys={"expert_weights_norm": [True, False]}),
             "'glm4moe.expert_weights_norm' is neither true nor",
         ),
-        (
-            replace(GLM, keys={"expert_weights_norm": "x"}),
-            "glm4moe.expert_weights_norm' is neither true nor false",
-        ),
+        (replace(GLM, keys={"expert_weights_norm": "x"}), "glm4moe.expert_weights_norm' is neither true nor false"),
         (Spec("dots1", n_expert=2, n_expert_used=1), "key 'dots1.expert_gating_func' is missing"),
         (
             replace(MAPPED["laguna"], traits=(*MAPPED["laguna"].traits, "one unbalanced")),

@@ -104,11 +104,7 @@ def check(tmp_path: Path, s: Spec, bound: float = 1e-4, rope: Any = None, mean: 
     path = tmp_path / "m.gguf"
     t = write(path, s)
     ids = tokens(s)
-    options = {
-        "window": no_window,
-        "scale": s.keys.get("attention.scale") or s.d**-0.5,
-        "caps": (0, 0),
-    } | more
+    options = {"window": no_window, "scale": s.keys.get("attention.scale") or s.d**-0.5, "caps": (0, 0)} | more
     want = reference(s, t, ids, rope or plain(s), **options)
     assert np.isfinite(want).all()
     got = compute(path, s, ids)

@@ -110,10 +110,7 @@ def write(path: Path, spec: AudioSpec, **changes: int) -> Path:
 def test_faults_of_files_are_one_line(tmp_path: Path) -> None:
     ultravox = AUDIO_SPECS["ultravox"]
     for changes, text in (
-        (
-            {"kind": "lfm2a"},
-            "audio projector type 'lfm2a' is not supported; docs/models.md lists the 7 that are",
-        ),
+        ({"kind": "lfm2a"}, "audio projector type 'lfm2a' is not supported; docs/models.md lists the 7 that are"),
         ({"n_head": 3}, "key 'clip.audio.attention.head_count' is 3, for vectors of 40"),
         ({"n_mel": 300}, "key 'clip.audio.num_mel_bins' is 300, at most 256 are possible"),
         ({"stack": 0}, "key 'clip.audio.projector.stack_factor' is missing"),

@@ -193,8 +193,7 @@ def test_arguments_that_are_no_object_stand_for_the_only_parameter(body: str, ar
 
 
 @pytest.mark.parametrize(
-    ("shape", "n"),
-    [("[%s, %s]", 2), ("```json\n%s\n```", 1), ("\n```\n[%s, %s]\n```\n", 2), ("[%s", 1), ("%s\n%s", 2)],
+    ("shape", "n"), [("[%s, %s]", 2), ("```json\n%s\n```", 1), ("\n```\n[%s, %s]\n```\n", 2), ("[%s", 1), ("%s\n%s", 2)]
 )
 def test_calls_in_an_array_or_a_block_of_code_are_calls(shape: str, n: int) -> None:
     inner = shape.replace("%s", '{"name": "now", "arguments": {"zone": "Z"}}')

@@ -51,11 +51,7 @@ ADD: dict[str, Any] = {
 }
 NOW: dict[str, Any] = {
     "name": "now",
-    "parameters": {
-        "type": "object",
-        "properties": {"zone": {"type": "string"}},
-        "additionalProperties": False,
-    },
+    "parameters": {"type": "object", "properties": {"zone": {"type": "string"}}, "additionalProperties": False},
 }
 TOOLS = [{"type": "function", "function": {"description": "d", **function}} for function in (ADD, NOW)]
 TEXTS = frozenset({("add", "unit"), ("now", "zone")})

@@ -22,18 +22,7 @@ from logitless.models.chat.tool_calls.families import (
 )
 from logitless.models.chat.tool_calls.harmony import GPT_OSS, MUSE
 from logitless.models.chat.tool_calls.parser import CallFormat, Parser, Style
-from tests.helpers.tool_call_texts import (
-    ADD,
-    ANALYSIS,
-    NAMES,
-    THINK,
-    TO_ADD,
-    called,
-    content,
-    deepseek,
-    parse,
-    told,
-)
+from tests.helpers.tool_call_texts import ADD, ANALYSIS, NAMES, THINK, TO_ADD, called, content, deepseek, parse, told
 
 
 @pytest.mark.parametrize(

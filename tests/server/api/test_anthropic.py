@@ -286,11 +286,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"tools": [{"name": 5}]}, 400, "field 'tools[0].name':"),
     ({"tools": [TOOL, {"name": "a", "input_schema": 5}]}, 400, "field 'tools[1].input_schema':"),
     ({"output_format": {"type": "json_schema", "schema": {"type": "x"}}}, 400, "field 'output_format.schema':"),
-    (
-        {"output_config": {"format": {"type": "json_schema", "schema": 5}}},
-        400,
-        "field 'output_config.format.schema':",
-    ),
+    ({"output_config": {"format": {"type": "json_schema", "schema": 5}}}, 400, "field 'output_config.format.schema':"),
     ({"output_config": {"format": {"type": "text"}}}, 400, "field 'output_config.format':"),
     (
         {"messages": [{"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": 5}]}]},

@@ -73,9 +73,7 @@ async def test_a_stream_is_resumed_after_any_event():
             first.append(await while_stepping(gate, anext(stream)))
         await stream.close()  # the client leaves
         id = first[0].response.id
-        assert [event.type for event in first[:3]] == [
-            *("response.created", "response.queued", "response.in_progress"),
-        ]
+        assert [event.type for event in first[:3]] == [*("response.created", "response.queued", "response.in_progress")]
         assert [event.response.status for event in first[:3]] == ["queued", "queued", "in_progress"]
 
         async def rest(after: int) -> list[Any]:

@@ -75,10 +75,7 @@ def test_chunk_counts_the_start_token_behind_an_encoders_prompt():
     reply = NativeReply.__new__(NativeReply)
     reply.job, reply.params = SimpleNamespace(top=None), SimpleNamespace(timings_per_token=False)
     result = Result(0, CompletionRequest((5, 6), SamplingParams()), "")
-    chunks = [
-        reply.token(result, Token(7, "a", timings=Timings(2, 1))),
-        reply.progress(result, Progress(3, 2, 3, 0.0)),
-    ]
+    chunks = [reply.token(result, Token(7, "a", timings=Timings(2, 1))), reply.progress(result, Progress(3, 2, 3, 0.0))]
     assert [json.loads(chunk.removeprefix(b"data: "))["tokens_evaluated"] for chunk in chunks] == [3, 3]
 
 

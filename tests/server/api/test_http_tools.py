@@ -420,11 +420,7 @@ async def test_a_tool_without_properties_takes_any_object_and_one_without_parame
         ({"name": "any"}, "{}"),
     ):
         says(server, f'<tool_call>\n{{"name": "any", "arguments": {arguments}}}\n</tool_call>')
-        body = {
-            "messages": ASK,
-            "tools": [{"type": "function", "function": function}],
-            "tool_choice": "required",
-        }
+        body = {"messages": ASK, "tools": [{"type": "function", "function": function}], "tool_choice": "required"}
         _, reply = await server.post("/v1/chat/completions", body)
         assert reply["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == arguments
         grammar = server.scheduler.requests[-1].sampling.grammar.grammar

@@ -20,14 +20,7 @@ from logitless.training.data import tokenize_rows
 from logitless.training.data.dataset_rows import DatasetRow
 from logitless.training.data.formats import parse_row
 from logitless.training.data.load import Reader, load_dataset, text_dataset
-from logitless.training.data.packing import (
-    Examples,
-    Groups,
-    PackedExamples,
-    StridedSamples,
-    TextSamples,
-    find_samples,
-)
+from logitless.training.data.packing import Examples, Groups, PackedExamples, StridedSamples, TextSamples, find_samples
 from logitless.training.data.sampler import ExampleSampler, Sampler, split, split_samples
 from logitless.training.data.sources import MAX_LINE, read_rows
 from logitless.training.data.tokenize_rows import Example, encode_parts, examples_of, row_texts
@@ -401,10 +394,7 @@ def test_files_are_read_by_their_ending(tmp_path: Path) -> None:
     (tmp_path / "b.jsonl").write_text('{"text": "ab"}\n')
     assert load_dataset(tmp_path / "b.jsonl", Reader(v, None), TrainingConfig(ctx_size=6)).sample(0, RNG).labels[
         :3
-    ].tolist() == [
-        *v.encode("ab", add_special=False),
-        v.eos_id,
-    ]
+    ].tolist() == [*v.encode("ab", add_special=False), v.eos_id]
     (tmp_path / "c.txt").write_bytes(b"a\xff")
     with pytest.raises(TrainingError, match="byte 1 is not UTF-8"):
         load_dataset(tmp_path / "c.txt", Reader(v, None), TrainingConfig())

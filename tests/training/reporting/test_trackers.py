@@ -93,7 +93,7 @@ def test_wandb_gets_a_run_and_its_steps(
     assert feed(integration, RunInfo(tmp_path / "w", "job-1", "ft:m", {"lora_r": 8})) == []
     names = ("project", "name", "entity", "tags", "id", "resume", "config", "dir")
     assert [fake.asked[n] for n in names] == [
-        *("p", "ft:m", "team", ("a", "b"), "job-1", "allow", {"lora_r": 8}, str(tmp_path / "w")),
+        *("p", "ft:m", "team", ("a", "b"), "job-1", "allow", {"lora_r": 8}, str(tmp_path / "w"))
     ]
     assert [(n, v.get("train_loss")) for v, n in fake.logged] == [(1, 3.0), (2, None), (2, None)]
     assert fake.exit_code == 0

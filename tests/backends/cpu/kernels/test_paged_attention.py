@@ -111,12 +111,7 @@ def test_attention_bits_do_not_depend_on_other_rows(
             table = feed("tables", tables.shape, "i32")
             return [attention(x, states["k"], states["v"], table, slot, pos, scale=size**-0.5, window=window)]
 
-        feeds = {
-            "q": q[which],
-            "slot": np.array(slots, np.int32),
-            "pos": np.array(past, np.int32),
-            "tables": tables,
-        }
+        feeds = {"q": q[which], "slot": np.array(slots, np.int32), "pos": np.array(past, np.int32), "tables": tables}
         return session.run((len(which),), build, feeds)[0].copy()
 
     alone = np.concatenate([rows([i], [i], [past[i]]) for i in range(n)])

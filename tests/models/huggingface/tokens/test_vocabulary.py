@@ -207,8 +207,7 @@ def write_ranks(path: Path, tokens: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "pre", "special"),
-    [("qwen.tiktoken", "qwen2", "<|endoftext|>"), ("tiktoken.model", "kimi-k2", "[BOS]")],
+    ("file", "pre", "special"), [("qwen.tiktoken", "qwen2", "<|endoftext|>"), ("tiktoken.model", "kimi-k2", "[BOS]")]
 )
 def test_ids_of_ranks_of_tiktoken_are_those_of_their_merges(
     file: str, pre: str, special: str, shared_data: Path, tmp_path: Path
