@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-from tests.helpers.huggingface_weights import IDS, STEP, pixels, weight  # noqa: E402
+from tests.helpers.huggingface_weights import IDS, STEP, pixels, spectrogram, weight  # noqa: E402
 
 Settings = dict[str, Any]
 
@@ -902,6 +902,18 @@ VISIONS = {  # name → (model, side of its picture, settings, those of the text
         },
     ),
 }
+OF_SOUNDS = {  # of Whisper's shape: 3000 frames become 1500 rows
+    "qwen2audio": (
+        "Qwen2Audio",
+        {"model_type": "qwen2"},
+        {"d_model": 32, "encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 48, "num_mel_bins": 16},
+    ),
+    "voxtral": (
+        "Voxtral",
+        {"model_type": "llama", "head_dim": 16},
+        {**OF_IMAGES, "intermediate_size": 128, "num_mel_bins": 16},
+    ),
+}
 NOT_NORMALISED = {"do_normalize": False}  # settings of the preprocessor
 
 
@@ -929,6 +941,10 @@ def main(names: list[str]) -> None:
         if not names or name in names:
             with tempfile.TemporaryDirectory() as folder:
                 write_vision(name, *row, Path(folder))
+    for name, sound in OF_SOUNDS.items():
+        if not names or name in names:
+            with tempfile.TemporaryDirectory() as folder:
+                write_sound(name, *sound, Path(folder))
 
 
 def write_vision(
@@ -954,6 +970,27 @@ def write_vision(
         "rows": [[round(value, 4) for value in row] for row in values[:, ::8].double().tolist()],
     }
     save(f"visions/{name}", result)
+
+
+def write_sound(name: str, kind: str, of_text: Settings, of_audio: Settings, folder: Path) -> None:
+    """`rows`: those of the text model that every fiftieth place of 30 seconds becomes."""
+    text = {**WITH_TEXT, "max_position_embeddings": 2048, **of_text}
+    settings = {"text_config": text, "audio_config": of_audio}
+    config = getattr(transformers, f"{kind}Config")(**settings, attn_implementation="eager", dtype="float32")
+    model, shapes = loaded(getattr(transformers, f"{kind}ForConditionalGeneration"), config, folder)
+    frames = torch.from_numpy(spectrogram(of_audio["num_mel_bins"])).T[None]
+    whole = getattr(model, "model", model)
+    first = next(whole.multi_modal_projector.children())
+    with torch.no_grad():
+        hidden = whole.audio_tower(frames).last_hidden_state
+        rows = whole.multi_modal_projector(hidden.reshape(-1, first.in_features))
+    result = {
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "config": json.loads((folder / "config.json").read_text()),
+        "tensors": shapes,
+        "rows": [[round(value, 4) for value in row] for row in rows[::50, ::8].double().tolist()],
+    }
+    save(f"sounds/{name}", result)
 
 
 def inputs(kind: str, picture: torch.Tensor, of_vision: Settings) -> Settings:

@@ -37,7 +37,13 @@ _OTHER_NAMES = {
     "local_rope_theta": "rope_local_base_freq",
     "rotary_emb_base": "rope_theta",
 }
+_OF_WHISPER = ("d_model", "encoder_ffn_dim", "encoder_layers", "encoder_attention_heads")
 _ROWS = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+_OF_ENCODERS = (
+    ("depth", "num_hidden_layers"),
+    ("num_heads", "num_attention_heads"),
+    *zip(_OF_WHISPER, _ROWS, strict=True),
+)
 _SIGLIP = {**dict(zip(_ROWS, (768, 3072, 12, 12), strict=True)), "patch_size": 16, "image_size": 224}
 _CLIP = {**_SIGLIP, "patch_size": 32, "layer_norm_eps": 1e-5, "hidden_act": "quick_gelu"}
 # Settings of a part of a model that transformers leaves out where they are its own, by `model_type`.
@@ -62,6 +68,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "rope_local_base_freq": 1e4,
     },
     "clip_vision_model": _CLIP,
+    "qwen2_audio_encoder": dict(zip(_OF_WHISPER, (1280, 5120, 32, 20), strict=True)),
+    "voxtral_encoder": dict(zip(_ROWS, (1280, 5120, 32, 20), strict=True)),
     "siglip_vision_model": _SIGLIP,
     "siglip2_vision_model": _SIGLIP,
     "idefics3": {**_SIGLIP, "hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32},
@@ -147,11 +155,12 @@ class Config:
         return Config(self.path, inner)
 
     @classmethod
-    def of_vision(cls, whole: Config) -> Config:
-        """Settings of a model's image encoder."""
-        values = _with_defaults(whole.part("vision_config").values)
-        for name, proper in (("depth", "num_hidden_layers"), ("num_heads", "num_attention_heads")):
-            values.setdefault(proper, values.get(name))
+    def of_vision(cls, whole: Config, part: str = "vision_config") -> Config:
+        """Settings of a model's encoder of images or sounds."""
+        values = _with_defaults(whole.part(part).values)
+        for name, proper in _OF_ENCODERS:
+            if values.get(proper) is None:
+                values[proper] = values.get(name)
         return cls(whole.path, values)
 
     def error(self, name: str, problem: str) -> ModelFileError:

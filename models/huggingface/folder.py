@@ -39,7 +39,7 @@ from logitless.models.huggingface.moves import Move
 from logitless.models.huggingface.quantized import weights_of
 from logitless.models.huggingface.safetensors import read_safetensors
 from logitless.models.huggingface.tokens.vocabulary import vocabulary_keys
-from logitless.models.huggingface.visions import OF_IMAGES, WHOLE, vision_of
+from logitless.models.huggingface.visions import OF_IMAGES, OF_SOUNDS, WHOLE, vision_of
 
 log = logging.getLogger(__name__)
 _EXPERT = re.compile(r"(.+\.experts|.*altup_(?:unembed_)?projections)\.(\d+)\.(.+)")
@@ -48,7 +48,7 @@ _ENCODERS = re.compile(r"^(bert|roberta|nomic_bert|model)\.")
 _POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # of sentence-transformers; numbers are GGUF's
 _DENSE = {"2_Dense": "dense_2", "3_Dense": "dense_3"}  # modules of sentence-transformers that GGUF names
 _PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")
-_OTHER_PARTS = re.compile(rf"(?:^|\.)({'|'.join(OF_IMAGES)}|audio_tower|embed_audio|mtp)(?:\.|$)")
+_OTHER_PARTS = re.compile(rf"(?:^|\.)({'|'.join(dict.fromkeys((*OF_IMAGES, *OF_SOUNDS)))}|embed_audio|mtp)(?:\.|$)")
 # Names of blocks that predict one token more: Qwen's, and those of them all in GGUF.
 _MTP_LAYER = re.compile(r"(?:model\.)?mtp\.layers\.(\d+)\.(.+)")
 _MTP_PARTS = {
@@ -292,7 +292,7 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
             continue
         if (other := _OTHER_PARTS.search(name)) or names.is_mtp(name):
             part = other[1] if other else "mtp"
-            if images is None or part not in OF_IMAGES:
+            if images is None or part not in images.parts:
                 others.add(part)
             continue
         targets = list(targets_of(family, names, name))

@@ -13,24 +13,23 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.metadata import Metadata
 from logitless.models.gguf.parse import Part, TensorInfo
 from logitless.models.gguf.types import ValueType
-from logitless.models.gguf.write import Key, flag, text
+from logitless.models.gguf.write import Key, f32, flag, text
 from logitless.models.huggingface.checkpoint import Checkpoint, open_checkpoint
 from logitless.models.huggingface.config import Config, read_json, repository_name
 from logitless.models.huggingface.folder import Converted, Names, tensor_info
 from logitless.models.huggingface.moves import Move
 from logitless.models.huggingface.quantized import weights_of
 from logitless.models.huggingface.visions import (
-    OF_IMAGES,
     Settings,
     Vision,
     activation_keys,
     common_keys,
     deep_layers,
+    image_keys,
     image_settings,
     vision_of,
 )
 
-_OF_IMAGES = re.compile(rf"(?:^|\.)(?:{'|'.join(OF_IMAGES)})(?:\.|$)")
 _DEEP = re.compile(r"deepstack_merger_list\.(\d+)\.(?:linear_)?(fc1|fc2|norm)\.(weight|bias)$")
 _VIT = re.compile(r"^vision_(?:tower|model)\.(?=embeddings|encoder|pre_layrnorm|post_layernorm)")
 _SMALL = re.compile(r"patch_embd|position_embd|norm|ln")
@@ -42,8 +41,8 @@ def read_projector(file: Path) -> list[Part]:
     config = Config.read(file.parent)
     vision = vision_of(config)
     if vision is None:
-        raise ModelFileError(file.parent, "has no image encoder of a supported kind")
-    settings = Settings(config, Config.of_vision(config), image_settings(file))
+        raise ModelFileError(file.parent, "has no encoder of images or sounds of a supported kind")
+    settings = Settings(config, Config.of_vision(config, vision.encoder), image_settings(file))
     checkpoint = open_checkpoint(file.parent)
     try:
         tensors = dict(sorted(checkpoint.by_name(_tensors(settings, vision, checkpoint)).items()))
@@ -62,21 +61,26 @@ def _keys(s: Settings, vision: Vision) -> dict[str, Key]:
         "general.architecture": text("clip"),
         "general.type": text("mmproj"),
         "general.name": text(repository_name(s.whole.path.parent)),
-        "clip.has_vision_encoder": flag(True),
+        f"clip.has_{(kind := 'audio' if vision.of_sounds else 'vision')}_encoder": flag(True),
         "clip.projector_type": text(vision.kind),
     }
-    own = {**dict(common_keys(s)), **dict(vision.keys(s))}
-    return keys | dict(activation_keys(s)) | {f"clip.vision.{name}": key for name, key in own.items()}
+    if vision.of_sounds:
+        own = {"attention.layer_norm_epsilon": f32(1e-5), **dict(common_keys(s))}
+    else:
+        own = {**dict(common_keys(s)), **dict(image_keys(s))}
+        keys |= dict(activation_keys(s))
+    return keys | {f"clip.{kind}.{name}": key for name, key in {**own, **dict(vision.keys(s))}.items()}
 
 
 def _tensors(s: Settings, vision: Vision, checkpoint: Checkpoint) -> Iterator[tuple[str, TensorInfo]]:
     names, config = Names(s.vision, "clip"), s.vision
+    of_encoder = re.compile(rf"(?:^|\.)(?:{'|'.join(vision.parts)})(?:\.|$)")
     for name, weight in weights_of(checkpoint, s.whole).items():
         if vision.break_token and name.endswith("embed_tokens.weight"):
             row = _row(_token(s, vision.break_token, weight.shape[0]))
             target, own = "v.token_embd.img_break", (weight.floats or weight,)
             yield target, tensor_info(target, weight.shape[1:], "f32", Converted(own, config, row))
-        if not _OF_IMAGES.search(name) or re.search(vision.unused, name):
+        if not of_encoder.search(name) or re.search(vision.unused, name):
             continue
         targets = list(_targets(s, vision, names, name.removeprefix("model.")))
         if not targets:
@@ -89,7 +93,8 @@ def _tensors(s: Settings, vision: Vision, checkpoint: Checkpoint) -> Iterator[tu
             small = len(shape) < 2 or _SMALL.search(target) is not None
             plain = (weight.floats or weight) if small or move is not None else weight
             dtype = "f32" if small or len(shape) == 4 else plain.dtype
-            if len(shape) == 4 and shape[1] == 1 < shape[3]:  # llama.cpp computes depthwise convolutions of no others
+            # llama.cpp computes depthwise convolutions, and those of sounds, of no others
+            if (len(shape) == 4 and shape[1] == 1 < shape[3]) or len(shape) == 3:
                 dtype = "f16"
             yield target, tensor_info(target, shape, dtype, Converted((plain,), config, move))
 

@@ -22,6 +22,7 @@ from logitless.models.huggingface.config import Config, read_json
 from logitless.models.huggingface.families.family import Keys, Rules, Splits
 from logitless.models.huggingface.families.keys import numbers
 from logitless.models.huggingface.moves import (
+    COLUMN,
     PAIRS_OF_KEYS,
     PAIRS_OF_QUERIES,
     PLUS_ONE,
@@ -38,6 +39,9 @@ OF_IMAGES = (
     *("vision_tower", "vision_model", "visual"),
     *("multi_modal_projector", "connector", "embed_vision", "mlp1", "image_newline"),
 )
+
+
+OF_SOUNDS = ("audio_tower", "multi_modal_projector")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,12 @@ class Vision:
     moves: Rules = ()
     unused: str = r"position_ids$|vision_tower\.(vision_model\.)?head\."
     break_token: str = ""  # its embedding ends lines of patches
+    encoder: str = "vision_config"  # the setting of config.json
+    parts: tuple[str, ...] = OF_IMAGES  # of the model
+
+    @property
+    def of_sounds(self) -> bool:
+        return self.encoder == "audio_config"
 
 
 def _frame(i: int) -> Move:
@@ -318,6 +328,35 @@ _GEMMA3N = Vision(
     ),
 )
 
+
+def _whisper(s: Settings) -> Keys:
+    """Keys of all encoders of sounds."""
+    yield "num_mel_bins", u32(s.vision.count("num_mel_bins", default=128))
+    if s.vision.count("max_source_positions", default=1500) != 1500:
+        raise s.vision.error("max_source_positions", "is not 1500, the supported one")
+    if s.vision.get("activation_function", default="gelu") != "gelu":
+        raise s.vision.error("activation_function", "is not gelu, the supported one")
+
+
+def _voxtral(s: Settings) -> Keys:
+    yield from _whisper(s)
+    yield "projector.stack_factor", u32(s.vision.count("intermediate_size") // max(1, s.vision.count("hidden_size")))
+
+
+_WHISPER_SPLITS: Splits = (
+    (r"audio_tower\.conv(\d)\.weight$", ((r"a.conv1d.\1.weight", None),)),
+    (r"audio_tower\.conv(\d)\.bias$", ((r"a.conv1d.\1.bias", COLUMN),)),
+)
+_QWEN2_AUDIO = Vision(
+    "qwen2a",
+    _whisper,
+    (*_WHISPER_SPLITS, (r"multi_modal_projector\.linear\.(weight|bias)$", ((r"mm.a.fc.\1", None),))),
+    encoder="audio_config",
+    parts=OF_SOUNDS,
+)
+_SOUND_MATRICES: Splits = ((r"multi_modal_projector\.linear_(1|2)\.weight$", ((r"mm.a.mlp.\1.weight", None),)),)
+_VOXTRAL = replace(_QWEN2_AUDIO, kind="voxtral", keys=_voxtral, splits=(*_WHISPER_SPLITS, *_SOUND_MATRICES))
+
 # By the name of the whole model's architecture, or by it and the kind of its encoder.
 VISIONS: dict[str, Vision] = {
     "Gemma3ForConditionalGeneration": Vision(
@@ -339,6 +378,8 @@ VISIONS: dict[str, Vision] = {
     "Lfm2VlForConditionalGeneration": _LFM2,
     "Gemma3nForConditionalGeneration": _GEMMA3N,
     "Gemma4ForConditionalGeneration": _GEMMA4,
+    "Qwen2AudioForConditionalGeneration": _QWEN2_AUDIO,
+    "VoxtralForConditionalGeneration": _VOXTRAL,
 }
 # Architectures of whole models, of which families.py has the row of their text part alone.
 WHOLE = {name.partition(" ")[0] for name in VISIONS}
@@ -358,13 +399,15 @@ def image_settings(file: Path) -> Config:
 
 
 def vision_of(config: Config) -> Vision | None:
-    """The row of a folder that has an image encoder and its preprocessor; None: it has none that is supported."""
-    encoder = config.get("vision_config")
-    if not projector_file(config.path.parent).exists() or not isinstance(encoder, dict):
+    """The row of a folder that has an encoder of images or sounds and its preprocessor; None: it has none that is
+    supported."""
+    if not projector_file(config.path.parent).exists():
         return None
-    names = [str(name) for name in config.items("architectures")]
-    names = [f"{name}{kind}" for name in names for kind in (f" of {encoder.get('model_type')}", "")]
-    return next((VISIONS[name] for name in names if name in VISIONS), None)
+    encoder = config.get("vision_config", default={})
+    kind = encoder.get("model_type") if isinstance(encoder, dict) else None
+    names = [f"{name}{end}" for name in config.items("architectures") for end in (f" of {kind}", "")]
+    row = next((VISIONS[name] for name in names if name in VISIONS), None)
+    return row if row is not None and isinstance(config.get(row.encoder), dict) else None
 
 
 def has_projector(folder: Path) -> bool:
@@ -377,13 +420,17 @@ def has_projector(folder: Path) -> bool:
 
 def common_keys(s: Settings) -> Keys:
     """Keys that all encoders have, without the prefix."""
-    yield "image_size", u32(_side(s.vision, "image_size", 0))
-    yield "patch_size", u32(_side(s.vision, "patch_size"))
     yield "embedding_length", u32(s.vision.count("hidden_size"))
     yield "feed_forward_length", u32(s.vision.count("intermediate_size", default=0))
     yield "projection_dim", u32(s.whole.count("hidden_size"))
     yield "block_count", u32(s.vision.count("num_hidden_layers"))
     yield "attention.head_count", u32(s.vision.count("num_attention_heads"))
+
+
+def image_keys(s: Settings) -> Keys:
+    """Further keys of all encoders of images."""
+    yield "image_size", u32(_side(s.vision, "image_size", 0))
+    yield "patch_size", u32(_side(s.vision, "patch_size"))
     yield "attention.layer_norm_epsilon", f32(s.vision.number("layer_norm_eps", "rms_norm_eps", default=1e-6))
     for name, plain in (("image_mean", 0.0), ("image_std", 1.0)):
         values = s.images.numbers(name) if s.images.flag("do_normalize", default=True) else [plain] * 3

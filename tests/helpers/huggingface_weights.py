@@ -29,3 +29,8 @@ def weight(name: str, shape: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float
 def pixels(side: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """A square picture, (side, side, 3)."""
     return np.random.default_rng(side).integers(0, 256, (side, side, 3), np.uint8)
+
+
+def spectrogram(n_mel: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Frames of 30 seconds, (3000, n_mel)."""
+    return np.random.default_rng(n_mel).normal(0, 0.5, (3000, n_mel)).astype(np.float32)

@@ -37,7 +37,7 @@ def run(o: SimpleNamespace) -> int:
         raise UsageError(f"convert: {error}") from None
     print(f"{o.output}: {len(plan.types)} tensors, {plan.nbytes / 1e6:.1f} MB", file=sys.stderr)
     if not o.mmproj and has_projector(Path(o.model)):
-        print(f"logitless convert {o.model} --mmproj -o mmproj.gguf writes its image encoder", file=sys.stderr)
+        print(f"logitless convert {o.model} --mmproj -o mmproj.gguf writes its encoder", file=sys.stderr)
     return 0
 
 

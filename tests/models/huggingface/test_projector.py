@@ -16,6 +16,8 @@ from logitless import convert
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.cli.main import main
 from logitless.graph.execution.session import Session
+from logitless.models.audio.encoder import WhisperEncoder
+from logitless.models.audio.params import read_audio_params
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.huggingface.config import Config
@@ -25,8 +27,10 @@ from logitless.models.model import hparams_of
 from logitless.models.quantization.quantize import dequantized
 from logitless.models.vision.encoder import VisionEncoder
 from logitless.models.vision.params import read_params
+from logitless.models.weights.weights import check_weights
+from tests.helpers.audio_files import sound, wav
 from tests.helpers.huggingface_folders import DATA, recorded, tokenizer_json, write_folder, write_tensors
-from tests.helpers.huggingface_weights import pixels, weight
+from tests.helpers.huggingface_weights import pixels, spectrogram, weight
 from tests.helpers.vision_files import SMOL_TOKENS, SPECS, picture, png, write_projector
 from tests.helpers.vision_requests import Runs
 from tests.models.vision.test_llama_cpp_images import theirs
@@ -99,9 +103,43 @@ def test_folder_says_that_it_reads_images_and_convert_names_the_flag(
     folder = folders["gemma3"]
     assert media_of(folder) == (True, False)
     assert main(["convert", str(folder), "-o", str(tmp_path / "m.gguf")]) == 0
-    assert "--mmproj -o mmproj.gguf writes its image encoder" in capsys.readouterr().err
+    assert "--mmproj -o mmproj.gguf writes its encoder" in capsys.readouterr().err
     assert main(["convert", str(folder), "--mmproj", "--type", "Q8_0", "-o", str(tmp_path / "p.gguf")]) == 2
     assert not caplog.records  # nothing is left unread
+
+
+@pytest.mark.parametrize("name", ["qwen2audio", "voxtral"])
+def test_rows_of_a_sound_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "model", f"sounds/{name}")
+    assert media_of(folder) == (False, False)  # without its preprocessor's settings
+    (folder / FILE).write_text("{}")
+    assert media_of(folder) == (False, True)
+    with GGUFFile.open(folder / FILE) as gguf:
+        params, session = read_audio_params(gguf), Session([CPUBackend(1)])
+        encoder = WhisperEncoder.define(session, gguf, params, 64)
+        (rows,) = session.run("rows", lambda: encoder.rows(1, 3000, 16), encoder.feeds([spectrogram(16)]))
+        session.close()
+    assert np.abs(rows[::50, ::8] - recorded(f"sounds/{name}")["rows"]).max() < 2e-3
+    with GGUFFile.open(folder) as gguf:
+        check_weights(gguf, hparams_of(gguf))
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
+def test_folder_answers_a_sound_as_llama_cpp_with_the_converted_files(tmp_path: Path) -> None:
+    folder, pair = (
+        write_folder(tmp_path / "model", "sounds/qwen2audio"),
+        (tmp_path / "m.gguf", tmp_path / "mmproj.gguf"),
+    )
+    (folder / FILE).write_text("{}")
+    for path, mmproj in zip(pair, (False, True), strict=True):
+        convert(folder, path, mmproj=mmproj)
+    prompt, spoken = "h<image>g", sound(3.0)
+    encoded = [base64.b64encode(wav(spoken)).decode()]
+    (((n_expected, tops),),) = theirs([(*map(str, pair), [(prompt, encoded)])], n_ctx=2048, exact=True)
+    with Runs(folder, folder / FILE, n_ctx=2048, type_k="f32", type_v="f32") as runs:
+        n, values = runs.first(prompt, [spoken])
+    assert n == n_expected
+    assert [values[id] for id, _ in tops] == pytest.approx([value for _, value in tops], abs=0.01)
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -255,7 +293,7 @@ def test_settings_that_transformers_leaves_out_are_its_own(tmp_path: Path) -> No
         ("llava", {"vision_feature_layer": -1}, "'vision_feature_layer' is not one of -2 to -2, the supported ones"),
         ("llava", {"vision_feature_select_strategy": "full"}, "'vision_feature_select_strategy' is not default"),
         ("llava", {"vision_config": {"hidden_act": "mish"}}, "'hidden_act' is 'mish'; supported are gelu, quick_gelu"),
-        ("llava", {"vision_config": {"model_type": "dinov2"}}, "has no image encoder of a supported kind"),
+        ("llava", {"vision_config": {"model_type": "dinov2"}}, "has no encoder of images or sounds of a suppor"),
         ("llava 1.6", {"image_grid_pinpoints": [[16, 20]]}, "'clip.vision.image_grid_pinpoints' has not pairs of mul"),
         ("llava 1.6", {"image_grid_pinpoints": [[16, "x"]]}, "'image_grid_pinpoints' has not pairs of sizes"),
         ("internvl", {"downsample_ratio": 0.3}, "'downsample_ratio' is 0.3, not one by a whole number"),
@@ -334,7 +372,7 @@ def test_two_tensors_that_are_one_are_refused_in_one_line(name: str, file: str, 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({FILE: None}, "has no image encoder of a supported kind"),
+        ({FILE: None}, "has no encoder of images or sounds of a suppor"),
         ({FILE: {"image_mean": [0.5], "image_std": [0.5] * 3}}, f"{FILE}: 'image_mean' has not three numbers"),
         ({FILE: {"image_mean": "x"}}, f"{FILE}: 'image_mean' is no list"),
         ({"vision_config": {"patch_size": None}}, "config.json: 'patch_size' is missing"),
@@ -343,7 +381,7 @@ def test_two_tensors_that_are_one_are_refused_in_one_line(name: str, file: str, 
         ({"vision_config": {"window_size": 64}}, "'window_size' is not 112, the supported one"),
         ({"vision_config": {"num_heads": 3}}, "key 'clip.vision.attention.head_count' is 3"),
         ({"vision_config": {"patch_size": 8}}, r"tensor 'v.patch_embd.weight' has shape \(32, 3, 4, 4\)"),
-        ({"vision_config": 3}, "has no image encoder of a supported kind"),
+        ({"vision_config": 3}, "has no encoder of images or sounds of a suppor"),
         ({"vision_config": {"mlp_ratio": -1}}, "'mlp_ratio' is -1, not a positive number"),
     ],
 )
