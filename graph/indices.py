@@ -177,7 +177,7 @@ def needed_bounds(t: Tensor) -> dict[Tensor, Ranges]:
     for name, bounds in _bounds(src, t).items():
         before = needed.get(src[name], (ANY,))[0]  # one tensor may be two sources
         needed[src[name]] = ((max(before[0], bounds[0]), min(before[1], bounds[1])),)
-    if "tables" in src and src["pos"].op == "chunk_ends":  # the window counts from the second
+    if "tables" in src and "pos" in src and src["pos"].op == "chunk_ends":  # the window counts from the second
         limit = needed[src["pos"]][0][1]
         needed[src["pos"]] = (0, limit), (0, limit + t.attrs.get("window", 0))
     if "order" in src:
@@ -192,6 +192,7 @@ def _bounds(src: Mapping[str, Tensor], t: Tensor) -> dict[str, Bounds]:
     if "tables" in src:
         bounds["tables"] = 0, src["k"].shape[0]
         bounds["slot"] = 0, src["tables"].shape[0]
+    if "tables" in src and "pos" in src:
         bounds["pos"] = 0, src["tables"].shape[1] * PAGE
     if t.op == "chunk_ends":
         bounds["pos"] = 0, t.attrs["limit"]

@@ -16,7 +16,13 @@ from logitless.graph.ops.attention.causal_attention import causal_attention
 from logitless.graph.ops.attention.chunks import chunk_ends, chunk_starts
 from logitless.graph.ops.attention.encoder_attention import full_attention
 from logitless.graph.ops.attention.hadamard import hadamard
-from logitless.graph.ops.attention.mla import chosen_cells, latent_attention, sparse_latent_attention
+from logitless.graph.ops.attention.mla import (
+    chosen_blocks,
+    chosen_cells,
+    latent_attention,
+    sparse_attention,
+    sparse_latent_attention,
+)
 from logitless.graph.ops.attention.paged_attention import (
     PAGE,
     attention,
@@ -39,6 +45,7 @@ from logitless.graph.ops.slicing import concat, take_block
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.layer_sizes import LayerSizes
+from logitless.models.hparams.mla import IndexerParams
 from logitless.models.kv_pool import PagePool, Pool
 
 
@@ -151,9 +158,17 @@ class AttentionParams(NamedTuple):
     causal_images: bool = False  # rows of images see only earlier rows, for any projector
     chunked: bool = False  # the window does not slide: a row sees its own chunk of so many positions
     bias: tuple[Tensor, ...] = ()  # models/architectures/position_bias.py
-    top_k: int = 0  # an indexer chooses so many cells where there are more; 0: none does
-    # its queries (T, H, D) and weights (T, H); (): the choice of the layer before counts
-    indexer: tuple[Tensor, ...] = ()
+    indexer: IndexerParams | None = None  # which chooses cells where there are more than that; None: none does
+    # its queries (T, H, D) and perhaps weights (T, H); (): the choice of the layer before counts
+    index_q: tuple[Tensor, ...] = ()
+
+
+class KeysValues(NamedTuple):
+    """Keys and values (T, H_kv, D) that the rows of a layer add to its caches."""
+
+    k: Tensor
+    v: Tensor | None  # None: the keys are the values (MLA)
+    index_k: Tensor | None = None  # (T, 1, D): the indexer's keys, where it has a cache
 
 
 class LinearAttentionParams(NamedTuple):
@@ -168,10 +183,11 @@ class Memory(Protocol):
     """Keys and values that a row's query attends to: its own sequence up to its position. From
     the last layer with its own KV cache on, only the rows of `out` have queries."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
-        """Attention output of q (T, H, D), or (R, H, D) of the `out` rows; same shape. k and v
-        (T, H_kv, D) are the keys and values of all rows; v None: values are the keys (MLA), and
-        only the scale applies. With `top_k` they are, too, and v has the keys of the indexer."""
+    def attend(self, layer: int, q: Tensor, kv: KeysValues, params: AttentionParams) -> Tensor:
+        """Attention output of q (T, H, D), or (R, H, D) of the `out` rows; same shape. `kv`: of all rows."""
+
+    def indexes(self, layer: int) -> bool:
+        """True if there is a cache for the layer's indexer, so that it may choose."""
 
 
 @runtime_checkable
@@ -251,7 +267,7 @@ class PagedMemory:
     kv_sources: tuple[int, ...]  # by layer: the layer whose KV cache it reads
     convs: Mapping[int, list[Tensor]]  # (N, K - 1, C) each
     recurrent: Mapping[int, Tensor]  # (N, H, D, E)
-    indexed: frozenset[int] = frozenset()  # layers whose second cache has the keys of an indexer
+    indexed: frozenset[int] = frozenset()  # layers whose last cache has the keys of an indexer
 
     @classmethod
     def define(  # noqa: PLR0913  (sizes of one pool)
@@ -277,20 +293,20 @@ class PagedMemory:
         window: dict[int, list[Tensor]] = {}
         for i in (*range(h.n_layer_kv), *((h.n_layer,) if mtp else ())):
             size = h.sizes(i)
-            if r := h.recurrent_of(i):
-                named = zip(("conv", "shift", "tokens"), r.conv_shapes(i), strict=False)
+            if h.recurrent and (shapes := h.recurrent.conv_shapes(i)):
+                named = zip(("conv", "shift", "tokens"), shapes, strict=False)
                 convs[i] = [session.define(f"{prefix}{name}.{i}", (n_states, *shape)) for name, shape in named]
-                if r.n_heads:
-                    recurrent[i] = session.define(f"{prefix}recurrent.{i}", (n_states, *r.state_shape))
+            if (r := h.recurrent_of(i)) and r.n_heads:
+                recurrent[i] = session.define(f"{prefix}recurrent.{i}", (n_states, *r.state_shape))
             if not h.attends(i):
                 continue
             layers, n = (window, n_window) if n_window and h.is_local(i) else (full, n_pages)
             layers[i] = [session.define(f"{prefix}k.{i}", (n, size.n_head_kv, size.head_dim, PAGE), type_k)]
-            if h.indexer and h.indexes(i) and table_shape[1] * PAGE > h.indexer.top_k:
+            if not h.mla:
+                layers[i].append(session.define(f"{prefix}v.{i}", (n, size.n_head_kv, PAGE, size.head_dim), type_v))
+            if h.indexer and h.indexes(i) and table_shape[1] * PAGE > h.indexer.most:
                 layers[i].append(session.define(f"{prefix}index.{i}", (n, 1, h.indexer.size, PAGE), type_k))
                 indexed.add(i)
-            elif not h.mla:
-                layers[i].append(session.define(f"{prefix}v.{i}", (n, size.n_head_kv, PAGE, size.head_dim), type_v))
         others: list[tuple[str, LayerSizes | int]]
         others = [(f"{prefix}cross.{{}}.{i}", own) for i, own in enumerate(h.cross_layers)]
         others += [(f"{prefix}draft.{{}}.{i}", own) for i, own in enumerate(behind, h.n_layer)]
@@ -347,43 +363,62 @@ class Cached:
     stored: dict[int, list[Tensor]] = field(default_factory=dict)
     # nodes that write states, by layer
     state_writes: dict[int, list[Tensor]] = field(default_factory=dict)
-    # masks of the last layer with an indexer: of all rows, and of those of `out`
-    masks: dict[bool, Tensor] = field(default_factory=dict)
+    # what the last indexer chose: for all rows, and for those of `out`
+    chosen: dict[bool, Tensor] = field(default_factory=dict)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
+    def indexes(self, layer: int) -> bool:
+        return layer in self.memory.indexed
+
+    def attend(self, layer: int, q: Tensor, kv: KeysValues, params: AttentionParams) -> Tensor:
         batch, memory = self.batch, self.memory
         kv_source = memory.kv_sources[layer]
         pool, _ = self._room(kv_source)
         if kv_source == layer:
-            self.store(layer, k, v)
+            self.store(layer, kv)
         n_ctx, of_out = pool.tables.shape[1] * PAGE, layer >= memory.n_layer_kv - 1
         caches = self.stored[kv_source] if kv_source in self.stored else pool.layers[kv_source]
         q = rotate(q, caches[0])
-        kv = *caches, pool.tables, *batch.visible(params, n_ctx, of_out=of_out)
-        if params.top_k and n_ctx > params.top_k:
-            mask, kv = self._mask(layer, caches[1:], kv[-3:], params, of_out=of_out), (caches[0], *kv[-3:])
-            y = sparse_latent_attention(q, *kv, mask, scale=params.scale)
-        elif v is None or params.top_k:
-            y = latent_attention(q, *kv, *params.sinks, scale=params.scale)
+        rows = pool.tables, *batch.visible(params, n_ctx, of_out=of_out)
+        caches, index = (caches[:-1], caches[-1]) if self.indexes(kv_source) else (caches, None)
+        if (indexer := params.indexer) and n_ctx > indexer.most:
+            chosen = self._choice(indexer, params.index_q, index, rows, of_out=of_out)
+            attend = sparse_attention if len(caches) > 1 else sparse_latent_attention
+            y = attend(q, *caches, *rows[:-1], chosen, *params.sinks, scale=params.scale)
+        elif kv.v is None:
+            y = latent_attention(q, *caches, *rows, *params.sinks, scale=params.scale)
         elif params.bias:
-            y = biased_attention(q, *kv, params.bias[-1], scale=params.scale, window=int(batch.source is not None))
+            window = int(batch.source is not None)
+            y = biased_attention(q, *caches, *rows, params.bias[-1], scale=params.scale, window=window)
         else:
-            y = attention(q, *kv, *params.sinks, scale=params.scale, window=params.window, cap=params.cap)
-        return rotate(y, caches[0 if params.top_k else -1])
+            y = attention(q, *caches, *rows, *params.sinks, scale=params.scale, window=params.window, cap=params.cap)
+        return rotate(y, caches[-1])
 
-    def _mask(
-        self, layer: int, keys: list[Tensor], rows: tuple[Tensor, ...], params: AttentionParams, *, of_out: bool
+    def _choice(
+        self,
+        indexer: IndexerParams,
+        queries: tuple[Tensor, ...],
+        keys: Tensor | None,
+        rows: tuple[Tensor, ...],
+        *,
+        of_out: bool,
     ) -> Tensor:
-        """The cells (T, cells) that an indexer chose, in this layer or the last that has one."""
+        """The cells (T, G, N) that an indexer chose, in this layer or the last that has one."""
         of_out = of_out and self.batch.out is not None
-        if params.indexer:
-            queries, weights = params.indexer
-            self.masks.clear()
-            self.masks[of_out] = chosen_cells(rotate(queries, keys[0]), weights, *keys, *rows, n=params.top_k)
-        if of_out not in self.masks:
+        if keys is not None:
+            q, *weights = queries
+            self.chosen.clear()
+            if weights:
+                chosen = chosen_cells(rotate(q, keys), *weights, keys, *rows, n=indexer.n, pool=indexer.pool)
+            else:
+                n, block, last = indexer.n, indexer.pool, indexer.last
+                chosen = chosen_blocks(rotate(q, keys), keys, *rows, n=n, block=block, last=last)
+            self.chosen[of_out] = chosen
+        if of_out not in self.chosen:
             assert self.batch.out is not None
-            self.masks[of_out] = get_rows(self.masks[False], self.batch.out.ids)
-        return self.masks[of_out]
+            whole = self.chosen[False]
+            flat = get_rows(reshape(whole, shape=(whole.shape[0], -1)), self.batch.out.ids)
+            self.chosen[of_out] = reshape(flat, shape=(-1, *whole.shape[1:]))
+        return self.chosen[of_out]
 
     def attend_source(self, layer: int, q: Tensor, scale: float) -> Tensor:
         """Cross-attention: the output of q (T, H, D) over the prompt's cells, which the encoder has filled."""
@@ -394,14 +429,13 @@ class Cached:
         y = attention(rotate(q, caches[0]), *caches, pool.tables, slot, last, scale=scale)
         return rotate(y, caches[-1])
 
-    def store(self, layer: int, k: Tensor, v: Tensor | None) -> list[Tensor]:
+    def store(self, layer: int, kv: KeysValues) -> list[Tensor]:
         """Write the keys and values of a layer for these rows; returns its caches afterwards."""
         pool, slot_mapping = self._room(layer)
-        stores = store_k, store_k if layer in self.memory.indexed else store_v
+        new = [(store, x) for store, x in zip((store_k, store_v, store_k), kv, strict=True) if x is not None]
         self.stored[layer] = [
-            store(cache, rotate(new, cache), slot_mapping)
-            for store, cache, new in zip(stores, pool.layers[layer], (k, v), strict=False)
-            if new is not None
+            store(cache, rotate(x, cache), slot_mapping)
+            for cache, (store, x) in zip(pool.layers[layer], new, strict=True)
         ]
         return self.stored[layer]
 
@@ -468,11 +502,14 @@ class Sequences:
         rows = MediaRows.feeds(media, n_sequences * length, None, mrope=mrope) if media else None
         return cls(length, tokens, pos, start, media=rows)
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
+    def indexes(self, layer: int) -> bool:
+        return False
+
+    def attend(self, layer: int, q: Tensor, kv: KeysValues, params: AttentionParams) -> Tensor:
         size, scale, window = self.length, params.scale, params.window
-        if 0 < params.top_k < size:
-            raise ValueError(f"texts have {size} tokens: with an indexer training has up to {params.top_k}")
-        v = k if v is None or params.top_k else v
+        if params.indexer and params.indexer.most < size:
+            raise ValueError(f"texts have {size} tokens: with an indexer training has up to {params.indexer.most}")
+        k, v = kv.k, kv.k if kv.v is None else kv.v
         visible = self.start if self.bounds is None or params.causal_images else self.bounds
         if params.chunked:
             visible, window = chunk_starts(self.start, length=size, size=window), 0
@@ -513,8 +550,18 @@ class Texts:
         tokens, pos, types = (feed(name, (n_texts * length,), "i32") for name in ("tokens", "pos", "types"))
         return cls(length, tokens, pos, types, feed("count", (n_texts,), "i32"))
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
+    def indexes(self, layer: int) -> bool:
+        return False
+
+    def attend(self, layer: int, q: Tensor, kv: KeysValues, params: AttentionParams) -> Tensor:
         reach = params.window // 2 if params.window else -1
         return full_attention(
-            q, k, k if v is None else v, self.count, *params.bias, length=self.length, scale=params.scale, reach=reach
+            q,
+            kv.k,
+            kv.k if kv.v is None else kv.v,
+            self.count,
+            *params.bias,
+            length=self.length,
+            scale=params.scale,
+            reach=reach,
         )

@@ -32,10 +32,9 @@ def move_cells(
         written.append(store_k(keys, k, to))
     for i, (_, *values) in memory.full.layers.items():
         if i in memory.indexed:
-            assert h.indexer is not None
-            (keys,) = values
-            k = rope(rotate(load_k(keys, source), keys), full, interleaved=h.indexer.interleaved)
-            written.append(store_k(keys, rotate(k, keys), to))
-            continue
+            index, kind = values.pop(), h.architecture.attention.indexer
+            assert kind is not None
+            k = rope(rotate(load_k(index, source), index), full, interleaved=kind.interleaved)
+            written.append(store_k(index, rotate(k, index), to))
         written += [store_v(cache, load_v(cache, source), to) for cache in values]
     return written

@@ -68,7 +68,7 @@ class Model:
         """Writes of the encoder's output of a prompt, as keys and values of cross-attention, to `cells`."""
         h, cached, x = self.hparams, Cached(memory, cells), self.hidden(text, text)
         for i in range(h.n_layer):
-            cached.store(h.n_layer + i, *cross_keys_values(self.weights.block(i), x, h, i))
+            cached.store(h.n_layer + i, cross_keys_values(self.weights.block(i), x, h, i))
         return [write for layer in cached.stored.values() for write in layer]
 
     def training_logits(self, sequences: Sequences) -> Tensor:
@@ -179,7 +179,7 @@ def _kind(gguf: GGUFFile) -> str:
 def define_model(session: Session, gguf: GGUFFile, hparams: Hparams, n_ctx: int, *, mtp: bool = False) -> Model:
     """Define the weights on a session; bytes are read at first use. `mtp`: with the MTP block
     (models/architectures/mtp.py). ModelFileError names the tensor at fault."""
-    if hparams.context_ends and n_ctx > hparams.n_ctx_train:
+    if hparams.learned_positions and n_ctx > hparams.n_ctx_train:
         raise ModelFileError(gguf.path, f"has positions for {hparams.n_ctx_train} tokens, not for a context of {n_ctx}")
     weights, block = load_weights(session, gguf, hparams, mtp=mtp).apart(hparams.n_layer)
     rotary, of_encoder = define_rotary(session, gguf, hparams, n_ctx), None

@@ -70,6 +70,7 @@ FAMILIES = {
     "attention, one token": "attention_spans_*",
     "attention in tiles": "attention_tiles_*",
     "latent attention": "latent_attention_*",
+    "sparse attention": "sparse_*attention_*",
     "KV cache": "*_[kv]_*",
     "sampler": "sample-*",
     "norms and rounding": "*norm*",

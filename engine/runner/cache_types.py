@@ -12,6 +12,8 @@ from logitless.graph.tensor import Tensor, variable
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.layer_sizes import LayerSizes
 
+_ATTENTION = ("attention", "latent_attention", "biased_attention", "sparse_attention", "sparse_latent_attention")
+
 
 def check_types(h: Hparams, type_k: str, type_v: str, of: str = "", drafter: Sequence[LayerSizes | int] = ()) -> None:
     """ValueError for a type that does not exist, or whose blocks do not fit the heads. `of`: end of the flags.
@@ -34,7 +36,7 @@ def check_types(h: Hparams, type_k: str, type_v: str, of: str = "", drafter: Seq
 def refusal(graph: Iterable[Tensor], devices: Sequence[Backend], type_k: str, type_v: str, of: str = "") -> str:
     """A line that names a device without attention over caches of these types, but over those of f16; else ""."""
     for t in toposort(graph):
-        if t.op not in ("attention", "latent_attention", "biased_attention", "sparse_latent_attention"):
+        if t.op not in _ATTENTION:
             continue
         plain = [variable("", s.shape, "f16") if s.dtype in KV_TYPES and len(s.shape) == 4 else s for s in t.src]
         for device in devices:

@@ -164,7 +164,7 @@ class ModelRunner:
         """Set the sizes that follow from the tokens of the KV cache. ValueError: none are left for a slot."""
         options, h = self.options, self.hparams
         self.n_ctx, share = n_ctx, 1 if options.unified else options.n_slots
-        most = h.n_ctx_train if h.context_ends else self.n_ctx
+        most = h.n_ctx_train if h.learned_positions else self.n_ctx
         self.n_ctx_slot = min(self.n_ctx // share, options.n_ctx_slot or self.n_ctx, most)
         if self.n_ctx_slot < 1:
             raise ValueError(f"--ctx-size {self.n_ctx} leaves nothing for each of {options.n_slots} slots")

@@ -144,7 +144,18 @@ def _attention(t: Tensor, feeds: Feeds) -> Cost:
 
 
 _PAGED = ("attention", "attention_act", "attention_rope", "biased_attention", "latent_attention")
-COSTS.update(dict.fromkeys((*_PAGED, "sparse_latent_attention"), _attention))
+COSTS.update(dict.fromkeys(_PAGED, _attention))
+
+
+def _sparse_attention(t: Tensor, feeds: Feeds) -> Cost:
+    """Each token reads the cells of its lists, which count as full."""
+    n_caches = 2 if t.op == "sparse_attention" else 1
+    q, caches, chosen = t.src[0], t.src[1 : 1 + n_caches], t.src[3 + n_caches]
+    cell, n = caches[0].shape[1] * caches[0].shape[2] * sum(map(_element, caches)), chosen.shape[2]
+    return Cost(q.nbytes + t.nbytes + chosen.nbytes + q.shape[0] * n * cell, f32_macs=2 * math.prod(q.shape) * n)
+
+
+COSTS.update(dict.fromkeys(("sparse_attention", "sparse_latent_attention"), _sparse_attention))
 
 
 @COSTS.of("full_attention")

@@ -52,13 +52,13 @@ class Residual(Enum):
     ATTENTION = "attention"  # a block's input is attention over the streams of earlier layers (Kimi K3)
 
 
-class Indexer(Enum):
-    """The indexer that chooses what a token attends to, once there is more than it chooses (DeepSeek V3.2)."""
+class Pool(Enum):
+    """Way in which an indexer scores neighbouring cells together."""
 
-    NONE = "none"
-    UNUSED = "unused"  # it is not run, and contexts end there
-    HALVES = "halves"  # pairs of its RoPE are halves
-    NEIGHBOURS = "neighbours"  # pairs are neighbours (GLM 5)
+    NONE = "each apart"
+    SOFTMAX = "by one key, a mean of theirs whose weights are gates' softmax"  # GLM 5.3
+    MEAN = "by one key, the mean of theirs"  # Qwen 4
+    GREATEST = "by the greatest of their scores, for each key head"  # MiniMax M3
 
 
 class Presence(Enum):
@@ -144,6 +144,18 @@ class Temperature:
 
 
 @dataclass(frozen=True, slots=True)
+class Indexer:
+    """The indexer that chooses what a token attends to, once there is more than it chooses (DeepSeek V3.2)."""
+
+    pool: Pool = Pool.NONE
+    latent: bool = True  # its queries are of rows of low rank, and heads have weights; else it is as attention is
+    interleaved: bool = False  # pairs of its RoPE are neighbours
+    rope_last: bool = False  # the last elements of a head have it, not the first
+    rms_eps: bool = False  # its keys' LayerNorm has the epsilon of the RMS norms
+    optional_key: str = ""  # which is 0 or missing where a file has no indexer
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
     """Self-attention and its masks."""
 
@@ -152,7 +164,7 @@ class Attention:
     optional: bool = False
     causal: bool = True  # default; False: bidirectional; the model makes embeddings, not text
     mla: bool = False  # multi-head latent attention (models/architectures/mla.py)
-    indexer: Indexer = Indexer.NONE
+    indexer: Indexer | None = None
     qk_norm: QKNorm = QKNorm.OPTIONAL
     qk_norm_after_rope: bool = False
     value_norm: bool = False  # RMSNorm of each value head, without a weight

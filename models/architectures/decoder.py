@@ -22,16 +22,17 @@ from logitless.graph.ops.training.loss import softmax
 from logitless.graph.tensor import Tensor, const
 from logitless.models.architectures.attention import (
     AttentionInputs,
-    KeysValues,
     cross_attention,
+    index_keys,
     keys_values,
     self_attention,
+    shifts,
 )
 from logitless.models.architectures.feed_forward import feed_forward
 from logitless.models.architectures.linear_attention import OUTPUT, channel_mix, recurrent
 from logitless.models.architectures.mla import mla_attention, mla_keys
 from logitless.models.architectures.rope import Rotary
-from logitless.models.batch import Memory, RecurrentMemory, Rows, rope_positions
+from logitless.models.batch import KeysValues, Memory, RecurrentMemory, Rows, rope_positions
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.ssm import NGrams
 from logitless.models.weights.weights import Weights
@@ -79,7 +80,8 @@ def forward(
             if h.architecture.states.channel_mix:
                 x, recurrent_output = channel_mix(b, h, r, layer, x, recurrent_output, memory), None
         if attends and layer < h.n_layer_kv:
-            kv_of[layer] = keys_of(AttentionInputs(b, y, angles[local]), h, layer)
+            whole = AttentionInputs(b, y, angles[local])
+            kv_of[layer] = keys_of(whole, h, layer)._replace(index_k=index_keys(whole, h, layer, memory))
         if layer == h.n_layer_kv - 1 and rows.out is not None:  # other rows' queries are not needed
             w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
             inputs = None if inputs is None else get_rows(inputs, rows.out.ids)
@@ -269,14 +271,6 @@ def with_ngrams(
 def signed_root(x: Tensor) -> Tensor:
     """The root of |x|, or of 1e-6 where that is less, with the sign of x."""
     return mul(sign(x), sqrt(clamp(mul(sign(x), x), low=1e-6, high=1e30)))
-
-
-def shifts(n: int) -> Tensor:
-    """Taps (n − 1, 1, n) of a short convolution whose column i is that of i + 1 rows before."""
-    taps, one = broadcast_to(const(0.0), shape=(n - 1, 1, n)), broadcast_to(const(1.0), shape=(1, 1, 1))
-    for i in range(n - 1):
-        taps = set_block(taps, one, start=(i, 0, n - 2 - i))
-    return taps
 
 
 def dilated(taps: Tensor, step: int) -> Tensor:

@@ -15,10 +15,10 @@ from logitless.graph.ops.pointwise import div, relu, sqrt, square, tanh
 from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import add_block, set_block, take_block
 from logitless.graph.tensor import Tensor, const
-from logitless.models.architectures.attention import AttentionInputs, KeysValues, keys_values, self_attention
+from logitless.models.architectures.attention import AttentionInputs, keys_values, self_attention
 from logitless.models.architectures.decoder import per_layer_embeddings, per_layer_residual
 from logitless.models.architectures.rope import Rotary
-from logitless.models.batch import Memory, Rows, rope_positions
+from logitless.models.batch import KeysValues, Memory, Rows, rope_positions
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.weights.weights import Weights
 

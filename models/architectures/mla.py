@@ -9,20 +9,18 @@ compressed part; values are the same rows."""
 
 from __future__ import annotations
 
-from logitless.graph.ops.elementwise import broadcast_to, scaled
+from logitless.graph.ops.elementwise import broadcast_to
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.moe import expert_order, expert_rows, top_experts
-from logitless.graph.ops.norm import layer_norm, rms_norm
+from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.rope import rope
 from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.ops.slicing import set_block, take_columns
 from logitless.graph.tensor import Tensor, const
-from logitless.models.architectures.attention import AttentionInputs, KeysValues, gated
-from logitless.models.batch import AttentionParams, Memory
+from logitless.models.architectures.attention import AttentionInputs, gated, index_queries
+from logitless.models.batch import AttentionParams, KeysValues, Memory
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.hparams.mla import IndexerParams, MLAParams
-
-INDEX_EPS = 1e-6  # of the norm of the indexer's keys
+from logitless.models.hparams.mla import MLAParams
 
 
 def mla_keys(inputs: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
@@ -31,7 +29,7 @@ def mla_keys(inputs: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
     row = concat_columns(inputs.b.linear("attn_k_turned", inputs.x), row) if "attn_k_turned" in inputs.b else row
     k = reshape(row, shape=(-1, 1, h.head_dim))
     k = rope(k, inputs.angles, interleaved=h.interleaved) if h.rotary else k
-    return k, _index_keys(inputs, h.indexer) if h.indexer and h.indexes(layer) else None
+    return KeysValues(k, None)
 
 
 def mla_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
@@ -43,28 +41,14 @@ def mla_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory: 
     q = rope(q, queries.angles, interleaved=h.interleaved) if h.rotary else q
     # (T, n_head, width)
     sinks = (queries.b["attn_sinks"],) if "attn_sinks" in queries.b else ()
-    index = _index_queries(queries, low, h.indexer) if h.indexer and h.indexes(layer) else ()
-    params = AttentionParams(h.attention_scale, sinks=sinks, top_k=h.top_k(layer), indexer=index)
-    rows = memory.attend(layer, queries.scaled_query(q), *kv, params)
+    index = index_queries(queries, low, h, layer)
+    params = AttentionParams(h.attention_scale, sinks=sinks, indexer=h.indexer_of(layer), index_q=index)
+    rows = memory.attend(layer, queries.scaled_query(q), kv, params)
     y = heads.values(rows)
     if "attn_gate" in queries.b:
         by_head = reshape(y, shape=(y.shape[0], h.n_head, -1))
         y = reshape(gated(by_head, queries.b.linear("attn_gate", queries.x), h), shape=y.shape)
     return queries.b.linear("attn_output", y)
-
-
-def _index_keys(inputs: AttentionInputs, indexer: IndexerParams) -> Tensor:
-    """The indexer's keys (T, 1, size)."""
-    b, name = inputs.b, "indexer.k_norm"
-    k = layer_norm(b.linear("indexer.attn_k", inputs.x), b[name], b.tensors[f"{b.prefix}{name}.bias"], eps=INDEX_EPS)
-    return rope(reshape(k, shape=(-1, 1, indexer.size)), inputs.angles, interleaved=indexer.interleaved)
-
-
-def _index_queries(inputs: AttentionInputs, low: Tensor, indexer: IndexerParams) -> tuple[Tensor, Tensor]:
-    """The indexer's queries (T, n_heads, size) of rows of low rank, and the weights (T, n_heads) of its heads."""
-    q = reshape(inputs.b.linear("indexer.attn_q_b", low), shape=(-1, indexer.n_heads, indexer.size))
-    weights = scaled(inputs.b.linear("indexer.proj", inputs.x), (indexer.n_heads * indexer.size) ** -0.5)
-    return rope(q, inputs.angles, interleaved=indexer.interleaved), weights
 
 
 class Heads:

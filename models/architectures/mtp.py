@@ -68,7 +68,8 @@ def follow(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, x: T
     written = replace(hidden, rows=hidden.store(x))
     _, inputs = _inputs_of(model, batch, written.load())
     keys_of, _ = attention_of(model.hparams)
-    return Cached(memory, batch).store(model.hparams.n_layer, *keys_of(inputs, model.hparams, model.hparams.n_layer))
+    layer = model.hparams.n_layer
+    return Cached(memory, batch).store(layer, keys_of(inputs, model.hparams, layer))
 
 
 def guess(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ from logitless.models.architectures.architecture import (
     MoE,
     Norm,
     OutputGate,
+    Pool,
     Presence,
     QKNorm,
     RankingHead,
@@ -109,7 +110,7 @@ _DEEPSEEK2 = Architecture(
 )
 _DEEPSEEK32 = replace(
     _DEEPSEEK2,
-    attention=replace(_DEEPSEEK2.attention, indexer=Indexer.HALVES),
+    attention=replace(_DEEPSEEK2.attention, indexer=Indexer()),
     moe=replace(_DEEPSEEK2.moe, router=RouterScore.SIGMOID),
 )
 _GRANITE = Architecture(rope=Rope(interleaved=True, optional=True), scales=_FILE_SCALES)
@@ -193,7 +194,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen4exp": replace(
         _QWEN35,
         norm=Norm(pre=False, final=False),
-        attention=replace(_QWEN35.attention, indexer=Indexer.UNUSED),
+        attention=replace(
+            _QWEN35.attention, indexer=Indexer(Pool.MEAN, latent=False, optional_key="attention.compress_ratios")
+        ),
         moe=_MOE,
         states=States(StateKind.GATED_DELTA, sigmoid_gate=True),
         mtp=_UNUSED_MTP,
@@ -232,14 +235,19 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "hy_v4": Architecture(
         rope=_INTERLEAVED,
-        attention=Attention(mla=True, indexer=Indexer.UNUSED, sinks=Presence.REQUIRED, gate=OutputGate.OWN_WEIGHT),
+        attention=Attention(
+            mla=True,
+            indexer=Indexer(interleaved=True, rope_last=True, rms_eps=True, optional_key="attention.indexer.top_k"),
+            sinks=Presence.REQUIRED,
+            gate=OutputGate.OWN_WEIGHT,
+        ),
         ffn=FeedForward(clamps_input=True),
         moe=_SIGMOID_MOE,
         residual=Residual.INDEPENDENT,
     ),
     "glm5-next": Architecture(
         rope=_NO_ROPE,
-        attention=Attention(mla=True, indexer=Indexer.UNUSED),
+        attention=Attention(mla=True, indexer=Indexer(Pool.SOFTMAX)),
         ffn=FeedForward(one_limit=True, clamps_input=True),
         moe=_BALANCED_MOE,
         states=States(StateKind.KDA, negated=True),
@@ -260,7 +268,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "deepseek2": _DEEPSEEK2,
     "deepseek2-ocr": Architecture(moe=_SOFTMAX_MOE),
     "deepseek32": _DEEPSEEK32,
-    "glm-dsa": replace(_DEEPSEEK32, attention=replace(_DEEPSEEK32.attention, indexer=Indexer.NEIGHBOURS)),
+    "glm-dsa": replace(_DEEPSEEK32, attention=replace(_DEEPSEEK32.attention, indexer=Indexer(interleaved=True))),
     "mistral4": replace(_DEEPSEEK2, mtp=_UNUSED_MTP),
     "minicpm3": Architecture(attention=Attention(mla=True), scales=_FILE_SCALES),
     "plm": Architecture(rope=_INTERLEAVED, attention=Attention(mla=True), ffn=_RELU2_MLP),
@@ -281,7 +289,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         moe=MoE(Presence.REQUIRED, own_width=False, router=RouterScore.SIGMOID, balanced=True),
     ),
     "minimax-m3": Architecture(
-        attention=replace(_PER_HEAD, indexer=Indexer.UNUSED), ffn=FeedForward(glu_limit=7.0), moe=_BALANCED_MOE
+        attention=replace(_PER_HEAD, indexer=Indexer(Pool.GREATEST, latent=False)),
+        ffn=FeedForward(glu_limit=7.0),
+        moe=_BALANCED_MOE,
     ),
     "phi3": Architecture(),
     "phimoe": Architecture(norm=_PRE_LAYER_NORM, moe=_MIXER_MOE),

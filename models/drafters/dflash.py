@@ -30,7 +30,7 @@ class DFlash(FileDrafter):
         written = []
         for layer in range(h.n_layer):
             kv = keys_values(AttentionInputs(w.block(layer), g, angles), h, layer)
-            written += cached.store(self.file.target.n_layer + layer, *kv)
+            written += cached.store(self.file.target.n_layer + layer, kv)
         return written
 
     def guess(

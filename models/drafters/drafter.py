@@ -18,7 +18,7 @@ from logitless.graph.ops.slicing import concat
 from logitless.graph.tensor import Tensor
 from logitless.models.architectures.mtp import Hidden
 from logitless.models.architectures.rope import Rotary, define_rotary
-from logitless.models.batch import AttentionParams, Batch, Cached, PagedMemory
+from logitless.models.batch import AttentionParams, Batch, Cached, KeysValues, PagedMemory
 from logitless.models.drafters.drafter_file import DrafterFile
 from logitless.models.model import Model
 from logitless.models.weights.weights import Weights, define_weight
@@ -89,5 +89,8 @@ class DrafterMemory:
     cached: Cached
     first: int  # the model's number of layers
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor | None, params: AttentionParams) -> Tensor:
-        return self.cached.attend(self.first + layer, q, k, v, params)
+    def indexes(self, layer: int) -> bool:
+        return False
+
+    def attend(self, layer: int, q: Tensor, kv: KeysValues, params: AttentionParams) -> Tensor:
+        return self.cached.attend(self.first + layer, q, kv, params)

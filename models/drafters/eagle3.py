@@ -32,7 +32,7 @@ class Eagle3(FileDrafter):
         inputs, _ = self._inputs(model, batch, written.load())
         assert hidden.cells is not None
         before = Cached(memory, replace(batch, slot_mapping=hidden.cells))
-        return before.store(self.file.target.n_layer, *keys_values(inputs, self.file.hparams, 0))
+        return before.store(self.file.target.n_layer, keys_values(inputs, self.file.hparams, 0))
 
     def guess(
         self, model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, out: Tensor | None

@@ -15,7 +15,7 @@ from logitless.models.architectures.attention import AttentionInputs, self_atten
 from logitless.models.architectures.decoder import residual_stream
 from logitless.models.architectures.mla import concat_columns
 from logitless.models.architectures.mtp import Hidden
-from logitless.models.batch import Batch, PagedMemory
+from logitless.models.batch import Batch, KeysValues, PagedMemory
 from logitless.models.drafters.drafter import FileDrafter
 from logitless.models.model import Model
 
@@ -33,7 +33,7 @@ class Gemma4Assistant(FileDrafter):
             b = w.block(layer)
             y = b.norm("attn_norm", x, h)
             queries = AttentionInputs(b, y, angles[h.is_local(layer)])
-            mixed = self_attention(queries, (y, y), h, caches, layer)  # keys and values are the model's
+            mixed = self_attention(queries, KeysValues(y, y), h, caches, layer)  # keys and values are the model's
             x = residual_stream(b, h, layer, x, y, mixed)
             x = mul(x, b["layer_output_scale"]) if "layer_output_scale" in b else x
         x = w.norm("output_norm", x, h)

@@ -12,7 +12,6 @@ from logitless.models.architectures.architecture import (
     REQUIRED_KEY,
     Activation,
     Architecture,
-    Indexer,
     Presence,
     QKNorm,
     Residual,
@@ -126,11 +125,6 @@ class Hparams:
         return tuple(self.sizes(i) for i in range(self.n_layer if self.n_encoder else 0))
 
     @property
-    def context_ends(self) -> bool:
-        """True if no context may be longer than `n_ctx_train`."""
-        return self.learned_positions or self.architecture.attention.indexer is Indexer.UNUSED
-
-    @property
     def learned_positions(self) -> bool:
         """True if position embeddings are added to token embeddings."""
         return self.architecture.learned_positions and not self.alibi
@@ -152,15 +146,17 @@ class Hparams:
     @property
     def n_ctx_whole(self) -> int:
         """Most tokens of a sequence without a cache (training): indexers choose among cached cells only."""
-        return min(self.n_ctx_train, self.indexer.top_k) if self.indexer else self.n_ctx_train
-
-    def top_k(self, layer: int) -> int:
-        """Number of cells that an indexer chooses for a layer; 0: it attends to all."""
-        return self.indexer.top_k if self.indexer and layer < self.n_layer else 0
+        return min(self.n_ctx_train, self.indexer.most) if self.indexer else self.n_ctx_train
 
     def indexes(self, layer: int) -> bool:
         """True for a layer with an indexer of its own."""
-        return self.indexer is not None and layer < self.n_layer and self.indexer.layers[layer]
+        i = self.indexer
+        return i is not None and layer < self.n_layer and i.layers[layer] and self.attends(layer)
+
+    def indexer_of(self, layer: int) -> IndexerParams | None:
+        """The indexer whose choice a layer attends to; None: it attends to all cells."""
+        i = self.indexer
+        return i if i and (self.indexes(layer) or (i.shared and layer < self.n_layer)) else None
 
     @property
     def has_sinks(self) -> bool:
@@ -266,11 +262,10 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     scaling = _rope_scaling(keys, n_ctx_train)
     alibi = _alibi(keys, n_layer)
     ngrams = read_ngrams(keys, n_layer, n_embd) if architecture.ngrams else None
+    indexer = read_indexer(keys, n_layer, mla.n_rope if mla else most.rope_dim, most.n_head_kv)
     h = Hparams(
         arch=arch,
-        n_ctx_train=min(n_ctx_train, _indexed(keys))
-        if architecture.attention.indexer is Indexer.UNUSED
-        else n_ctx_train,
+        n_ctx_train=n_ctx_train,
         n_embd=n_embd,
         n_layer=n_layer,
         n_ff=most.n_ff,
@@ -300,7 +295,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         pooling=POOLINGS[int(pooling)],
         experts=experts,
         mla=mla,
-        indexer=read_indexer(keys, n_layer, mla.n_rope if mla else 0),
+        indexer=indexer,
         n_mtp=n_mtp,
         mtp_eps=float(keys.number("attention.layer_norm_epsilon", eps)) if architecture.mtp.layer_norm else eps,
         temperature=_temperature(keys, scaling),
@@ -321,7 +316,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         parallel=architecture.norm.parallel_attention
         or (architecture.ffn.may_be_parallel and keys.flag("use_parallel_residual")),
         interleaved=architecture.rope.interleaved and not _of_several_positions(keys),
-        recurrent=read_recurrent(keys, n_layer, n_embd, n_mtp, ngrams),
+        recurrent=read_recurrent(keys, n_layer, n_embd, n_mtp, ngrams, indexer),
         ngrams=ngrams,
         mrope=_mrope(keys, most.rope_dim // 2, interleaved=architecture.rope.interleaved_sections),
         alibi=alibi,
@@ -342,6 +337,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         causal=_causal(keys),
     )
     h = _with_streams(h, keys)
+    if indexer and indexer.shared and not h.indexes(next(i for i in range(n_layer) if h.attends(i))):
+        raise keys.error("attention.indexer.types", "has no indexer in the first layer that attends")
     if architecture.attention.cross:
         h = _behind_encoder(h, keys)
     return _with_scales(h, keys) if architecture.scales.from_file else h
@@ -382,14 +379,6 @@ def _with_scales(h: Hparams, keys: Keys) -> Hparams:
         logit_scale=1 / keys.factor("logit_scale", of_logits),
         attention_scale=scale,
     )
-
-
-def _indexed(keys: Keys) -> int:
-    """Number of positions that a token attends to at most."""
-    with_indexer = {"hy_v4": "indexer.top_k", "qwen4exp": "compress_ratios"}.get(keys.arch)
-    if with_indexer and not np.any(keys.get(f"attention.{with_indexer}", 0)):  # a file without an indexer
-        return keys.count("context_length")
-    return keys.count("attention.indexer.top_k") * keys.count("attention.indexer.block_size", 1)
 
 
 def _alibi(keys: Keys, n_layer: int) -> float:

@@ -1,14 +1,16 @@
-"""Sizes of multi-head latent attention (MLA), from GGUF keys."""
+"""Sizes of multi-head latent attention (MLA) and of the indexers of sparse attention, from GGUF keys."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from logitless.models.architectures.architecture import Indexer
+from logitless.models.architectures.architecture import Pool
 from logitless.models.architectures.registry import TRAITS
 from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.rope_scaling import RopeScaling, RopeScalingType
+
+MAX_POOL = 64  # cells whose keys become one
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,32 +46,6 @@ class MLAParams:
         return float(grown**2 * self.size**-0.5)
 
 
-@dataclass(frozen=True, slots=True)
-class IndexerParams:
-    """Sizes of the indexer of sparse attention (models/architectures/mla.py)."""
-
-    n_heads: int
-    size: int  # elements of a head and of its keys
-    top_k: int  # cells that a token attends to
-    interleaved: bool  # RoPE pairs are neighbours
-    layers: tuple[bool, ...]  # flags of the layers that choose; the others use the choice before
-
-
-def read_indexer(keys: Keys, n_layer: int, n_rope: int) -> IndexerParams | None:
-    """None for a model without an indexer that is run. ModelFileError names the key at fault."""
-    kind, key = TRAITS[keys.arch].attention.indexer, "attention.indexer"
-    if kind not in (Indexer.HALVES, Indexer.NEIGHBOURS):
-        return None
-    size = keys.count(f"{key}.key_length")
-    if size < n_rope:
-        raise keys.error(f"{key}.key_length", f"is {size}, of which {n_rope} have RoPE")
-    layers = keys.flags(f"{key}.types", n_layer) or (True,) * n_layer
-    if not layers[0]:
-        raise keys.error(f"{key}.types", "has no indexer in the first layer")
-    n_heads, top_k = keys.count(f"{key}.head_count"), keys.count(f"{key}.top_k")
-    return IndexerParams(n_heads, size, top_k, kind is Indexer.NEIGHBOURS, layers)
-
-
 def read_mla(keys: Keys, per_head: int) -> MLAParams:
     """MLA sizes; `per_head`: n_embd / n_head. Files with separate head weights use the keys
     `…_mla`, because `key_length` and `value_length` are those of the cached row then.
@@ -84,3 +60,60 @@ def read_mla(keys: Keys, per_head: int) -> MLAParams:
         raise keys.error(key, f"is {size}, of which {n_rope} have RoPE")
     rank, q_rank = keys.count("attention.kv_lora_rank"), keys.count_or_none("attention.q_lora_rank")
     return MLAParams(rank, q_rank, size - n_rope, n_rope, n_value)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerParams:
+    """An indexer chooses n pools of `pool` cells for a token, or n for each of its heads."""
+
+    n_heads: int
+    size: int  # elements of a head and of its keys
+    n_rope: int  # of which so many have RoPE
+    n: int
+    pool: int
+    last: int  # last blocks, which are always among those of a head
+    layers: tuple[bool, ...]  # flags of the layers that choose
+    shared: bool  # the others use the choice before; else they attend to all cells
+
+    @property
+    def most(self) -> int:
+        """Cells that a token attends to, in whole pools."""
+        return self.n * self.pool
+
+    def conv_shapes(self, pool: Pool) -> tuple[tuple[int, int], ...]:
+        """Shape of the rows before a token that its pool's key needs, as a convolution keeps them."""
+        columns = {Pool.SOFTMAX: 2 * self.size * (self.pool - 1), Pool.MEAN: self.size + self.n_rope}
+        return ((self.pool - 1, columns[pool]),) if pool in columns else ()
+
+
+def read_indexer(keys: Keys, n_layer: int, n_rope: int, n_head_kv: int) -> IndexerParams | None:
+    """None for a model without an indexer. ModelFileError names the key at fault."""
+    kind, key = TRAITS[keys.arch].attention.indexer, "attention.indexer"
+    if kind is None or (kind.optional_key and not any(_values(keys, kind.optional_key))):
+        return None
+    n_heads, size, n = (keys.count(f"{key}.{name}") for name in ("head_count", "key_length", "top_k"))
+    pool, layers, last = 1, keys.flags(f"{key}.types", n_layer) or (True,) * n_layer, 0
+    if size < n_rope:
+        raise keys.error(f"{key}.key_length", f"is {size}, of which {n_rope} have RoPE")
+    if kind.pool is Pool.GREATEST:
+        pool, last = keys.count(f"{key}.block_size"), keys.count_or_none(f"{key}.local_blocks", None)
+        n_dense = keys.count_or_none("leading_dense_block_count")
+        layers = tuple(layer >= n_dense for layer in range(n_layer))
+        if n_heads != n_head_kv:
+            raise keys.error(f"{key}.head_count", f"is {n_heads}, for {n_head_kv} key heads")
+    elif kind.pool is not Pool.NONE:
+        name = "attention.compress_ratios" if kind.pool is Pool.MEAN else f"{key}.kpool"
+        sizes = _values(keys, name)
+        layers = tuple(map(bool, sizes[:n_layer])) if kind.pool is Pool.MEAN else layers
+        pool = max(sizes)
+        if set(sizes) > {0, pool} or not 2 <= pool <= MAX_POOL or n % pool:
+            raise keys.error(name, f"is {pool}; it must be one number from 2 to {MAX_POOL} of which {n} is a multiple")
+        if not keys.flag(f"{key}.kpool_select_tail", True):
+            raise keys.error(f"{key}.kpool_select_tail", "is false, which is not supported")
+        n //= pool
+    return IndexerParams(n_heads, size, n_rope, n, pool, last, layers, kind.latent)
+
+
+def _values(keys: Keys, key: str) -> tuple[int, ...]:
+    """The numbers of all blocks, which the file may lack."""
+    return keys.counts(key, keys.layers(), 0, or_none=True)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from logitless.models.architectures.architecture import StateKind
 from logitless.models.architectures.registry import TRAITS
 from logitless.models.hparams.keys import Keys
+from logitless.models.hparams.mla import IndexerParams
 
 CHANNELS = 32  # of Mamba's that are a head here
 
@@ -68,15 +69,15 @@ class RecurrentParams:
     normed: bool = False
     lower_bound: float = 0.0  # of KDA's logarithmic decays; 0: none
     n_convs: int = 1  # convolutions of a layer, each with a state: RWKV mixes tokens before both blocks
-    # layer whose state has further convolutions, of these shapes (embeddings of n-grams)
-    more_convs: tuple[int, tuple[tuple[int, int], ...]] = (-1, ())
+    # further convolutions, of these shapes, that have a state in a layer (n-grams, keys of indexers)
+    more_convs: tuple[tuple[int, tuple[tuple[int, int], ...]], ...] = ()
     n_channels: int = 0  # width of RWKV's channel mix
     rescale_period: int = 0  # the residual stream is halved behind every n-th layer; 0: it is not
 
     def conv_shapes(self, layer: int) -> list[tuple[int, int]]:
         """Shapes of a sequence's convolution states: the last rows of each."""
-        more = self.more_convs[1] if layer == self.more_convs[0] else ()
-        return [(self.n_taps - 1, self.n_columns)] * self.n_convs + [*more]
+        own = [(self.n_taps - 1, self.n_columns)] * self.n_convs * self.layers[layer]
+        return own + [shape for i, shapes in self.more_convs if i == layer for shape in shapes]
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
@@ -85,13 +86,17 @@ class RecurrentParams:
     @property
     def nbytes(self) -> int:
         """Bytes of a sequence's state in all layers."""
-        layers = [i for i, keeps in enumerate(self.layers) if keeps]
-        convs = sum(math.prod(shape) for i in layers for shape in self.conv_shapes(i))
-        return 4 * (convs + len(layers) * math.prod(self.state_shape))
+        convs = sum(math.prod(shape) for i in range(len(self.layers)) for shape in self.conv_shapes(i))
+        return 4 * (convs + sum(self.layers) * math.prod(self.state_shape))
 
 
 def read_recurrent(
-    keys: Keys, n_layer: int, n_embd: int, n_mtp: int = 0, ngrams: NGrams | None = None
+    keys: Keys,
+    n_layer: int,
+    n_embd: int,
+    n_mtp: int = 0,
+    ngrams: NGrams | None = None,
+    indexer: IndexerParams | None = None,
 ) -> RecurrentParams | None:
     """Recurrent sizes; None for a model without such layers. ModelFileError names the key at fault."""
     kind = TRAITS[keys.arch].states.kind
@@ -102,7 +107,12 @@ def read_recurrent(
         if not sizes.layers[ngrams.layer]:
             raise keys.error("ple.layers", f"has layer {ngrams.layer}, which has no recurrent state")
         rows = (ngrams.n_taps - 1) * ngrams.n, n_embd * keys.count("hyper_connection.count")
-        sizes = replace(sizes, more_convs=(ngrams.layer, (rows, *ngrams.conv_shapes)))
+        sizes = replace(sizes, more_convs=((ngrams.layer, (rows, *ngrams.conv_shapes)),))
+    kind_of_indexer = TRAITS[keys.arch].attention.indexer
+    if indexer is not None and kind_of_indexer is not None:
+        shapes = indexer.conv_shapes(kind_of_indexer.pool)
+        own = tuple((i, shapes) for i in range(n_layer) if indexer.layers[i] and sizes.attention[i])
+        sizes = replace(sizes, more_convs=(*sizes.more_convs, *own))
     return replace(sizes, layers=sizes.layers + (False,) * n_mtp, attention=sizes.attention + (True,) * n_mtp)
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from logitless.models.architectures.architecture import Indexer, OutputGate, Presence, QKNorm, StateKind
+from logitless.models.architectures.architecture import OutputGate, Pool, Presence, QKNorm, StateKind
 from logitless.models.gguf.file import TensorInfo
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.mla import MLAParams
@@ -284,18 +284,34 @@ def _mla_tensors(
         yield b + "attn_k_b.weight", TensorSlice(b + "attn_k_b.weight", (n * e.rank, e.n_nope), n_experts=n)
         yield b + "attn_v_b.weight", TensorSlice(b + "attn_v_b.weight", (n * e.n_value, e.rank), n_experts=n)
     yield from _one(b + "attn_output.weight", h.n_embd, h.n_head * e.n_value)
-    if h.indexer is not None and h.indexes(int(b.split(".")[1])):
-        i = b + "indexer."
-        yield from _one(i + "attn_k.weight", h.indexer.size, h.n_embd)
-        yield from _one(i + "k_norm.weight", h.indexer.size)
-        yield from _one(i + "k_norm.bias", h.indexer.size)
-        yield from _one(i + "attn_q_b.weight", h.indexer.n_heads * h.indexer.size, e.q_rank)
-        yield from _one(i + "proj.weight", h.indexer.n_heads, h.n_embd)
+    if h.indexes(int(b.split(".")[1])):
+        yield from _indexer_tensors(h, b, e.q_rank)
     if h.has_sinks:
         yield from _one(b + "attn_sinks.weight", h.n_head)
     if h.architecture.attention.gate is OutputGate.OWN_WEIGHT:
         rows = h.n_head if _rows(present, b + "attn_gate") == h.n_head else h.n_head * e.n_value
         yield from _one(b + "attn_gate.weight", rows, h.n_embd, required=not h.architecture.attention.gate_optional)
+
+
+def _indexer_tensors(h: Hparams, b: str, q_rank: int = 0) -> Iterator[tuple[str, TensorSlice]]:
+    p, kind, i = h.indexer, h.architecture.attention.indexer, b + "indexer."
+    assert p is not None
+    assert kind is not None
+    yield from _one(i + "k_norm.weight", p.size)
+    if not kind.latent:
+        yield from _one(i + "q_norm.weight", p.size)
+        yield from _one(i + "q_proj.weight", p.n_heads * p.size, h.n_embd)
+        yield from _one(i + "k_proj.weight", p.size, h.n_embd)
+        return
+    yield from _one(i + "k_norm.bias", p.size)
+    yield from _one(i + "attn_k.weight", p.size, h.n_embd)
+    yield from _one(i + "attn_q_b.weight", p.n_heads * p.size, q_rank)
+    yield from _one(i + "proj.weight", p.n_heads, h.n_embd)
+    if kind.pool is Pool.SOFTMAX:
+        yield from _one(b + "indexer_compressor_gate.weight", p.size, h.n_embd)
+        for place in range(p.pool):
+            own = TensorSlice(b + "indexer_compressor_ape.weight", (p.size,), place * p.size, in_file=(p.pool, p.size))
+            yield f"{b}indexer_ape.{place}.weight", own
 
 
 def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
@@ -334,6 +350,8 @@ def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]
     if h.architecture.attention.gate not in (OutputGate.NONE, OutputGate.WITH_QUERY):
         rows = size.n_head if _rows(present, b + "attn_gate") == size.n_head else n_values
         yield from _one(b + "attn_gate.weight", rows, h.n_embd, required=not h.architecture.attention.gate_optional)
+    if h.indexes(layer):
+        yield from _indexer_tensors(h, b)
     if h.n_buckets and not layer:
         yield from _one(b + "attn_rel_b.weight", h.n_buckets, size.n_head)
     if h.n_encoder:
@@ -685,7 +703,7 @@ def is_unused(h: Hparams, name: str, *, mtp: bool = False) -> bool:
     old files derived from hyper-parameters."""
     blocks = tuple(f"blk.{h.n_layer + i}." for i in range(mtp, h.n_mtp))
     shared = (f"blk.{i}.attn_{which}" for i in range(h.n_layer_kv, h.n_layer) for which in ("k", "v", "k_norm"))
-    with_indexer = h.architecture.attention.indexer is not Indexer.NONE
+    with_indexer = h.architecture.attention.indexer is not None
     if with_indexer and (".indexer." in name or ".indexer_compressor" in name):
         return True
     if h.architecture.states.kind is StateKind.RWKV7 and name.startswith("blk.0.time_mix_v") and name[16:17].isdigit():

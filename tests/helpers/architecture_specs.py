@@ -526,7 +526,7 @@ MAPPED = {  # llama.cpp is the only reference of these
                 | INDEXER
                 | {"expert_weights_norm": True, "attention.q_lora_rank": 24, "expert_gating_func": 2}
                 | ({"attention.indexer.types": np.array(types, np.uint32)} if types else {}),
-                traits=("balanced", "indexer"),
+                traits=("balanced",),
             )
             for name, types in {
                 "deepseek32": None,
@@ -544,9 +544,9 @@ MAPPED = {  # llama.cpp is the only reference of these
             keys=DENSE_FIRST
             | {"rope.dimension_count": 16, "expert_feed_forward_length": 32, "expert_shared_count": 1}
             | {"expert_weights_norm": True, "expert_weights_scale": 2.0, "expert_gating_func": 2}
-            | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 32, "attention.indexer.top_k": 4}
-            | {"attention.indexer.block_size": 16, "attention.indexer.local_blocks": 1},
-            traits=("balanced", "blocks"),
+            | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 32, "attention.indexer.top_k": 2}
+            | {"attention.indexer.block_size": 2, "attention.indexer.local_blocks": 1},
+            traits=("balanced",),
         ),
         "mamba": Spec(
             "mamba", biases=("ssm_conv1d",), keys=OF_MAMBA_1 | {"attention.head_count": 0, "feed_forward_length": 0}
@@ -585,18 +585,26 @@ MAPPED = {  # llama.cpp is the only reference of these
             | {"attn_res.block_size": 3, "activation.situ_beta": 1.5, "activation.situ_linear_beta": 2.0},
             traits=("low rank", "ssm_g", "ssm_f_b", "balanced", "attn_gate", "ffn_routed_down", "ffn_routed_norm"),
         ),
-        "hy_v4": Spec(
-            "hy_v4",
-            n_layer=3,
-            **SIX,
-            untied=True,
-            keys=DENSE_FIRST
-            | LATENT_ROW
-            | {"expert_gating_func": 2, "expert_weights_norm": True, "attention.q_lora_rank": 24}
-            | {"swiglu_clamp_exp": [0.0, 0.3, 0.2], "expert_feed_forward_length": 96}
-            | {"hyper_connection.count": 4, "hyper_connection.epsilon": 1e-3, "hyper_connection.magnitude": 1.5},
-            traits=("balanced", "attn_gate"),
-        ),
+        **{
+            name: Spec(
+                "hy_v4",
+                n_layer=3,
+                **SIX,
+                untied=True,
+                biases=("k_norm",) * bool(indexer),
+                keys=DENSE_FIRST
+                | LATENT_ROW
+                | {"expert_gating_func": 2, "expert_weights_norm": True, "attention.q_lora_rank": 24}
+                | {"swiglu_clamp_exp": [0.0, 0.3, 0.2], "expert_feed_forward_length": 96}
+                | {"hyper_connection.count": 4, "hyper_connection.epsilon": 1e-3, "hyper_connection.magnitude": 1.5}
+                | indexer,
+                traits=("balanced", "attn_gate"),
+            )
+            for name, indexer in {
+                "hy_v4": {},
+                "hy_v4 with an indexer": INDEXER | {"attention.indexer.types": np.array((1, 0, 1), np.uint32)},
+            }.items()
+        },
         "glm5-next": Spec(
             "glm5-next",
             n_layer=3,
@@ -608,10 +616,10 @@ MAPPED = {  # llama.cpp is the only reference of these
             | {"kda.gate_lower_bound": -5.0, "attention.q_lora_rank": 24, "swiglu_clamp_exp": [0.0, 0.3, 0.2]}
             | {"attention.key_length": 32, "rope.dimension_count": 0, "attention.layer_norm_epsilon": 1e-6}
             | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 64}
-            | {"attention.indexer.top_k": 256, "attention.indexer.kpool": 4}
+            | {"attention.indexer.top_k": 4, "attention.indexer.kpool": 2}
             | {"hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": 5}
             | {"hyper_connection.epsilon": 1e-6},
-            traits=("low rank", "ssm_f_b", "ssm_g_b", "balanced", "indexer"),
+            traits=("low rank", "ssm_f_b", "ssm_g_b", "balanced"),
         ),
         "bailingmoe3": Spec(
             "bailingmoe3",
@@ -632,14 +640,14 @@ MAPPED = {  # llama.cpp is the only reference of these
             keys=DELTA
             | QWEN35_ROPE
             | {"expert_shared_feed_forward_length": 64, "hyper_connection.count": 4, "hyper_connection.low_rank": 16}
-            | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 32, "attention.indexer.top_k": 256}
-            | {"attention.compress_ratios": [0, 4, 0, 4], "expert_feed_forward_length": 32}
+            | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 32, "attention.indexer.top_k": 4}
+            | {"attention.compress_ratios": [0, 2, 0, 2], "expert_feed_forward_length": 32}
             | {"ple.layers": np.array([2], np.uint32), "ple.ngram_size": 3, "ple.heads_per_ngram": 2}
             | {"ple.conv_kernel": 4, "ple.eos_token_id": 2, "embedding_length_per_layer_input": 16}
             | {"ple.layer_multipliers": np.array([0x9E3779B97F4A7C15, 3, 0xC2B2AE3D27D4EB4F], np.uint64)}
             | {"ple.head_offsets": np.array([0, 101, 198, 287], np.uint64)}
             | {"ple.head_vocab_sizes": np.array([101, 97, 89, 83], np.uint64)},
-            traits=("ffn_gate_inp_shexp", "blocks"),
+            traits=("ffn_gate_inp_shexp",),
         ),
         "rwkv6": Spec("rwkv6", n_layer=3, untied=True, biases=OF_RWKV, keys=RWKV6 | {"rescale_every_n_layers": 2}),
         "rwkv7": Spec("rwkv7", n_embd=128, n_layer=3, untied=True, biases=OF_RWKV, keys=RWKV7, traits=("time_mix_v0",)),

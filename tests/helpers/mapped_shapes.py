@@ -73,28 +73,9 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if s.arch == "kimi-k3":  # as well
         out["blk.0.attn_res_score"] = (h.n_embd,)
     for i in range(h.n_layer + s.n_mtp):
-        if "indexer" in s.traits and h.attends(i):
-            n, size = keys["attention.indexer.head_count"], keys["attention.indexer.key_length"]
-            rank = keys["attention.q_lora_rank"]
-            of_indexer = {
-                "k_norm": (size,),
-                "proj": (n, h.n_embd),
-                "attn_k": (size, h.n_embd),
-                "attn_q_b": (n * size, rank),
-            }
-            out |= {f"blk.{i}.indexer.{name}": shape for name, shape in of_indexer.items()}
-            if pool := keys.get("attention.indexer.kpool"):
-                out[f"blk.{i}.indexer_compressor_gate"] = (size, h.n_embd)
-                out[f"blk.{i}.indexer_compressor_ape"] = (pool, size)
-        if "blocks" in s.traits and (h.attends(i) if h.recurrent else h.experts_of(i)):
-            n, size = keys["attention.indexer.head_count"], keys["attention.indexer.key_length"]
-            of_indexer = {
-                "k_norm": (size,),
-                "q_norm": (size,),
-                "k_proj": (size, h.n_embd),
-                "q_proj": (n * size, h.n_embd),
-            }
-            out |= {f"blk.{i}.indexer.{name}": shape for name, shape in of_indexer.items()}
+        if h.indexer and i >= h.n_layer:  # which MTP blocks have without a use
+            of_layer = (name for name in out if name.startswith(f"blk.{h.indexer.layers.index(True)}.indexer"))
+            out |= {name.replace(name.split(".")[1], str(i), 1): out[name] for name in [*of_layer]}
         if "balanced" in s.traits and h.experts_of(i) and not ("one unbalanced" in s.traits and i == h.n_layer - 1):
             out[f"blk.{i}.exp_probs_b"] = (s.n_expert,)
     return out

@@ -26,7 +26,7 @@ MAX_UNIT_ROWS = 512  # most rows of a unit of attention, whose states are walked
 UNITS_PER_CORE = 3  # units of attention per core, given enough tokens
 MAX_IDLE = 0.15  # part of the cores' time; above it, attention is split along the KV cache
 MAX_SHARED_NBYTES = 32 << 20  # bytes of shared memory for the partial results
-VARIANTS = {"biased_attention": ":bias", "sparse_latent_attention": ":mask"}  # of the last source; else sinks
+MAX_LIST_ROWS = 128  # most query heads of a unit of sparse attention, which share its keys
 ATTENTION_BLOCK = 48  # kernels/attention/causal.py: BLOCK
 
 
@@ -115,7 +115,7 @@ def _attention(t: Tensor, at: At) -> list[Task] | None:
         args = (*args, *act_panels(n, isa(), 32))
     if sinks := len(t.src) == 7 - latent:
         args = (*args, at(t.src[-1]))
-    variant = ":act" * quantised + VARIANTS.get(t.op, ":sinks") * sinks
+    variant = ":act" * quantised + (":bias" if t.op == "biased_attention" else ":sinks") * sinks
     kernel = f"attention:{k.dtype}:{'keys' if latent else v.dtype}:{size}:{group}{variant}"
     if parts == 1:
         return [Task(kernel, args, units, 1, scratch)]
@@ -138,7 +138,27 @@ lower("attention")(_attention)
 lower("attention_act")(_attention)
 lower("biased_attention")(_attention)
 lower("latent_attention")(_attention)
-lower("sparse_latent_attention")(_attention)
+
+
+@lower("sparse_attention")
+@lower("sparse_latent_attention")
+def _(t: Tensor, at: At) -> list[Task] | None:
+    latent = t.op == "sparse_latent_attention"
+    q, k, v, tables, slot, cells, *sinks = (*t.src[:2], t.src[1], *t.src[2:]) if latent else t.src
+    n, heads, size = q.shape
+    kv_heads = k.shape[1]
+    if not _fits(k, size) or not _fits(v, size) or size % 2:
+        return None
+    group = heads // kv_heads
+    rows = min(group, MAX_LIST_ROWS)
+    while rows > 8 and n * kv_heads * -(-group // rows) < UNITS_PER_CORE * cores():  # few tokens: heads are divided
+        rows = -(-rows // 16) * 8
+    units = n * kv_heads * -(-group // rows)
+    args = (*map(at, (q, k, v, tables, slot, cells)), at(t), kv_heads, tables.shape[1], *cells.shape[1:], rows)
+    args = (*args, bits(t.attrs["scale"]), *map(at, sinks))
+    scratch = 4 * (5 * 16 * size + rows * (2 * size + 32 + 16 + 1) + 16 + 64)
+    kernel = f"sparse_attention:{k.dtype}:{'keys' if latent else v.dtype}:{size}:{group}{':sinks' * bool(sinks)}"
+    return [Task(kernel, args, units, 1, scratch)]
 
 
 @lower("chosen_cells")
@@ -147,9 +167,22 @@ def _(t: Tensor, at: At) -> list[Task] | None:
     rows, heads, size = q.shape
     if not _fits(k, size) or size % 2:
         return None
-    args = (*map(at, t.src), at(t), tables.shape[1], t.attrs["n"])
-    scratch = 4 * (t.shape[1] + 32 * size + 8 * 32) + 64
+    pool = t.attrs["pool"]
+    args = (*map(at, t.src), at(t), tables.shape[1], t.attrs["n"], pool)
+    scratch = 4 * (tables.shape[1] * PAGE // pool + 64 + 3 * 16 * size + 8 * 32) + 64
     return [Task(f"chosen_cells:{k.dtype}:{size}:{heads}", args, rows, 1, scratch)]
+
+
+@lower("chosen_blocks")
+def _(t: Tensor, at: At) -> list[Task] | None:
+    q, k, tables, *_ = t.src
+    rows, heads, size = q.shape
+    if not _fits(k, size) or size % 2:
+        return None
+    block = t.attrs["block"]
+    args = (*map(at, t.src), at(t), heads, tables.shape[1], t.attrs["n"], block, t.attrs["last"])
+    scratch = 4 * (tables.shape[1] * PAGE // block + 64 + 2 * 16 * size) + 64
+    return [Task(f"chosen_blocks:{k.dtype}:{size}", args, rows * heads, 1, scratch)]
 
 
 CAUSAL, BOUNDS, FULL = range(3)  # kernels/attention/ranges.py

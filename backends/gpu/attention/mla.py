@@ -16,8 +16,7 @@ from logitless.graph.tensor import Tensor
 
 SIZES = (128, 384, 640)  # elements of a row: the most that a variant takes
 HEADS = {"simt": 4, "cpu": 1, "soft": 2}
-# added: 1: sinks; 2: a mask, in whole blocks of 32 cells
-WORDS = ["uint n_heads", "uint size", "uint table_pages", "float factor", "uint added"]
+WORDS = ["uint n_heads", "uint size", "uint table_pages", "float factor", "uint with_sinks"]
 FUNCTIONS = """
 #define PER UINT((MAX_SIZE + WG - 1) / WG) /* elements of a thread */
 #define EACH_HEAD UNROLL for (uint h = 0u; h < HEADS; h++)
@@ -55,8 +54,8 @@ def _latent(dtype: str) -> None:
   for (uint x = LID; x < HEADS * size; x += WG)
     q[x] = Q[(t * n_heads + head + min(x / size, n_own - 1u)) * size + x % size];
   for (uint x = LID; x < HEADS; x += WG) {{
-    most_of[x] = added == 1u ? S[head + min(x, n_own - 1u)] : -INF;
-    total_of[x] = added == 1u ? 1.0f : 0.0f;
+    most_of[x] = with_sinks != 0u ? S[head + min(x, n_own - 1u)] : -INF;
+    total_of[x] = with_sinks != 0u ? 1.0f : 0.0f;
   }}
   PRECISE float out_[PER * HEADS];
   EACH_ELEMENT {{ EACH_HEAD {{ out_[i * HEADS + h] = 0.0f; }} }}
@@ -74,10 +73,6 @@ def _latent(dtype: str) -> None:
         }}
       }}
       EACH_HEAD {{ weights[h * CELLS + own] = cell <= pos ? s[h] * factor : -INF; }}
-      if (added == 2u && cell <= pos) {{
-        float more = S[t * ((table_pages + 1u) / 2u * 32u) + cell];
-        EACH_HEAD {{ weights[h * CELLS + own] = weights[h * CELLS + own] + more; }}
-      }}
     }}
     BARRIER();
     for (uint x = LID; x < HEADS; x += WG) {{
@@ -132,15 +127,13 @@ for _dtype in CACHE_TYPES:
 
 
 @lower("latent_attention")
-@lower("sparse_latent_attention")
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    q, k, tables, slot, pos, *more = t.src  # sinks or mask
+    q, k, tables, slot, pos, *sinks = t.src
     tokens, n_heads, size = q.shape
     if size > SIZES[-1] or not fits(size, k):
         return None
-    bufs: Buffers = (q, k, *scales_of(k), tables, slot, pos, *(more or [q]), t)  # without them, q fills their place
-    added = len(more) << (t.op == "sparse_latent_attention")
-    words = (n_heads, size, tables.shape[1], bits(t.attrs["scale"]), added, *kind_of(k))
+    bufs: Buffers = (q, k, *scales_of(k), tables, slot, pos, *(sinks or [q]), t)  # without them, q fills their place
+    words = (n_heads, size, tables.shape[1], bits(t.attrs["scale"]), len(sinks), *kind_of(k))
     heads, room = HEADS[shape.name], next(n for n in SIZES if n >= size)
     name = f"latent_attention_{family(k.dtype)}"
     return [dispatch(name, shape, bufs, words, (-(-n_heads // heads), tokens), MAX_SIZE=room)]

@@ -1,61 +1,93 @@
-"""Choice of the cells of sparse attention (graph/ops/attention/mla.py): scores, then masks in their place.
+"""Sparse attention (graph/ops/attention/mla.py): the choice of cells, and attention over those.
 
-A score is one thread's. A group has a row's masks: it finds the n-th greatest score bit by bit, counting those that
-reach a value, and then, also bit by bit, the last cell of equal scores that is chosen."""
+A score is one thread's. A group makes one list: it finds the n-th greatest score bit by bit, counting those that
+reach a value, and then, also bit by bit, the last place of equal scores that is chosen; its threads then write the
+cells of neighbouring places each. Attention is that of latent rows (mla.py), but that cells come from the list."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS as NIBBLE_FUNCTIONS
-from logitless.backends.gpu.attention.kv_nibbles import NIBBLES, family, kind_of
+from logitless.backends.gpu.attention.kv_nibbles import NIBBLES, family, kind_of, number
 from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, ELEMENT, before_page, fits, scales_of
-from logitless.backends.gpu.attention.mla import element_of
+from logitless.backends.gpu.attention.mla import FUNCTIONS, HEADS, SIZES, element_of
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for, lower, n_elements
+from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, groups_for, lower
 from logitless.graph.tensor import Tensor
 
-WG = 64
+WG, HEAD_SIZES = 64, SIZES[:2]
 
 
 def _scores(dtype: str) -> None:
+    """Scores of pools (of all heads, by the key in the last cell) and of blocks (by head, the greatest of cells)."""
     scales = [Arg("KS", "u16")] if ELEMENT[dtype] == "u8" else []
-    Kernel(
-        f"index_scores_{dtype}",
-        [
-            *(Arg("Q", "f32"), Arg("W", "f32"), Arg("K", ELEMENT[dtype]), *scales, Arg("TABLE", "i32")),
-            *(Arg("SLOT", "i32"), Arg("POS", "i32"), Arg("Y", "f32", "w")),
-        ],
-        ["uint n", "uint width", "uint n_heads", "uint size", "uint table_pages", *["uint kind"] * (dtype == NIBBLES)],
-        f"""
-  FOR_EACH(i, n) {{
-    uint t = i / width, cell = i % width, c = cell % 16u;
-    PRECISE float total = 0.0f;
-    if (cell <= UINT(POS[t])) {{
-      uint cell_page = UINT(TABLE[UINT(SLOT[t]) * table_pages + cell / 16u]), row_at = {before_page(dtype)};
-      for (uint h = 0u; h < n_heads; h++) {{
+    page = f"uint cell_page = UINT(TABLE[UINT(SLOT[t]) * table_pages + cell / 16u]), row_at = {before_page(dtype)};"
+    dot = f"""
         PRECISE float s = 0.0f;
         for (uint e = 0u; e < size; e++) {{
           float x = {element_of(dtype)};
           s = FMA(Q[(t * n_heads + h) * size + e], x, s);
-        }}
+        }}"""
+    for name, weights, words, body in (
+        (
+            "pool",
+            [Arg("W", "f32")],
+            [],
+            f"""
+    uint t = i / width, cell = (i % width + 1u) * pool - 1u, c = cell % 16u;
+    PRECISE float total = 0.0f;
+    if (cell <= UINT(POS[t])) {{
+      {page}
+      for (uint h = 0u; h < n_heads; h++) {{{dot}
         total = FMA(W[t * n_heads + h], max(s, 0.0f), total);
       }}
     }}
-    Y[i] = total;
-  }}""",
-        wg=WG,
-        functions=NIBBLE_FUNCTIONS * (dtype == NIBBLES),
-    )
+    Y[i] = total;""",
+        ),
+        (
+            "block",
+            [],
+            ["uint last"],
+            f"""
+    uint list = i / width, t = list / n_heads, h = list % n_heads, b = i % width, pos = UINT(POS[t]);
+    float most = -INF;
+    if (b <= pos / pool && b + last > pos / pool) most = 1e30f;
+    else if (b <= pos / pool) {{
+      for (uint cell = b * pool; cell <= min(pos, b * pool + pool - 1u); cell++) {{
+        uint c = cell % 16u;
+        {page}{dot}
+        most = max(most, s);
+      }}
+    }}
+    Y[i] = most;""",
+        ),
+    ):
+        Kernel(
+            f"{name}_scores_{dtype}",
+            [
+                *(Arg("Q", "f32"), *weights, Arg("K", ELEMENT[dtype]), *scales, Arg("TABLE", "i32")),
+                *(Arg("SLOT", "i32"), Arg("POS", "i32"), Arg("Y", "f32", "w")),
+            ],
+            [
+                *("uint n", "uint width", "uint n_heads", "uint size", "uint table_pages", "uint pool", *words),
+                *["uint kind"] * (dtype == NIBBLES),
+            ],
+            f"  FOR_EACH(i, n) {{{body}\n  }}",
+            wg=WG,
+            functions=NIBBLE_FUNCTIONS * (dtype == NIBBLES),
+        )
 
 
 for _dtype in CACHE_TYPES:
     _scores(_dtype)
 
-# Code that counts the row's cells for which a condition on `key` and `c` holds, in `found`.
+# Code that counts the list's places for which a condition on `key` and `c` holds, in `found`.
 _COUNT = """
     {{
       uint own = 0u;
       for (uint c = LID; c < count; c += WG) {{
-        uint bits = F2U(Y[from + c]), key = bits ^ ((bits >> 31) != 0u ? 0xffffffffu : 0x80000000u);
+        uint key = KEY(F2U(S[from + c]));
         if ({condition}) own++;
       }}
       parts[LID] = own;
@@ -66,10 +98,11 @@ _COUNT = """
     }}"""
 Kernel(
     "choose_cells",
-    [Arg("POS", "i32"), Arg("Y", "f32", "rw")],
-    ["uint width", "uint most"],
+    [Arg("S", "f32"), Arg("POS", "i32"), Arg("Y", "f32", "w")],
+    ["uint width", "uint most", "uint pool", "uint length", "uint lists", "uint whole"],
     f"""
-  uint t = GX, from = t * width, count = UINT(POS[t]) + 1u, least = 0u, last = 0u, found = 0u;
+  uint t = GX, list = t * lists + GY, from = list * width, to = list * length, end = UINT(POS[t]) + 1u;
+  uint count = whole != 0u ? end / pool : (end + pool - 1u) / pool, least = 0u, last = 0u, found = 0u;
   if (count > most) {{
     for (uint j = 0u; j < 32u; j++) {{
       uint tried = least | (0x80000000u >> j);
@@ -84,28 +117,189 @@ Kernel(
       if (found < equal) last = tried;
     }}
   }}
-  for (uint c = LID; c < width; c += WG) {{
-    uint bits = F2U(Y[from + c]), key = bits ^ ((bits >> 31) != 0u ? 0xffffffffu : 0x80000000u);
-    bool chosen = count <= most || key > least || (key == least && c <= last);
-    Y[from + c] = c < count && chosen ? 0.0f : -1e30f;
-  }}""",
+  uint share = (count + WG - 1u) / WG, first = min(count, LID * share), stop = min(count, first + share), own = 0u;
+  for (uint c = first; c < stop; c++) {{
+    if (count <= most || IS_CHOSEN(KEY(F2U(S[from + c])), c)) own++;
+  }}
+  parts[LID] = own;
+  BARRIER();
+  uint at = 0u, chosen = 0u;
+  for (uint i = 0u; i < WG; i++) {{
+    if (i < LID) at += parts[i];
+    chosen += parts[i];
+  }}
+  for (uint c = first; c < stop; c++) {{
+    if (count <= most || IS_CHOSEN(KEY(F2U(S[from + c])), c)) {{
+      for (uint e = 0u; e < pool; e++) {{
+        if (c * pool + e < end) Y[to + at * pool + e] = FLOAT(c * pool + e);
+      }}
+      at++;
+    }}
+  }}
+  uint lack = 0u; /* cells of the last block behind the token */
+  if (count * pool > end && (count <= most || IS_CHOSEN(KEY(F2U(S[from + count - 1u])), count - 1u)))
+    lack = count * pool - end;
+  uint written = chosen * pool - lack, more = whole != 0u ? end - count * pool : 0u;
+  for (uint i = LID; i < length - written; i += WG) Y[to + written + i] = i < more ? FLOAT(count * pool + i) : -1.0f;
+""",
     simt=[{"WG": 128}],
     cpu=[{"WG": 1}],
     soft=[{"WG": 16}],
     local=[("uint", "parts", "WG")],
+    functions="""
+#define KEY(bits) ((bits) ^ (((bits) >> 31) != 0u ? 0xffffffffu : 0x80000000u)) /* in the order of the numbers */
+#define IS_CHOSEN(key, place) ((key) > least || ((key) == least && (place) <= last))
+""",
 )
+
+
+def _chosen(t: Tensor, shape: Shape, pool: int, *, whole: bool) -> list[Dispatch] | None:
+    q, *weights, k, tables, slot, pos = t.src
+    tokens, n_heads, size = q.shape
+    if not fits(size, k):
+        return None
+    lists, length = t.shape[1:]
+    width = -(-tables.shape[1] * 16 // pool)
+    n = tokens * lists * width
+    words = (n, width, n_heads, size, tables.shape[1], pool, *([] if whole else [t.attrs["last"]]), *kind_of(k))
+    bufs: Buffers = (q, *weights, k, *scales_of(k), tables, slot, pos, (None, 0))
+    name = f"{'pool' if whole else 'block'}_scores_{family(k.dtype)}"
+    first = replace(dispatch(name, shape, bufs, words, groups_for(n, shape, WG)), scratch=4 * n)
+    words = (width, t.attrs["n"], pool, length, lists, int(whole))
+    return [first, replace(dispatch("choose_cells", shape, ((None, 0), pos, t), words, (tokens, lists)), scratch=4 * n)]
 
 
 @lower("chosen_cells")
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    q, weights, k, tables, slot, pos = t.src
+    return _chosen(t, shape, t.attrs["pool"], whole=True)
+
+
+@lower("chosen_blocks")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    return _chosen(t, shape, t.attrs["block"], whole=False)
+
+
+def _value_of(dtype: str) -> str:
+    """Expression for element e of cell c of the page of values that begins at `row_at`."""
+    at = "row_at + c * size + e"
+    if dtype == "q8_0":
+        scale = "F16(LOAD16(VS, (row_at + size * 16u) / 2u + c * (size / 32u) + e / 32u))"
+        return f"FLOAT((INT(LOAD8(V, {at})) << 24) >> 24) * {scale}"
+    if dtype == NIBBLES:
+        return number("V", "VS", "row_at", "c", "e", keys=False)
+    return {"f32": f"V[{at}]", "f16": f"F16(LOAD16(V, {at}))", "bf16": f"U2F(LOAD16(V, {at}) << 16)"}[dtype]
+
+
+def _attention(dtype: str, *, latent: bool) -> None:
+    element, sizes = Arg("V", ELEMENT[dtype]), SIZES if latent else HEAD_SIZES
+    key_scales, value_scales = ([Arg(name, "u16")] * (ELEMENT[dtype] == "u8") for name in ("KS", "VS"))
+    Kernel(
+        f"sparse_{'latent_' * latent}attention_{dtype}",
+        [
+            *(Arg("Q", "f32"), Arg("K", ELEMENT[dtype]), *key_scales),
+            *([] if latent else [element, *value_scales]),
+            *(Arg("TABLE", "i32"), Arg("SLOT", "i32"), Arg("CELL", "f32"), Arg("S", "f32"), Arg("Y", "f32", "w")),
+        ],
+        [
+            *("uint n_kv", "uint group", "uint size", "uint table_pages", "float factor", "uint with_sinks"),
+            *("uint lists", "uint length", *["uint kind"] * (dtype == NIBBLES)),
+        ],
+        f"""
+  uint t = GY, shares = (group + HEADS - 1u) / HEADS, kv = GX / shares, in_group = GX % shares * HEADS;
+  uint head = kv * group + in_group, n_heads = n_kv * group, n_own = min(UINT(HEADS), group - in_group);
+  uint table = UINT(SLOT[t]) * table_pages, list = (t * lists + (lists > 1u ? kv : 0u)) * length;
+  for (uint x = LID; x < HEADS * size; x += WG)
+    q[x] = Q[(t * n_heads + head + min(x / size, n_own - 1u)) * size + x % size];
+  for (uint x = LID; x < HEADS; x += WG) {{
+    most_of[x] = with_sinks != 0u ? S[head + min(x, n_own - 1u)] : -INF;
+    total_of[x] = with_sinks != 0u ? 1.0f : 0.0f;
+  }}
+  PRECISE float out_[PER * HEADS];
+  EACH_ELEMENT {{ EACH_HEAD {{ out_[i * HEADS + h] = 0.0f; }} }}
+  BARRIER();
+  for (uint first = 0u; first < length && CELL[list + first] >= 0.0f; first += CELLS) {{
+    for (uint own = LID; own < CELLS; own += WG) {{
+      float number = first + own < length ? CELL[list + first + own] : -1.0f;
+      PRECISE float s[HEADS];
+      EACH_HEAD {{ s[h] = 0.0f; }}
+      page_of[own] = 0u;
+      if (number >= 0.0f) {{
+        uint cell = UINT(number), c = cell % 16u;
+        uint cell_page = UINT(TABLE[table + cell / 16u]) * n_kv + kv, row_at = {before_page(dtype)};
+        page_of[own] = cell_page * 16u + c;
+        for (uint e = 0u; e < size; e++) {{
+          float x = {element_of(dtype)};
+          EACH_HEAD {{ s[h] = FMA(q[h * size + e], x, s[h]); }}
+        }}
+      }}
+      EACH_HEAD {{ weights[h * CELLS + own] = number >= 0.0f ? s[h] * factor : -INF; }}
+    }}
+    BARRIER();
+    for (uint x = LID; x < HEADS; x += WG) {{
+      float most = most_of[x];
+      for (uint c = 0u; c < CELLS; c++) most = max(most, weights[x * CELLS + c]);
+      was_of[x] = EXP(most_of[x] - most);
+      most_of[x] = most;
+    }}
+    BARRIER();
+    for (uint x = LID; x < HEADS * CELLS; x += WG)
+      weights[x] = weights[x] == -INF ? 0.0f : EXP(weights[x] - most_of[x / CELLS]);
+    BARRIER();
+    for (uint x = LID; x < HEADS; x += WG) {{
+      PRECISE float total = total_of[x] * was_of[x];
+      for (uint c = 0u; c < CELLS; c++) total = total + weights[x * CELLS + c];
+      total_of[x] = total;
+    }}
+    EACH_ELEMENT {{ EACH_HEAD {{ out_[i * HEADS + h] = out_[i * HEADS + h] * was_of[h]; }} }}
+    for (uint own = 0u; own < min(UINT(CELLS), length - first); own++) {{
+      if (CELL[list + first + own] < 0.0f) break;
+      uint c = page_of[own] % 16u, cell_page = page_of[own] / 16u, row_at = {before_page(dtype)};
+      EACH_ELEMENT {{
+        uint e = min(LID + i * WG, size - 1u);
+        float x = {element_of(dtype) if latent else _value_of(dtype)};
+        EACH_HEAD {{ out_[i * HEADS + h] = FMA(weights[h * CELLS + own], x, out_[i * HEADS + h]); }}
+      }}
+    }}
+    BARRIER();
+  }}
+  EACH_ELEMENT {{
+    uint e = LID + i * WG;
+    EACH_HEAD {{
+      if (h < n_own && e < size) Y[(t * n_heads + head + h) * size + e] = out_[i * HEADS + h] / total_of[h];
+    }}
+  }}""",
+        simt=[{"WG": 128, "CELLS": 128, "HEADS": HEADS["simt"], "MAX_SIZE": size} for size in sizes],
+        cpu=[{"WG": 1, "CELLS": 16, "HEADS": HEADS["cpu"], "MAX_SIZE": size} for size in sizes],
+        soft=[{"WG": 16, "CELLS": 16, "HEADS": HEADS["soft"], "MAX_SIZE": size} for size in sizes],
+        local=[
+            ("float", "q", "HEADS * MAX_SIZE"),
+            ("float", "weights", "HEADS * CELLS"),
+            ("uint", "page_of", "CELLS"),
+            *[("float", name, "HEADS") for name in ("most_of", "total_of", "was_of")],
+        ],
+        functions=FUNCTIONS + NIBBLE_FUNCTIONS * (dtype == NIBBLES),
+    )
+
+
+for _dtype in CACHE_TYPES:
+    _attention(_dtype, latent=True)
+    _attention(_dtype, latent=False)
+
+
+@lower("sparse_attention")
+@lower("sparse_latent_attention")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    latent = t.op == "sparse_latent_attention"
+    q, k, *values, tables, slot, cells = t.src[: 5 if latent else 6]
     tokens, n_heads, size = q.shape
-    if not fits(size, k):
+    sizes = SIZES if latent else HEAD_SIZES
+    if size > sizes[-1] or not fits(size, k) or any(v.dtype != k.dtype for v in values):
         return None
-    n, width = n_elements(t), t.shape[1]
-    bufs = (q, weights, k, *scales_of(k), tables, slot, pos, t)
-    words = (n, width, n_heads, size, tables.shape[1], *kind_of(k))
-    return [
-        dispatch(f"index_scores_{family(k.dtype)}", shape, bufs, words, groups_for(n, shape, WG)),
-        dispatch("choose_cells", shape, (pos, t), (width, t.attrs["n"]), (tokens, 1)),
-    ]
+    n_kv, sinks = k.shape[1], t.src[5 if latent else 6 :]
+    caches = [part for cache in (k, *values) for part in (cache, *scales_of(cache))]
+    bufs: Buffers = (q, *caches, tables, slot, cells, *(sinks or [q]), t)  # without sinks, q fills their place
+    group = n_heads // n_kv
+    words = (n_kv, group, size, tables.shape[1], bits(t.attrs["scale"]), len(sinks), *cells.shape[1:], *kind_of(k))
+    room = next(n for n in sizes if n >= size)
+    name = f"{t.op}_{family(k.dtype)}"
+    return [dispatch(name, shape, bufs, words, (n_kv * -(-group // HEADS[shape.name]), tokens), MAX_SIZE=room)]

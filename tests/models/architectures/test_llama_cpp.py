@@ -118,7 +118,7 @@ def answers(code: str, given: str) -> list[str]:
 def ours(case: Case, text: list[int] = TEXT) -> list[np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
     """Log-probabilities of all tokens after each prefix of TEXT, for each mixture. `text` begins with it."""
     kind = "f16" if "wide" in case.model.name else "f32"  # heads of 512 that test_ops has compiled
-    options = RunnerOptions(n_ctx=256, n_slots=1, n_ubatch=64, type_k=kind, type_v=kind)
+    options = RunnerOptions(n_ctx=256, n_slots=1, n_ubatch=128, type_k=kind, type_v=kind)
     engine = ModelRunner(case.model, options)
     handles = [engine.adapters.put(read_adapter(a, engine.gguf, hparams_of(engine.gguf))) for a in case.adapters]
     n, n_vocab, got = len(text), hparams_of(engine.gguf).n_vocab, []
@@ -332,6 +332,29 @@ def test_architectures_mean_the_same_to_llama_cpp(tmp_path: Path, request: pytes
             assert _rms(away) < (0.02 if streams else 0.002), case.model.name
         else:  # activations are rounded, so that a row may choose another expert
             assert np.median(away) < 0.05, case.model.name
+
+
+def test_choices_of_cells_are_llama_cpps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In texts of 100 tokens and more. Where two scores are all but equal, another cell may be chosen."""
+    pools = {"minimax-m3": 3, "glm5-next": 4, "qwen4exp": 4, "hy_v4 with an indexer": 1, "deepseek32": 1}
+    sizes = {"minimax-m3": {"attention.indexer.block_size": 5, "attention.indexer.local_blocks": 2}}
+    sizes |= {"glm5-next": {"attention.indexer.kpool": 4}, "qwen4exp": {"attention.compress_ratios": [0, 4, 0, 4]}}
+    text = [1, *np.random.default_rng(1).integers(261, 512, 109).tolist()]
+    monkeypatch.setattr(sys.modules[__name__], "TEXT", text)
+    monkeypatch.setattr(sys.modules[__name__], "FIRST", 100)
+    cases, whole = [], []
+    for name, pool in pools.items():
+        path, spec = tmp_path / f"{name}.gguf", replace(MAPPED[name], n_ctx_train=256, n_vocab=2048, vocabulary=True)
+        keys = spec.keys | sizes.get(name, {}) | {"attention.indexer.top_k": 4 * pool if name != "minimax-m3" else 4}
+        write(path, replace(spec, keys=keys))
+        cases.append(Case(path, [], [[]]))
+        write(path := tmp_path / f"{name} of all.gguf", replace(spec, keys=keys | {"attention.indexer.top_k": 240}))
+        whole.append(Case(path, [], [[]]))
+    for case, other, (likeliest,) in zip(cases, whole, theirs(cases), strict=True):
+        (values,), (of_all,) = ours(case, text), ours(other, text)
+        pairs = [(row[id], value) for row, found in zip(values, likeliest, strict=True) for id, value in found]
+        assert np.median(np.abs(np.subtract(*np.transpose(pairs)))) < 0.01, case.model.name
+        assert _rms((values - of_all)[np.isfinite(values)]) > 0.05, case.model.name
 
 
 @pytest.mark.long

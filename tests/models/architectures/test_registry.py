@@ -286,16 +286,8 @@ def test_sinks_give_the_same_bits_however_a_prompt_is_cut(tmp_path: Path) -> Non
         np.testing.assert_array_equal(whole, other)
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        replace(PLAIN["gpt2"], n_ctx_train=48),
-        replace(MAPPED["glm5-next"], n_ctx_train=256, keys=MAPPED["glm5-next"].keys | {"attention.indexer.top_k": 48}),
-    ],
-)
-def test_positions_end_where_the_file_says(tmp_path: Path, spec: Spec) -> None:
-    """Those that the model has learned, and those that its indexer would choose."""
-    write(path := tmp_path / "m.gguf", spec)
+def test_positions_end_where_the_file_says(tmp_path: Path) -> None:
+    write(path := tmp_path / "m.gguf", replace(PLAIN["gpt2"], n_ctx_train=48))
     session = Session([CPUBackend(1)])
     with GGUFFile.open(path) as gguf:
         h = hparams_of(gguf)

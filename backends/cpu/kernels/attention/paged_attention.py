@@ -65,9 +65,8 @@ def attention(key_dtype, value_dtype, head_size, group_size, variant=""):
     from which windows count behind those that tokens see as the last, else 0. Then, with variant
     "act" (quantised output): panel rows, panels. With variant "sinks": a score of each query head that
     adds to the sum of weights and to nothing else. With variant "bias": what is added to the scores of
-    each query head by the distance of cell and token, that of 0 as the last. With variant "mask": what is
-    added to the scores of a token's cells, in whole blocks. `value_dtype` "keys": the keys are the values
-    too, and v is k.
+    each query head by the distance of cell and token, that of 0 as the last. `value_dtype` "keys": the keys
+    are the values too, and v is k.
 
     Scratch per thread, with R = max(tokens, KV heads) · query heads of a KV head: a block's keys or
     values (32, D), scores (R, 32), q (R, D), the visible cells of each row (R, 2), and the states
@@ -76,12 +75,12 @@ def attention(key_dtype, value_dtype, head_size, group_size, variant=""):
     """
     size, group = int(head_size), int(group_size)
     page_nbytes_f32 = PAGE * size * 4
-    max_single = 0 if value_dtype == "keys" or variant == "mask" else MAX_SINGLE_ROWS
-    has_bias, has_mask = variant == "bias", variant == "mask"
+    max_single = 0 if value_dtype == "keys" else MAX_SINGLE_ROWS
+    has_bias = variant == "bias"
     walk_one = _unused
     if max_single:
         walk_one = _one_token(key_dtype, value_dtype, size, min(group, MAX_SINGLE_ROWS), has_bias)
-    walk_several = _several_tokens(key_dtype, value_dtype, size, group, has_bias, has_mask)
+    walk_several = _several_tokens(key_dtype, value_dtype, size, group, has_bias)
     clear, join, write = clear_rows(size), join_rows(size), _write(size, group, variant)
 
     def run(a, begin, end, scratch):
@@ -247,14 +246,6 @@ def _add_bias(s_at, a, head, distance):
         s[c] += bias[c] * LOG2_E
 
 
-@njit(forceinline=True)
-def _add_mask(s_at, mask_at):
-    """Add the mask of a block to a row's scores."""
-    s, mask = f32p(s_at), f32p(mask_at)
-    for c in range(BLOCK):
-        s[c] += mask[c]
-
-
 def _one_token(key_dtype, value_dtype, size, group, has_bias):
     """f(…): the rows of one token, of `heads` KV heads from h on, walk a span, `group` rows at a
     time.
@@ -298,7 +289,7 @@ def _one_token(key_dtype, value_dtype, size, group, has_bias):
     return walk
 
 
-def _several_tokens(key_dtype, value_dtype, size, group, has_bias, has_mask):
+def _several_tokens(key_dtype, value_dtype, size, group, has_bias):
     """f(…): the rows of n neighbouring tokens of a sequence, of one KV head, walk a span together.
 
     `blocks`: as for one token.
@@ -324,9 +315,6 @@ def _several_tokens(key_dtype, value_dtype, size, group, has_bias, has_mask):
         for r in range(row, row + n_rows if has_bias else row):
             distance = pos[first + r // group] - block * BLOCK
             _add_bias(s + (r - row) * BLOCK * 4, a, h * group + r % group, distance)
-        for r in range(row, row + n_rows if has_mask else row):
-            block_of_token = (first + r // group) * ((a[9] * PAGE + BLOCK - 1) // BLOCK) + block
-            _add_mask(s + (r - row) * BLOCK * 4, a[17] + block_of_token * BLOCK * 4)
 
     @njit(forceinline=True)
     def walk(a, table, pos, own, first, n, seen, window, cap, h, blocks, area, state):

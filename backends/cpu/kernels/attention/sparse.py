@@ -1,23 +1,220 @@
-"""Choice of the cells of sparse attention (graph/ops/attention/mla.py)."""
+"""Sparse attention (graph/ops/attention/mla.py): the choice of cells, and attention over those.
+
+Keys and values of 32 cells at a time are converted to f32 side by side, wherever they lie, so that a token costs
+what it attends to, not its whole context. Its arithmetic does not depend on other tokens: what is chosen for it
+stands in its own list, whose order is that of sums."""
 
 from __future__ import annotations
 
 import numpy as np
 from numba import njit
 
-from logitless.backends.cpu.kernels.attention.tile import BLOCK, PAGE, page_converter, page_nbytes, scores
-from logitless.backends.cpu.kernels.ir.registry import f32p, i32p, kernel, u32p
+from logitless.backends.cpu.kernels.attention.paged_attention import LN_2, LOG2_E
+from logitless.backends.cpu.kernels.attention.tile import (
+    BLOCK,
+    PAGE,
+    clear_rows,
+    divide,
+    page_converter,
+    page_nbytes,
+    page_transposer,
+    scores,
+    softmax_step,
+    weighted_sum,
+)
+from logitless.backends.cpu.kernels.ir.registry import bits_f32, f32p, i32p, kernel, u32p
+from logitless.backends.cpu.kernels.ir.scalar_math import exp_exact
 
 TOP_BIT, ALL_BITS = np.uint32(1 << 31), np.uint32((1 << 32) - 1)
 
 
+def _gather(dtype, size, *, keys):
+    """f(cache, page stride, table, cells, n, block, page): keys of n ≤ 32 cells as two f32 pages (2, D, 16), or their
+    values (32, D).
+
+    `cells`: f32; a whole page of neighbours is converted at once, others by way of `page`."""
+    convert = page_converter(dtype, size, keys=keys)
+
+    @njit(forceinline=True)
+    def gather(cache_at, stride, table, cells_at, n, block_at, page_at):
+        cells, source, i, last = f32p(cells_at), f32p(page_at), 0, np.int64(-1)
+        while i < n:
+            cell = np.int64(cells[i])
+            page, own = cell // PAGE, cell % PAGE
+            if (i | own) % PAGE == 0 and i + PAGE <= n and cells[i + PAGE - 1] == cell + PAGE - 1:
+                convert(cache_at + table[page] * stride, block_at + i * size * 4)
+                i += PAGE
+                continue
+            if page != last:
+                convert(cache_at + table[page] * stride, page_at)
+                last = page
+            if keys:
+                to = f32p(block_at + i // PAGE * PAGE * size * 4)
+                for d in range(size):
+                    to[d * PAGE + i % PAGE] = source[d * PAGE + own]
+            else:
+                to = f32p(block_at + i * size * 4)
+                for d in range(size):
+                    to[d] = source[own * size + d]
+            i += 1
+
+    return gather
+
+
+@njit(forceinline=True)
+def _length(cells_at, n):
+    """Cells of a list before the first −1."""
+    cells, low, high = f32p(cells_at), 0, n
+    while low < high:
+        middle = (low + high) // 2
+        if cells[middle] >= 0:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@kernel("sparse_attention")
+def sparse_attention(key_dtype, value_dtype, head_size, group_size, variant=""):
+    """Attention over lists of cells. A unit is some query heads of a key head of a token.
+
+    a: q, k, v, tables, slot, cells, y, H_kv, pages of a table, lists of a token, their length, query heads of a
+    unit, scale bits; with variant "sinks" the sinks. `value_dtype` "keys": the keys are the values too, and v is k.
+
+    Scratch per thread, for R query heads: a page, two blocks (32, D), q (R, D), scores (R, 32), visible cells (R, 2),
+    sums (R, D), weights (R, 16), tops (R)."""
+    size, group = int(head_size), int(group_size)
+    latent, with_sinks = value_dtype == "keys", variant == "sinks"
+    keys, transpose = _gather(key_dtype, size, keys=True), page_transposer("f32", size)
+    values = keys if latent else _gather(value_dtype, size, keys=False)
+    key_page, value_page = page_nbytes(key_dtype, size), 0 if latent else page_nbytes(value_dtype, size)
+    score8, score4, score2, score1 = (scores(size, n, "f32", (0, 0, 0, 0)) for n in (8, 4, 2, 1))
+    softmax8, softmax4, softmax2, softmax1 = (softmax_step(size, n, masked=True) for n in (8, 4, 2, 1))
+    sum4, sum2, sum1 = (weighted_sum(size, n) for n in (4, 2, 1))
+    some4, some2, some1 = group % 8 > 3, group % 4 > 1, group % 2 > 0
+    clear, finish = clear_rows(size), divide(size)
+    page_nbytes_f32 = PAGE * size * 4
+
+    @njit(forceinline=True)
+    def of_block(q, s, block_at, values_at, tops, l, o, seen, n, rows):
+        row, cap, second = 0, np.float32(0), block_at + page_nbytes_f32
+        while row + 8 <= rows:
+            x, at = q + row * size * 4, s + row * BLOCK * 4
+            score8(x, block_at, second, at, q, q, q, q)
+            softmax8(at, tops + row * 4, l + row * PAGE * 4, o + row * size * 4, seen, cap)
+            row += 8
+        if some4 and row + 4 <= rows:
+            x, at = q + row * size * 4, s + row * BLOCK * 4
+            score4(x, block_at, second, at, q, q, q, q)
+            softmax4(at, tops + row * 4, l + row * PAGE * 4, o + row * size * 4, seen, cap)
+            row += 4
+        if some2 and row + 2 <= rows:
+            x, at = q + row * size * 4, s + row * BLOCK * 4
+            score2(x, block_at, second, at, q, q, q, q)
+            softmax2(at, tops + row * 4, l + row * PAGE * 4, o + row * size * 4, seen, cap)
+            row += 2
+        if some1 and row < rows:
+            x, at = q + row * size * 4, s + row * BLOCK * 4
+            score1(x, block_at, second, at, q, q, q, q)
+            softmax1(at, tops + row * 4, l + row * PAGE * 4, o + row * size * 4, seen, cap)
+        row = 0
+        while row + 4 <= rows:
+            sum4(s + row * BLOCK * 4, values_at, o + row * size * 4, 0, n)
+            row += 4
+        if some2 and row + 2 <= rows:
+            sum2(s + row * BLOCK * 4, values_at, o + row * size * 4, 0, n)
+            row += 2
+        if some1 and row < rows:
+            sum1(s + row * BLOCK * 4, values_at, o + row * size * 4, 0, n)
+
+    def run(a, begin, end, scratch):
+        kv_heads, table_pages, lists, length, most = a[7], a[8], a[9], a[10], a[11]
+        scale, slot, parts = bits_f32(a[12]) * LOG2_E, i32p(a[4]), (group + a[11] - 1) // a[11]
+        page_at = scratch
+        block_at = page_at + page_nbytes_f32
+        values_at = block_at + 2 * page_nbytes_f32
+        q_at = values_at + 2 * page_nbytes_f32
+        s_at = q_at + most * size * 4
+        seen_at = s_at + most * BLOCK * 4
+        o_at = seen_at + 8 * 8
+        l_at = o_at + most * size * 4
+        tops_at = l_at + most * PAGE * 4
+        q, seen = f32p(q_at), i32p(seen_at)
+        for unit in range(begin, end):
+            t, h, part = unit // parts // kv_heads, unit // parts % kv_heads, unit % parts
+            first, rows = part * most, min(most, group - part * most)
+            row = (t * kv_heads + h) * group + first
+            source = f32p(a[0] + row * size * 4)
+            for i in range(rows * size):
+                q[i] = source[i] * scale
+            clear(o_at, l_at, tops_at, rows)
+            table = i32p(a[3] + slot[t] * table_pages * 4)
+            cells_at = a[5] + (t * lists + (h if lists > 1 else 0)) * length * 4
+            count = _length(cells_at, length)
+            for block in range((count + BLOCK - 1) // BLOCK):
+                at, n = cells_at + block * BLOCK * 4, min(BLOCK, count - block * BLOCK)
+                for r in range(8):
+                    seen[2 * r], seen[2 * r + 1] = 0, n
+                keys(a[1] + h * key_page, kv_heads * key_page, table, at, n, block_at, page_at)
+                if latent:
+                    transpose(block_at, values_at)
+                    if n > PAGE:
+                        transpose(block_at + page_nbytes_f32, values_at + page_nbytes_f32)
+                else:
+                    values(a[2] + h * value_page, kv_heads * value_page, table, at, n, values_at, page_at)
+                of_block(q_at, s_at, block_at, values_at, tops_at, l_at, o_at, seen_at, n, rows)
+            for r in range(rows):
+                if with_sinks:
+                    below = f32p(a[13])[h * group + first + r] - f32p(tops_at)[r] * LN_2
+                    f32p(l_at)[r * PAGE] += exp_exact(below)
+                finish(o_at + r * size * 4, l_at + r * PAGE * 4, a[6] + (row + r) * size * 4)
+
+    return run
+
+
+@njit(forceinline=True)
+def _threshold(bits, count, n):
+    """The n-th greatest of so many numbers, as unsigned integers in their order."""
+    least = np.uint32(0)
+    for i in range(32):
+        greater, above = least | np.uint32(TOP_BIT >> np.uint32(i)), 0
+        for c in range(count):
+            above += bits[c] >= greater
+        if above >= n:
+            least = greater
+    return least
+
+
+@njit(forceinline=True)
+def _write_best(bits, count, n, size, end, y_at):
+    """Write the cells of the n greatest of so many scores, those of blocks of `size` cells, up to `end`, in order, of
+    equal scores the first; returns their number. The scores become integers."""
+    y, written = f32p(y_at), 0
+    least, left = np.uint32(0), n
+    if count > n:
+        for c in range(count):
+            bits[c] ^= ALL_BITS if bits[c] & TOP_BIT else TOP_BIT
+        least = _threshold(bits, count, n)
+        for c in range(count):
+            left -= bits[c] > least
+    for c in range(count):
+        chosen = count <= n or bits[c] >= least
+        if chosen and count > n and bits[c] == least:
+            chosen = left > 0
+            left -= 1
+        for cell in range(c * size, min(c * size + size, end) if chosen else 0):
+            y[written] = np.float32(cell)
+            written += 1
+    return written
+
+
 @kernel("chosen_cells")
 def chosen_cells(dtype, head_size, n_heads):
-    """Masks of the n cells with the greatest scores. A unit is a token.
+    """Lists of the cells of the n pools with the greatest scores. A unit is a token.
 
-    Scratch per thread: scores of all cells, a block of keys, a block's scores of 8 heads."""
+    Scratch per thread: scores of all pools, numbers of 32 cells, a page and a block of keys, scores of 8 heads."""
     size, heads = int(head_size), int(n_heads)
-    convert, key_page = page_converter(dtype, size, keys=True), page_nbytes(dtype, size)
+    gather, key_page = _gather(dtype, size, keys=True), page_nbytes(dtype, size)
     score8, score4, score2, score1 = (scores(size, n, "f32", (0, 0, 0, 0)) for n in (8, 4, 2, 1))
     some4, some2, some1 = heads % 8 > 3, heads % 4 > 1, heads % 2 > 0
     page_nbytes_f32 = PAGE * size * 4
@@ -52,48 +249,65 @@ def chosen_cells(dtype, head_size, n_heads):
             score1(q + row * size * 4, block_at, second, s_at, q, q, q, q)
             add(total, s_at, f32p(w_at + row * 4), 1)
 
-    @njit(forceinline=True)
-    def threshold(bits, count, n):
-        """The n-th greatest of so many numbers, as unsigned integers in their order."""
-        least = np.uint32(0)
-        for i in range(32):
-            greater, above = least | np.uint32(TOP_BIT >> np.uint32(i)), 0
-            for c in range(count):
-                above += bits[c] >= greater
-            if above >= n:
-                least = greater
-        return least
-
-    def run(q_at, w_at, k_at, tables_at, slot_at, pos_at, y_at, table_pages, n, begin, end, scratch):
-        width = (table_pages * PAGE + BLOCK - 1) // BLOCK * BLOCK
-        total_at = scratch
-        block_at = total_at + width * 4
+    def run(q_at, w_at, k_at, tables_at, slot_at, pos_at, y_at, table_pages, n, pool, begin, end, scratch):
+        cells_at = scratch + (table_pages * PAGE // pool + BLOCK) * 4
+        page_at = cells_at + BLOCK * 4
+        block_at = page_at + page_nbytes_f32
         s_at = block_at + 2 * page_nbytes_f32
-        bits, slot, pos = u32p(total_at), i32p(slot_at), i32p(pos_at)
+        cells, slot, pos, length = f32p(cells_at), i32p(slot_at), i32p(pos_at), (n + 1) * pool - 1
         for t in range(begin, end):
-            count, table = pos[t] + 1, i32p(tables_at + slot[t] * table_pages * 4)
-            y = f32p(y_at + t * width * 4)
-            if count <= n:
-                for c in range(width):
-                    y[c] = np.float32(0) if c < count else np.float32(-1e30)
-                continue
-            for block in range((count + BLOCK - 1) // BLOCK):
+            whole, table = (pos[t] + 1) // pool, i32p(tables_at + slot[t] * table_pages * 4)
+            for block in range((whole + BLOCK - 1) // BLOCK if whole > n else 0):
+                some = min(BLOCK, whole - block * BLOCK)
+                for c in range(some):
+                    cells[c] = np.float32((block * BLOCK + c + 1) * pool - 1)
+                gather(k_at, key_page, table, cells_at, some, block_at, page_at)
+                of_block(q_at + t * heads * size * 4, w_at + t * heads * 4, block_at, s_at, scratch + block * BLOCK * 4)
+            y_of = y_at + t * length * 4
+            y, written = f32p(y_of), _write_best(u32p(scratch), whole, n, pool, whole * pool, y_of)
+            for cell in range(whole * pool, pos[t] + 1):
+                y[written] = np.float32(cell)
+                written += 1
+            for i in range(written, length):
+                y[i] = np.float32(-1)
+
+    return run
+
+
+@kernel("chosen_blocks")
+def chosen_blocks(dtype, head_size):
+    """Lists of the cells of the n blocks with the greatest scores, for a head of a token, which is a unit.
+
+    Scratch per thread: scores of all blocks, of 32 cells, and a block of keys."""
+    size = int(head_size)
+    convert, key_page = page_converter(dtype, size, keys=True), page_nbytes(dtype, size)
+    score, page_nbytes_f32 = scores(size, 1, "f32", (0, 0, 0, 0)), PAGE * size * 4
+
+    def run(
+        q_at, k_at, tables_at, slot_at, pos_at, y_at, heads, table_pages, n, block, last, begin, end, scratch
+    ):  # a unit is a head of a token
+        s_at = scratch + (table_pages * PAGE // block + BLOCK) * 4
+        keys_at = s_at + BLOCK * 4
+        best, s, slot, pos = f32p(scratch), f32p(s_at), i32p(slot_at), i32p(pos_at)
+        for unit in range(begin, end):
+            t = unit // heads
+            count, table = pos[t] // block + 1, i32p(tables_at + slot[t] * table_pages * 4)
+            q = q_at + unit * size * 4
+            for i in range(count):
+                best[i] = np.float32(-np.inf)
+            for tile in range(pos[t] // BLOCK + 1 if count > n else 0):
                 for i in range(2):
-                    page = min(2 * block + i, table_pages - 1)
-                    convert(k_at + table[page] * key_page, block_at + i * page_nbytes_f32)
-                of_block(
-                    q_at + t * heads * size * 4, w_at + t * heads * 4, block_at, s_at, total_at + block * BLOCK * 4
-                )
-            for c in range(count):
-                bits[c] ^= ALL_BITS if bits[c] & TOP_BIT else TOP_BIT
-            least, left = threshold(bits, count, n), n
-            for c in range(count):
-                left -= bits[c] > least
-            for c in range(width):
-                chosen = c < count and bits[c] >= least
-                if chosen and bits[c] == least:
-                    chosen = left > 0
-                    left -= 1
-                y[c] = np.float32(0) if chosen else np.float32(-1e30)
+                    page = min(2 * tile + i, pos[t] // PAGE)
+                    convert(k_at + table[page] * key_page, keys_at + i * page_nbytes_f32)
+                score(q, keys_at, keys_at + page_nbytes_f32, s_at, q, q, q, q)
+                for c in range(min(BLOCK, pos[t] + 1 - tile * BLOCK)):
+                    of = (tile * BLOCK + c) // block
+                    best[of] = max(best[of], s[c])
+            for i in range(max(0, count - last), count):
+                best[i] = np.float32(1e30)
+            y_of = y_at + unit * n * block * 4
+            y = f32p(y_of)
+            for i in range(_write_best(u32p(scratch), count, n, block, pos[t] + 1, y_of), n * block):
+                y[i] = np.float32(-1)
 
     return run
