@@ -167,9 +167,10 @@ class Op:
         It returns the gradient of each source, None for one that gets none."""
         self.vjp_rule = rule
 
-    def case(self, make: Callable[[np.random.Generator], Case]) -> None:
-        """Decorator: the function makes (sources, attributes) of a conformance test."""
-        self.cases.append(make)
+    def case(self, make: Callable[..., Case], *args: Any, **kwargs: Any) -> None:
+        """Decorator: the function makes (sources, attributes) of a conformance test, of a generator of random
+        numbers and these arguments."""
+        self.cases.append(lambda r: make(r, *args, **kwargs))
 
 
 def op(

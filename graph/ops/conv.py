@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from logitless.graph.op import Array, Case, op, require
@@ -108,30 +110,24 @@ def max_pool_back(g: Array, x: Array, *, size: int) -> Array:
 max_pool.vjp(lambda g, y, x, size: (max_pool_back(g, x, size=size),))
 
 
+def _back_case(r: np.random.Generator, shape: Shape, **attrs: Any) -> Case:
+    rows = patches.reference(np.zeros(shape), **attrs)
+    return [r.normal(size=rows.shape)], {"shape": shape, **attrs}
+
+
+def _pool_case(r: np.random.Generator, shape: Shape, size: int) -> Case:
+    """Rounded numbers: some squares have two largest elements."""
+    n, h, w, c = shape
+    return [r.normal(size=(n, h // size, w // size, c)), r.normal(size=shape).round(1)], {"size": size}
+
+
 for _shape, _attrs in (
     ((2, 7, 6, 3), {"size": (3, 3), "padding": 1}),
     ((3, 5, 5, 17), {"size": (2, 3)}),
     ((1, 9, 8, 2), {"size": (3, 3), "stride": 2, "padding": 1}),
 ):
-
-    def _case(r: np.random.Generator, shape: Shape = _shape, attrs: dict[str, object] = _attrs) -> Case:  # type: ignore[assignment]
-        return [r.normal(size=shape)], dict(attrs)
-
-    def _case_back(r: np.random.Generator, shape: Shape = _shape, attrs: dict[str, object] = _attrs) -> Case:  # type: ignore[assignment]
-        rows = patches.reference(np.zeros(shape), **attrs)
-        return [r.normal(size=rows.shape)], {"shape": shape, **attrs}
-
-    patches.case(_case)
-    patches_back.case(_case_back)
-
-
-def _squares(shape: Shape, size: int) -> None:
-    n, h, w, c = shape
-    max_pool.case(lambda r: ([r.normal(size=shape)], {"size": size}))
-    max_pool_back.case(
-        lambda r: ([r.normal(size=(n, h // size, w // size, c)), r.normal(size=shape).round(1)], {"size": size})
-    )  # rounded: some squares have two largest elements
-
-
+    patches.case(lambda r, shape, **attrs: ([r.normal(size=shape)], attrs), _shape, **_attrs)
+    patches_back.case(_back_case, _shape, **_attrs)
 for _shape, _size in (((2, 7, 6, 5), 2), ((3, 14, 12, 29), 2), ((2, 7, 6, 5), 3)):
-    _squares(_shape, _size)
+    max_pool.case(lambda r, shape, size: ([r.normal(size=shape)], {"size": size}), _shape, _size)
+    max_pool_back.case(_pool_case, _shape, _size)

@@ -83,7 +83,7 @@ sum_to.case(lambda r: ([r.normal(size=(3, 4, 5))], {"shape": (4, 1)}))
 
 
 for _from, _to in (((70, 40), ()), ((70, 40), (40,)), ((70, 300), (70, 1)), ((3, 4, 5, 6), (3, 1, 5, 1)), ((9,), ())):
-    sum_to.case(lambda r, x=_from, y=_to: ([r.normal(size=x)], {"shape": y}))  # type: ignore[misc]
+    sum_to.case(lambda r, x, y: ([r.normal(size=x)], {"shape": y}), _from, _to)
 
 
 @op(gives="x shape", needs="broadcasts(x.shape, shape)")
@@ -98,10 +98,10 @@ broadcast_to.case(lambda r: ([r.normal(size=(4, 1))], {"shape": (3, 4, 5)}))
 
 
 for _small, _large in (((), (5, 40)), ((40,), (9, 40)), ((9, 1, 4, 1), (9, 3, 4, 20))):
-    broadcast_to.case(lambda r, x=_small, y=_large: ([r.normal(size=x)], {"shape": y}))  # type: ignore[misc]
+    broadcast_to.case(lambda r, x, y: ([r.normal(size=x)], {"shape": y}), _small, _large)
 for _left, _right in (((1, 6), (4, 6)), ((4, 1), (1, 70)), ((2, 3, 1, 5), (3, 4, 1)), ((), (3, 4)), ((40, 3), (40, 1))):
     for _arithmetic in (add, sub, mul):
-        _arithmetic.case(lambda r, a=_left, b=_right: ([r.normal(size=a), r.normal(size=b)], {}))  # type: ignore[misc]
+        _arithmetic.case(lambda r, a, b: ([r.normal(size=a), r.normal(size=b)], {}), _left, _right)
 
 
 silu = elementwise(s.silu)
@@ -202,7 +202,7 @@ glu_clamped.case(lambda r: ([3 * r.normal(size=(5, 37)), 3 * r.normal(size=(5, 3
 
 for _of in ("gate", "up"):
     glu_clamped_back.case(
-        lambda r, of=_of: ([3 * r.normal(size=(5, 37)) for _ in range(3)], {"alpha": 1.7, "limit": 4.0, "of": of})  # type: ignore[misc]
+        lambda r, of: ([3 * r.normal(size=(5, 37)) for _ in range(3)], {"alpha": 1.7, "limit": 4.0, "of": of}), _of
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -154,83 +154,70 @@ for _op in (linear_parts, linear_add, linear_glu, norm_parts, norm_glu, expert_p
 store_k_rope.tolerance, attention_rope.tolerance = store_k.tolerance, attention.tolerance
 
 
-def _weights_case(dtype: str, t: int, k: int, sizes: tuple[int, ...]) -> Callable[[np.random.Generator], Case]:
-    return lambda r: ([r.normal(size=(t, k)), *(Weight(r.normal(size=(n, k)), dtype) for n in sizes)], {})
+def _weights_case(r: np.random.Generator, dtype: str, t: int, k: int, sizes: tuple[int, ...]) -> Case:
+    return ([r.normal(size=(t, k)), *(Weight(r.normal(size=(n, k)), dtype) for n in sizes)], {})
 
 
-def _experts_case(dtype: str, t: int, k: int, sizes: tuple[int, ...]) -> Callable[[np.random.Generator], Case]:
-    def make(r: np.random.Generator) -> Case:
-        order = expert_order.reference(np.stack([r.permutation(4)[:2] for _ in range(t)]), n=4)
-        return [r.normal(size=(t, k)), order, *(Weight(r.normal(size=(4 * n, k)), dtype) for n in sizes)], {"n": 4}
-
-    return make
+def _experts_case(r: np.random.Generator, dtype: str, t: int, k: int, sizes: tuple[int, ...]) -> Case:
+    order = expert_order.reference(np.stack([r.permutation(4)[:2] for _ in range(t)]), n=4)
+    return [r.normal(size=(t, k)), order, *(Weight(r.normal(size=(4 * n, k)), dtype) for n in sizes)], {"n": 4}
 
 
-def _add_case(dtype: str, t: int, k: int, *, whole: bool) -> Callable[[np.random.Generator], Case]:
-    def make(r: np.random.Generator) -> Case:
-        return [
-            r.normal(size=(t, k)),
-            Weight(r.normal(size=(37, k)), dtype),
-            r.normal(size=(t, 37) if whole else 37),
-        ], {}
-
-    return make
+def _add_case(r: np.random.Generator, dtype: str, t: int, k: int, *, whole: bool) -> Case:
+    return [
+        r.normal(size=(t, k)),
+        Weight(r.normal(size=(37, k)), dtype),
+        r.normal(size=(t, 37) if whole else 37),
+    ], {}
 
 
-def _glu_case(dtype: str, t: int, k: int, activation: Literal["silu", "gelu"]) -> Callable[[np.random.Generator], Case]:
-    def make(r: np.random.Generator) -> Case:
-        x, gate, up = r.normal(size=(t, k)), r.normal(size=(40, k)), r.normal(size=(40, k))
-        return [x, Weight(gate / k**0.5, dtype), Weight(up, dtype)], {"activation": activation}
-
-    return make
+def _glu_case(r: np.random.Generator, dtype: str, t: int, k: int, activation: Literal["silu", "gelu"]) -> Case:
+    x, gate, up = r.normal(size=(t, k)), r.normal(size=(40, k)), r.normal(size=(40, k))
+    return [x, Weight(gate / k**0.5, dtype), Weight(up, dtype)], {"activation": activation}
 
 
-def _normalised_case(dtype: str, t: int, sizes: tuple[int, ...], **attrs: str) -> Callable[[np.random.Generator], Case]:
-    def make(r: np.random.Generator) -> Case:
-        weights = [Weight(r.normal(size=(n, 512)) / 512**0.5, dtype) for n in sizes]
-        return [r.normal(size=(t, 512)), r.normal(size=512), *weights], {"eps": 1e-5, **attrs}
-
-    return make
+def _normalised_case(r: np.random.Generator, dtype: str, t: int, sizes: tuple[int, ...], **attrs: str) -> Case:
+    weights = [Weight(r.normal(size=(n, 512)) / 512**0.5, dtype) for n in sizes]
+    return [r.normal(size=(t, 512)), r.normal(size=512), *weights], {"eps": 1e-5, **attrs}
 
 
-def _store_case(dtype: str, size: int, *, interleaved: bool) -> Callable[[np.random.Generator], Case]:
-    def make(r: np.random.Generator) -> Case:
-        cache = Variable(r.normal(size=(3, 2, size, PAGE)).astype(np.float16).astype(np.float64), dtype)
-        angles = r.normal(size=(3, 2, 4))
-        return [cache, r.normal(size=(3, 2, size)), np.array([17, 3, 40]), angles], {"interleaved": interleaved}
-
-    return make
+def _store_case(r: np.random.Generator, dtype: str, size: int, *, interleaved: bool) -> Case:
+    cache = Variable(r.normal(size=(3, 2, size, PAGE)).astype(np.float16).astype(np.float64), dtype)
+    angles = r.normal(size=(3, 2, 4))
+    return [cache, r.normal(size=(3, 2, size)), np.array([17, 3, 40]), angles], {"interleaved": interleaved}
 
 
 def _rotated_case(
-    types: str, size: int, *, interleaved: bool, with_sinks: bool = False, own_positions: bool = False, **attrs: float
-) -> Callable[[np.random.Generator], Case]:
-    def make(r: np.random.Generator) -> Case:
-        src, attributes = attention_case(
-            types, 4, 2, size, with_sinks=with_sinks, own_positions=own_positions, **attrs
-        )(r)
-        angles = r.normal(size=(src[0].shape[0], 2, size // 2 - 1))
-        return [*src, angles], {**attributes, "interleaved": interleaved}
-
-    return make
+    r: np.random.Generator,
+    types: str,
+    size: int,
+    *,
+    interleaved: bool,
+    with_sinks: bool = False,
+    own_positions: bool = False,
+    **attrs: float,
+) -> Case:
+    src, attributes = attention_case(r, types, 4, 2, size, with_sinks=with_sinks, own_positions=own_positions, **attrs)
+    angles = r.normal(size=(src[0].shape[0], 2, size // 2 - 1))
+    return [*src, angles], {**attributes, "interleaved": interleaved}
 
 
 for _i, (_dtype, _k) in enumerate({"f16": 50, **dict.fromkeys(BLOCK_TYPES, 512)}.items()):
-    linear_parts.case(_weights_case(_dtype, (1, 5, 35)[_i % 3], _k, (33, 16)))
-    expert_parts.case(_experts_case(_dtype, (1, 5, 35)[_i % 3], _k, (48, 16)))
-    linear_add.case(_add_case(_dtype, 1 + _i % 4 * 3, _k, whole=_i % 2 == 0))
-    linear_glu.case(_glu_case(_dtype, (1, 5, 35)[_i % 3], _k, ("silu", "gelu")[_i % 2]))
+    linear_parts.case(_weights_case, _dtype, (1, 5, 35)[_i % 3], _k, (33, 16))
+    expert_parts.case(_experts_case, _dtype, (1, 5, 35)[_i % 3], _k, (48, 16))
+    linear_add.case(_add_case, _dtype, 1 + _i % 4 * 3, _k, whole=_i % 2 == 0)
+    linear_glu.case(_glu_case, _dtype, (1, 5, 35)[_i % 3], _k, ("silu", "gelu")[_i % 2])
 for _dtype in ("q8_0", "q4_k", "q6_k"):
-    norm_parts.case(_normalised_case(_dtype, 1, (33, 16)))
-    norm_glu.case(_normalised_case(_dtype, 1, (64, 64), activation="silu"))
+    norm_parts.case(_normalised_case, _dtype, 1, (33, 16))
+    norm_glu.case(_normalised_case, _dtype, 1, (64, 64), activation="silu")
 for _t in (1, 3, 35):
-    linear_parts.case(_weights_case("q8_0", _t, 96, (70, 17, 64)))
-    linear_glu.case(_glu_case("q8_0", _t, 96, "silu"))
+    linear_parts.case(_weights_case, "q8_0", _t, 96, (70, 17, 64))
+    linear_glu.case(_glu_case, "q8_0", _t, 96, "silu")
 for _dtype in ("f32", "f16"):
-    store_k_rope.case(_store_case(_dtype, 8, interleaved=True))
-    store_k_rope.case(_store_case(_dtype, 11, interleaved=False))
+    store_k_rope.case(_store_case, _dtype, 8, interleaved=True)
+    store_k_rope.case(_store_case, _dtype, 11, interleaved=False)
 for _types, _size in (("f32/f32", 11), ("f16/f16", 64), ("f16/f32", 32)):
-    attention_rope.case(_rotated_case(_types, _size, interleaved=_size == 64))
-    attention_rope.case(_rotated_case(_types, _size, interleaved=_size != 64, with_sinks=True))
-attention_rope.case(_rotated_case("f16/f16", 16, interleaved=False, window=20, cap=5.0))
-attention_rope.case(_rotated_case("f16/f16", 16, interleaved=False, window=20, own_positions=True))
+    attention_rope.case(_rotated_case, _types, _size, interleaved=_size == 64)
+    attention_rope.case(_rotated_case, _types, _size, interleaved=_size != 64, with_sinks=True)
+attention_rope.case(_rotated_case, "f16/f16", 16, interleaved=False, window=20, cap=5.0)
+attention_rope.case(_rotated_case, "f16/f16", 16, interleaved=False, window=20, own_positions=True)

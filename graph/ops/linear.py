@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from logitless.graph.dtype import BLOCK_TYPES
@@ -128,16 +126,16 @@ def add_product(x: Array, a: Array, b: Array) -> Array:
 add_product.inplace = (0,)
 
 
-def _case(dtype: str, t: int, n: int, k: int) -> Callable[[np.random.Generator], Case]:
-    return lambda r: ([r.normal(size=(t, k)), Weight(r.normal(size=(n, k)), dtype)], {})
+def _case(r: np.random.Generator, dtype: str, t: int, n: int, k: int) -> Case:
+    return ([r.normal(size=(t, k)), Weight(r.normal(size=(n, k)), dtype)], {})
 
 
 for _dtype, _k in {"f32": 37, "f16": 50, "bf16": 65}.items():
     for _t, _n in ((1, 33), (3, 16), (8, 5), (17, 100), (67, 50)):
-        linear.case(_case(_dtype, _t, _n, _k))
+        linear.case(_case, _dtype, _t, _n, _k)
 for _dtype in BLOCK_TYPES:
     for _t, _n in ((1, 33), (2, 16), (5, 7), (9, 48), (33, 20)):
-        linear.case(_case(_dtype, _t, _n, 512))
+        linear.case(_case, _dtype, _t, _n, 512)
 
 
 @linear.case
@@ -159,11 +157,11 @@ matmul_tn.case(lambda r: ([r.normal(size=(6, 4)), r.normal(size=(6, 5))], {}))
 
 # whole tiles, edges, long sums, few columns, few rows
 for _m, _n, _k in ((1, 33, 20), (25, 64, 300), (40, 70, 17), (530, 9, 34), (30, 120, 300), (14, 7, 2100), (300, 20, 5)):
-    linear.case(lambda r, m=_m, n=_n, k=_k: ([r.normal(size=(m, k)), r.normal(size=(n, k))], {}))  # type: ignore[misc]
-    matmul.case(lambda r, m=_m, n=_n, k=_k: ([r.normal(size=(m, k)), r.normal(size=(k, n))], {}))  # type: ignore[misc]
-    matmul_tn.case(lambda r, m=_m, n=_n, k=_k: ([r.normal(size=(k, m)), r.normal(size=(k, n))], {}))  # type: ignore[misc]
+    linear.case(lambda r, m, n, k: ([r.normal(size=(m, k)), r.normal(size=(n, k))], {}), _m, _n, _k)
+    matmul.case(lambda r, m, n, k: ([r.normal(size=(m, k)), r.normal(size=(k, n))], {}), _m, _n, _k)
+    matmul_tn.case(lambda r, m, n, k: ([r.normal(size=(k, m)), r.normal(size=(k, n))], {}), _m, _n, _k)
 for _dtype in ("f32", "f16", "bf16", *BLOCK_TYPES):
-    matmul.case(lambda r, d=_dtype: ([r.normal(size=(14, 50)), Weight(r.normal(size=(50, 512)), d)], {}))  # type: ignore[misc]
+    matmul.case(lambda r, d: ([r.normal(size=(14, 50)), Weight(r.normal(size=(50, 512)), d)], {}), _dtype)
 
 
 # A as it is, and packed for tiles of the processors that have such
@@ -172,4 +170,4 @@ for _make in (
     lambda r: [r.normal(size=(4, 300, 8)), r.normal(size=(300, 70))],
     lambda r: [r.normal(size=(6, 300, 6)), r.normal(size=(300, 70))],
 ):
-    add_product.case(lambda r, make=_make: ([r.normal(size=(31, 70)), *make(r)], {}))  # type: ignore[misc]
+    add_product.case(lambda r, make: ([r.normal(size=(31, 70)), *make(r)], {}), _make)

@@ -9,7 +9,7 @@ again."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -308,35 +308,38 @@ BEGIN[[0, 1, 8]] = 3, 0, 3
 END[[0, 4, 7, 9]] = 1, 2, 5, 4
 
 
-def _conv_case(columns: int, size: int, form: str) -> Callable[[np.random.Generator], Case]:
-    def make(r: np.random.Generator) -> Case:
-        x, w, g = r.normal(size=(12, columns)), r.normal(size=(columns, 1, size)), r.normal(size=(12, columns))
-        states = Variable(r.normal(size=(6, size - 1, columns)), "f32")
-        return [*([g] if form == "back" else []), x, w, states, BEGIN, *([END] if form == "kept" else [])], {}
-
-    return make
+def _conv_case(r: np.random.Generator, columns: int, size: int, form: str) -> Case:
+    x, w, g = r.normal(size=(12, columns)), r.normal(size=(columns, 1, size)), r.normal(size=(12, columns))
+    states = Variable(r.normal(size=(6, size - 1, columns)), "f32")
+    return [*([g] if form == "back" else []), x, w, states, BEGIN, *([END] if form == "kept" else [])], {}
 
 
 def _attention_case(
-    heads: int, k_heads: int, d: int, e: int, delta: bool, grouped: bool, form: str, axes: int = 2, rwkv: bool = False
-) -> Callable[[np.random.Generator], Case]:
-    def make(r: np.random.Generator) -> Case:
-        q, k = (r.normal(size=(12, k_heads, d)) for _ in range(2))
-        k /= np.sqrt((k * k).sum(-1, keepdims=True))
-        v, of_beta = r.normal(size=(12, heads, e)), (((2, d) if delta else (d,)) if rwkv else ())
-        beta = r.uniform(0, 1, (12, heads, *of_beta)) * (d**-0.5 if rwkv and delta else 1)
-        decay = r.uniform(0.3, 1, (12, heads, d, e)[:axes])
-        sources = [q, k, v, decay, beta, Variable(r.normal(size=(6, heads, d, e)), "f32"), BEGIN]
-        before, after = [r.normal(size=v.shape)] if form == "back" else [], [END] if form == "kept" else []
-        return [*before, *sources, *after], {"scale": d**-0.5, "delta": delta, "grouped": grouped}
-
-    return make
+    r: np.random.Generator,
+    heads: int,
+    k_heads: int,
+    d: int,
+    e: int,
+    delta: bool,
+    grouped: bool,
+    form: str,
+    axes: int = 2,
+    rwkv: bool = False,
+) -> Case:
+    q, k = (r.normal(size=(12, k_heads, d)) for _ in range(2))
+    k /= np.sqrt((k * k).sum(-1, keepdims=True))
+    v, of_beta = r.normal(size=(12, heads, e)), (((2, d) if delta else (d,)) if rwkv else ())
+    beta = r.uniform(0, 1, (12, heads, *of_beta)) * (d**-0.5 if rwkv and delta else 1)
+    decay = r.uniform(0.3, 1, (12, heads, d, e)[:axes])
+    sources = [q, k, v, decay, beta, Variable(r.normal(size=(6, heads, d, e)), "f32"), BEGIN]
+    before, after = [r.normal(size=v.shape)] if form == "back" else [], [END] if form == "kept" else []
+    return [*before, *sources, *after], {"scale": d**-0.5, "delta": delta, "grouped": grouped}
 
 
 FORMS = ("", "kept", "back")
 for _columns, _size in ((24, 4), (100, 3), (256, 2)):
     for _op, _form in zip((causal_conv, causal_conv_update, causal_conv_back), FORMS, strict=True):
-        _op.case(_conv_case(_columns, _size, _form))
+        _op.case(_conv_case, _columns, _size, _form)
 for _sizes in (
     (2, 2, 16, 16, True, False),
     (6, 2, 24, 40, True, False),
@@ -346,7 +349,7 @@ for _sizes in (
     (3, 1, 128, 64, False, True),
 ):
     for _op, _form in zip((linear_attention, linear_attention_update, linear_attention_back), FORMS, strict=True):
-        _op.case(_attention_case(*_sizes, _form))
+        _op.case(_attention_case, *_sizes, _form)
 for _sizes, _axes, _rwkv in (
     ((4, 4, 24, 40, True, False), 3, False),
     ((3, 1, 16, 32, False, False), 4, False),
@@ -355,4 +358,4 @@ for _sizes, _axes, _rwkv in (
     ((2, 2, 24, 40, True, False), 3, True),
 ):
     for _op, _form in zip((linear_attention, linear_attention_update, linear_attention_back), FORMS, strict=True):
-        _op.case(_attention_case(*_sizes, _form, _axes, _rwkv))
+        _op.case(_attention_case, *_sizes, _form, _axes, _rwkv)

@@ -10,8 +10,6 @@ The experts' weights are one matrix (E · N, K), an expert's N rows after the ot
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from logitless.graph.dtype import BLOCK_TYPES, DTYPES
@@ -187,21 +185,18 @@ def _ordered(ids: list[list[int]]) -> np.ndarray:
 _FEW = [[3, 0], [0, 3], [3, 1], [0, 2], [3, 2]]  # of 5: one has four rows, one none
 
 
-def _linear_case(dtype: str, t: int, n: int, k: int, chosen: int) -> Callable[[np.random.Generator], Case]:
-    def make(r: np.random.Generator) -> Case:
-        ids = np.stack([r.permutation(4)[:chosen] for _ in range(t)]).tolist()
-        return [r.normal(size=(t * chosen, k)), Weight(r.normal(size=(4 * n, k)), dtype), _ordered(ids)], {"n": 4}
-
-    return make
+def _linear_case(r: np.random.Generator, dtype: str, t: int, n: int, k: int, chosen: int) -> Case:
+    ids = np.stack([r.permutation(4)[:chosen] for _ in range(t)]).tolist()
+    return [r.normal(size=(t * chosen, k)), Weight(r.normal(size=(4 * n, k)), dtype), _ordered(ids)], {"n": 4}
 
 
 _ROWS = ((1, 2), (3, 1), (11, 2), (40, 3))  # (tokens, experts of one); of an expert: 1, 2, 4, 8, 16 and between
 for _i, _dtype in enumerate(("f32", "f16", "bf16", *BLOCK_TYPES)):
     # all rows for one type of each kind, each of which the CPU compiles: `linear` has every tile of the others
     for _t, _chosen in _ROWS if _dtype in ("f32", "bf16", "q8_0", "q4_k", "mxfp4") else _ROWS[_i % 2 :][:1]:
-        expert_linear.case(_linear_case(_dtype, _t, 48, 512 if _dtype in BLOCK_TYPES else 37, _chosen))
+        expert_linear.case(_linear_case, _dtype, _t, 48, 512 if _dtype in BLOCK_TYPES else 37, _chosen)
     expert_matmul.case(
-        lambda r, d=_dtype: ([r.normal(size=(10, 16)), Weight(r.normal(size=(80, 512)), d), _ordered(_FEW)], {"n": 5})  # type: ignore[misc]
+        lambda r, d: ([r.normal(size=(10, 16)), Weight(r.normal(size=(80, 512)), d), _ordered(_FEW)], {"n": 5}), _dtype
     )
 
 

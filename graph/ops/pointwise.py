@@ -30,7 +30,7 @@ def _(g: Tensor, y: Tensor, a: Tensor, b: Tensor) -> tuple[Tensor | None, ...]:
 
 
 for _left, _right in (((4, 33), (4, 33)), ((5, 37), (37,)), ((3, 1), (3, 20)), ((6,), ())):
-    div.case(lambda r, a=_left, b=_right: ([r.normal(size=a), r.random(size=b) + 0.5], {}))  # type: ignore[misc]
+    div.case(lambda r, a, b: ([r.normal(size=a), r.random(size=b) + 0.5], {}), _left, _right)
 
 
 def neg(x: Tensor) -> Tensor:
@@ -193,4 +193,4 @@ cast.case(lambda r: ([Variable(r.normal(size=(4, 37)).astype(np.float16).astype(
 
 
 for _dtype in ("f32", "f16", "bf16", *BLOCK_TYPES):
-    cast.case(lambda r, d=_dtype: ([Weight(r.normal(size=(19, 512)), d)], {"dtype": "f32"}))  # type: ignore[misc]
+    cast.case(lambda r, d: ([Weight(r.normal(size=(19, 512)), d)], {"dtype": "f32"}), _dtype)

@@ -25,7 +25,7 @@ transpose.vjp(lambda g, y, x, axes: (transpose(g, axes=tuple(int(i) for i in np.
 
 
 for _axes in ((1, 0), (2, 0, 1), (0, 2, 1, 3), (3, 1, 0, 2)):
-    transpose.case(lambda r, a=_axes: ([r.normal(size=(33, 4, 5, 6)[: len(a)])], {"axes": a}))  # type: ignore[misc]
+    transpose.case(lambda r, a: ([r.normal(size=(33, 4, 5, 6)[: len(a)])], {"axes": a}), _axes)
 
 
 def _where(start: tuple[int, ...], shape: Shape) -> tuple[slice, ...]:
@@ -81,9 +81,9 @@ BLOCKS: tuple[tuple[Shape, Shape, Shape], ...] = (
     ((2, 3, 4, 5), (1, 0, 2, 1), (1, 3, 1, 3)),
 )
 for _whole, _start, _part in BLOCKS:
-    take_block.case(lambda r, x=_whole, s=_start, p=_part: ([r.normal(size=x)], {"start": s, "shape": p}))  # type: ignore[misc]
+    take_block.case(lambda r, x, s, p: ([r.normal(size=x)], {"start": s, "shape": p}), _whole, _start, _part)
     for _put in (set_block, add_block):
-        _put.case(lambda r, x=_whole, s=_start, p=_part: ([r.normal(size=x), r.normal(size=p)], {"start": s}))  # type: ignore[misc]
+        _put.case(lambda r, x, s, p: ([r.normal(size=x), r.normal(size=p)], {"start": s}), _whole, _start, _part)
 
 
 @op("*parts word (…, _)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -134,20 +134,22 @@ def _arrays(r: np.random.Generator, length: int, heads: int, kv_heads: int, size
 
 
 def _case(
-    back: bool, with_sinks: bool, shape: tuple[int, ...], attrs: Mapping[str, float], two_way: bool = False
-) -> Callable[[np.random.Generator], Case]:
-    def make(r: np.random.Generator) -> Case:
-        src = _arrays(r, *shape)
-        if two_way:  # a few rows of each text see each other
-            last = np.arange(2 * shape[0]) % shape[0]
-            for rows in (slice(1, 4), slice(shape[0] + 1, shape[0] + 4), slice(-4, None)):
-                last[rows] = last[rows].max()
-            src[3] = np.stack([src[3], last]).astype(np.int32)
-        src = [*src, random_sinks(r, shape[1])] if with_sinks else src
-        src = [r.normal(size=src[0].shape), *src] if back else src
-        return src, {"length": shape[0], "scale": shape[3] ** -0.5, **attrs}
-
-    return make
+    r: np.random.Generator,
+    back: bool,
+    with_sinks: bool,
+    shape: tuple[int, ...],
+    attrs: Mapping[str, float],
+    two_way: bool = False,
+) -> Case:
+    src = _arrays(r, *shape)
+    if two_way:  # a few rows of each text see each other
+        last = np.arange(2 * shape[0]) % shape[0]
+        for rows in (slice(1, 4), slice(shape[0] + 1, shape[0] + 4), slice(-4, None)):
+            last[rows] = last[rows].max()
+        src[3] = np.stack([src[3], last]).astype(np.int32)
+    src = [*src, random_sinks(r, shape[1])] if with_sinks else src
+    src = [r.normal(size=src[0].shape), *src] if back else src
+    return src, {"length": shape[0], "scale": shape[3] ** -0.5, **attrs}
 
 
 for _shape, _with_sinks, _attrs in (
@@ -158,10 +160,10 @@ for _shape, _with_sinks, _attrs in (
     ((7, 4, 2, 8), True, {}),
     ((20, 8, 4, 16), True, {"cap": 2.0, "window": 6}),
 ):
-    causal_attention.case(_case(False, _with_sinks, _shape, _attrs))
-    causal_attention_back.case(_case(True, _with_sinks, _shape, _attrs))
+    causal_attention.case(_case, False, _with_sinks, _shape, _attrs)
+    causal_attention_back.case(_case, True, _with_sinks, _shape, _attrs)
     if _with_sinks:
-        sinks_back.case(_case(True, True, _shape, _attrs))
+        sinks_back.case(_case, True, True, _shape, _attrs)
 for _shape, _attrs in (((9, 4, 2, 8), {}), ((60, 2, 1, 16), {"window": 3, "cap": 2.0})):
-    causal_attention.case(_case(False, False, _shape, _attrs, two_way=True))
-    causal_attention_back.case(_case(True, False, _shape, _attrs, two_way=True))
+    causal_attention.case(_case, False, False, _shape, _attrs, two_way=True)
+    causal_attention_back.case(_case, True, False, _shape, _attrs, two_way=True)

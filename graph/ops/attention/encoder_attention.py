@@ -65,6 +65,14 @@ def mean_rows(x: Array, first: Array, count: Array) -> Array:
     return np.stack([x[f : f + n].mean(0) for f, n in zip(first, count, strict=True)])
 
 
+def _case(r: np.random.Generator, *shape: int) -> Case:
+    length, heads, kv_heads, size, reach, *n_bias = shape
+    q, k, v = (r.normal(size=(3 * length, h, size)) for h in (heads, kv_heads, kv_heads))
+    count = np.array([length, 1, (length + 1) // 2], np.int32)
+    bias = [r.normal(size=heads * (2 * n - 1)) * 2 for n in n_bias]
+    return [q, k, v, count, *bias], {"length": length, "scale": size**-0.5, "reach": reach}
+
+
 for _shape in (
     (7, 4, 2, 8, -1),
     (33, 3, 1, 20, -1),
@@ -78,15 +86,7 @@ for _shape in (
     (500, 2, 1, 10, -1),  # more rows than a kernel takes at once
     (700, 1, 1, 8, 270),
 ):
-
-    def _case(r: np.random.Generator, shape: tuple[int, ...] = _shape) -> Case:
-        length, heads, kv_heads, size, reach, *n_bias = shape
-        q, k, v = (r.normal(size=(3 * length, h, size)) for h in (heads, kv_heads, kv_heads))
-        count = np.array([length, 1, (length + 1) // 2], np.int32)
-        bias = [r.normal(size=heads * (2 * n - 1)) * 2 for n in n_bias]
-        return [q, k, v, count, *bias], {"length": length, "scale": size**-0.5, "reach": reach}
-
-    full_attention.case(_case)
+    full_attention.case(_case, *_shape)
 
 
 @mean_rows.case

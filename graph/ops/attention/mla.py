@@ -8,8 +8,6 @@ list of cells, (T, G, N) for each token one for all heads (G = 1) or one for eac
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from logitless.graph.op import Array, Case, Variable, op, require
@@ -55,18 +53,15 @@ def _(
     return dq, add(dk, transpose(dv, axes=KEYS_AS_VALUES)), None, None, None
 
 
-def _case(dtype: str, heads: int, size: int, with_sinks: bool = False) -> Callable[[np.random.Generator], Case]:
-    def make(r: np.random.Generator) -> Case:
-        (q, k, _, *rest), attrs = attention_case(f"{dtype}/f32", heads, 1, size)(r)
-        assert isinstance(k, Variable)
-        return [q, k, *rest, *([random_sinks(r, heads)] if with_sinks else [])], attrs
-
-    return make
+def _case(r: np.random.Generator, dtype: str, heads: int, size: int, with_sinks: bool = False) -> Case:
+    (q, k, _, *rest), attrs = attention_case(r, f"{dtype}/f32", heads, 1, size)
+    assert isinstance(k, Variable)
+    return [q, k, *rest, *([random_sinks(r, heads)] if with_sinks else [])], attrs
 
 
 for _dtype, _heads, _size in (("f32", 4, 40), ("f16", 13, 576), ("q5_0", 1, 288)):
-    latent_attention.case(_case(_dtype, _heads, _size))
-latent_attention.case(_case("f16", 13, 40, True))
+    latent_attention.case(_case, _dtype, _heads, _size)
+latent_attention.case(_case, "f16", 13, 40, True)
 
 
 def _best(scores: Array, n: int) -> Array:
@@ -190,13 +185,10 @@ def sparse_latent_attention(
     return sparse_attention.reference(q, k, values, tables, slot, chosen, sinks, scale=scale)
 
 
-def _index_case(dtype: str, heads: int, size: int, **attrs: int) -> Callable[[np.random.Generator], Case]:
-    def make(r: np.random.Generator) -> Case:
-        (q, k, _, *rest), _ = attention_case(f"{dtype}/f32", heads, 1, size)(r)
-        weights = [] if "block" in attrs else [r.normal(size=q.shape[:2])]
-        return [q, *weights, k, *rest], attrs
-
-    return make
+def _index_case(r: np.random.Generator, dtype: str, heads: int, size: int, **attrs: int) -> Case:
+    (q, k, _, *rest), _ = attention_case(r, f"{dtype}/f32", heads, 1, size)
+    weights = [] if "block" in attrs else [r.normal(size=q.shape[:2])]
+    return [q, *weights, k, *rest], attrs
 
 
 for _dtype, _heads, _size, _attrs in (
@@ -206,13 +198,13 @@ for _dtype, _heads, _size, _attrs in (
     ("f32", 4, 64, {"n": 3, "pool": 4}),
     ("f16", 9, 32, {"n": 2, "pool": 6}),
 ):
-    chosen_cells.case(_index_case(_dtype, _heads, _size, **_attrs))
+    chosen_cells.case(_index_case, _dtype, _heads, _size, **_attrs)
 for _dtype, _heads, _size, _attrs in (
     ("f32", 4, 64, {"n": 2, "block": 4, "last": 1}),
     ("f16", 9, 32, {"n": 3, "block": 10, "last": 0}),
     ("f32", 1, 40, {"n": 4, "block": 2, "last": 2}),
 ):
-    chosen_blocks.case(_index_case(_dtype, _heads, _size, **_attrs))
+    chosen_blocks.case(_index_case, _dtype, _heads, _size, **_attrs)
 
 
 @chosen_cells.case
@@ -224,33 +216,37 @@ def _(r: np.random.Generator) -> Case:
 
 
 def _sparse_case(
-    types: str, heads: int, kv_heads: int, size: int, *, lists: int = 1, latent: bool = False, with_sinks: bool = False
-) -> Callable[[np.random.Generator], Case]:
+    r: np.random.Generator,
+    types: str,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    *,
+    lists: int = 1,
+    latent: bool = False,
+    with_sinks: bool = False,
+) -> Case:
     """Rows of two sequences of 19 pages, which see a tenth of their cells; one has a whole page."""
-
-    def make(r: np.random.Generator) -> Case:
-        k, v = (
-            r.normal(size=(38, kv_heads, *shape)).astype(np.float16).astype(np.float64)
-            for shape in ((size, PAGE), (PAGE, size))
-        )
-        type_k, type_v = types.split("/")
-        tables, slot, pos = r.permutation(38).reshape(2, 19), np.array([0, 0, 0, 1, 1]), [3, 299, 300, 290, 17]
-        cells = np.full((5, lists, 70), -1.0)
-        for t in range(5):
-            for i in range(lists):
-                n = min(70 - 9 * i, 1 + pos[t] // 4)
-                own = np.sort(r.permutation(pos[t] + 1)[:n])
-                cells[t, i, :n] = np.arange(16, 16 + n) if t == 2 else own
-        values = [] if latent else [Variable(v, type_v)]
-        sinks = [random_sinks(r, heads)] if with_sinks else []
-        q = r.normal(size=(5, heads, size))
-        return [q, Variable(k, type_k), *values, tables, slot, cells, *sinks], {"scale": size**-0.5}
-
-    return make
+    k, v = (
+        r.normal(size=(38, kv_heads, *shape)).astype(np.float16).astype(np.float64)
+        for shape in ((size, PAGE), (PAGE, size))
+    )
+    type_k, type_v = types.split("/")
+    tables, slot, pos = r.permutation(38).reshape(2, 19), np.array([0, 0, 0, 1, 1]), [3, 299, 300, 290, 17]
+    cells = np.full((5, lists, 70), -1.0)
+    for t in range(5):
+        for i in range(lists):
+            n = min(70 - 9 * i, 1 + pos[t] // 4)
+            own = np.sort(r.permutation(pos[t] + 1)[:n])
+            cells[t, i, :n] = np.arange(16, 16 + n) if t == 2 else own
+    values = [] if latent else [Variable(v, type_v)]
+    sinks = [random_sinks(r, heads)] if with_sinks else []
+    q = r.normal(size=(5, heads, size))
+    return [q, Variable(k, type_k), *values, tables, slot, cells, *sinks], {"scale": size**-0.5}
 
 
-sparse_latent_attention.case(_sparse_case("f32/", 4, 1, 40, latent=True))
-sparse_latent_attention.case(_sparse_case("f16/", 13, 1, 40, latent=True, with_sinks=True))
-sparse_attention.case(_sparse_case("f32/f32", 4, 2, 32, lists=2))
-sparse_attention.case(_sparse_case("f16/f16", 6, 1, 40, with_sinks=True))
-sparse_attention.case(_sparse_case("q5_0/q5_0", 9, 1, 32))
+sparse_latent_attention.case(_sparse_case, "f32/", 4, 1, 40, latent=True)
+sparse_latent_attention.case(_sparse_case, "f16/", 13, 1, 40, latent=True, with_sinks=True)
+sparse_attention.case(_sparse_case, "f32/f32", 4, 2, 32, lists=2)
+sparse_attention.case(_sparse_case, "f16/f16", 6, 1, 40, with_sinks=True)
+sparse_attention.case(_sparse_case, "q5_0/q5_0", 9, 1, 32)

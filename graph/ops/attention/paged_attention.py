@@ -6,7 +6,7 @@ D): both are read in lanes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -36,38 +36,31 @@ def store_v(cache: Array, v: Array, cells: Array) -> Array:
     return cache
 
 
-def _store_case(shape: Shape, dtype: str) -> object:
-    def make(r: np.random.Generator) -> Case:
-        cells = np.array([17, 3, 40])
-        return [
-            Variable(r.normal(size=shape).astype(np.float16).astype(np.float64), dtype),
-            r.normal(size=(3, 2, max(n for n in shape[2:] if n != PAGE))),
-            cells,
-        ], {}
-
-    return make
+def _store_case(r: np.random.Generator, shape: Shape, dtype: str) -> Case:
+    cells = np.array([17, 3, 40])
+    return [
+        Variable(r.normal(size=shape).astype(np.float16).astype(np.float64), dtype),
+        r.normal(size=(3, 2, max(n for n in shape[2:] if n != PAGE))),
+        cells,
+    ], {}
 
 
-def _rounding_case(shape: Shape) -> object:
+def _rounding_case(r: np.random.Generator, shape: Shape) -> Case:
     """Values near the next number of f16: rounding toward zero exceeds the tolerance."""
-
-    def make(r: np.random.Generator) -> Case:
-        steps = r.integers(0, 16, (3, 2, 8)) + r.choice([0.1, 0.5, 0.9], (3, 2, 8))
-        return [Variable(np.zeros(shape), "f16"), 1 + steps / 1024, np.array([17, 3, 40])], {}
-
-    return make
+    steps = r.integers(0, 16, (3, 2, 8)) + r.choice([0.1, 0.5, 0.9], (3, 2, 8))
+    return [Variable(np.zeros(shape), "f16"), 1 + steps / 1024, np.array([17, 3, 40])], {}
 
 
-store_k.case(_rounding_case((3, 2, 8, PAGE)))  # type: ignore[arg-type]
-store_v.case(_rounding_case((3, 2, PAGE, 8)))  # type: ignore[arg-type]
+store_k.case(_rounding_case, (3, 2, 8, PAGE))
+store_v.case(_rounding_case, (3, 2, PAGE, 8))
 for _dtype in ("f32", "f16"):
-    store_k.case(_store_case((3, 2, 8, PAGE), _dtype))  # type: ignore[arg-type]
-    store_v.case(_store_case((3, 2, PAGE, 8), _dtype))  # type: ignore[arg-type]
+    store_k.case(_store_case, (3, 2, 8, PAGE), _dtype)
+    store_v.case(_store_case, (3, 2, PAGE, 8), _dtype)
 # of blocks: rounding is the test's, too
 for _dtype in ("q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"):
-    store_k.case(_store_case((3, 2, 32, PAGE), _dtype))  # type: ignore[arg-type]
+    store_k.case(_store_case, (3, 2, 32, PAGE), _dtype)
 for _dtype in ("bf16", "q8_0", "q5_1", "iq4_nl"):
-    store_v.case(_store_case((3, 2, PAGE, 64), _dtype))  # type: ignore[arg-type]
+    store_v.case(_store_case, (3, 2, PAGE, 64), _dtype)
 store_k.tolerance = store_v.tolerance = 5e-4  # f16 has 11 bits
 
 
@@ -83,21 +76,18 @@ def load_v(cache: Array, cells: Array) -> Array:
     return cache[cells // PAGE, :, cells % PAGE]
 
 
-def _load_case(shape: Shape, dtype: str) -> object:
-    def make(r: np.random.Generator) -> Case:
-        cells = np.array([17, 3, 40, 3])
-        return [Variable(r.normal(size=shape).astype(np.float16).astype(np.float64), dtype), cells], {}
-
-    return make
+def _load_case(r: np.random.Generator, shape: Shape, dtype: str) -> Case:
+    cells = np.array([17, 3, 40, 3])
+    return [Variable(r.normal(size=shape).astype(np.float16).astype(np.float64), dtype), cells], {}
 
 
 for _dtype in ("f32", "f16"):
-    load_k.case(_load_case((3, 2, 8, PAGE), _dtype))  # type: ignore[arg-type]
-    load_v.case(_load_case((3, 2, PAGE, 8), _dtype))  # type: ignore[arg-type]
+    load_k.case(_load_case, (3, 2, 8, PAGE), _dtype)
+    load_v.case(_load_case, (3, 2, PAGE, 8), _dtype)
 for _dtype in ("bf16", "q8_0", "q5_1", "q4_0", "iq4_nl"):
-    load_k.case(_load_case((3, 2, 64, PAGE), _dtype))  # type: ignore[arg-type]
+    load_k.case(_load_case, (3, 2, 64, PAGE), _dtype)
 for _dtype in ("q5_0", "q4_1"):
-    load_v.case(_load_case((3, 2, PAGE, 32), _dtype))  # type: ignore[arg-type]
+    load_v.case(_load_case, (3, 2, PAGE, 32), _dtype)
 
 
 @op("cache cache (pages, …)", "pairs i32 (n, 2)", gives="cache", writes=(0,))
@@ -165,6 +155,7 @@ def visible_cells(
 
 
 def attention_case(
+    r: np.random.Generator,
     types: str,
     heads: int,
     kv_heads: int,
@@ -173,23 +164,20 @@ def attention_case(
     with_sinks: bool = False,
     own_positions: bool = False,
     **attrs: float,
-) -> Callable[[np.random.Generator], Case]:
-    def make(r: np.random.Generator) -> Case:
-        type_k, type_v = types.split("/")
-        held_k, held_v = (np.float16 if t == "f16" else np.float64 for t in (type_k, type_v))
-        k = r.normal(size=(7, kv_heads, size, PAGE)).astype(held_k).astype(np.float64)
-        v = r.normal(size=(7, kv_heads, PAGE, size)).astype(held_v).astype(np.float64)
-        # two sequences share their first page
-        tables = np.array([[6, 1, 3, 0], [6, 5, 0, 0], [4, 0, 0, 0]])
-        slot = np.array([0, 0, 0, 1, 1, 2, 0])
-        pos = np.array([33, 34, 47, 15, 16, 0, 3])
-        if own_positions:  # tokens 1 and 2 see the third, too; so do the first and the last see more
-            pos = np.array([[36, 47, 47, 15, 16, 0, 45], [33, 34, 47, 2, 16, 0, 3]])
-        q = r.normal(size=(7, heads, size))
-        sinks = [random_sinks(r, heads)] if with_sinks else []
-        return [q, Variable(k, type_k), Variable(v, type_v), tables, slot, pos, *sinks], {"scale": size**-0.5, **attrs}
-
-    return make
+) -> Case:
+    type_k, type_v = types.split("/")
+    held_k, held_v = (np.float16 if t == "f16" else np.float64 for t in (type_k, type_v))
+    k = r.normal(size=(7, kv_heads, size, PAGE)).astype(held_k).astype(np.float64)
+    v = r.normal(size=(7, kv_heads, PAGE, size)).astype(held_v).astype(np.float64)
+    # two sequences share their first page
+    tables = np.array([[6, 1, 3, 0], [6, 5, 0, 0], [4, 0, 0, 0]])
+    slot = np.array([0, 0, 0, 1, 1, 2, 0])
+    pos = np.array([33, 34, 47, 15, 16, 0, 3])
+    if own_positions:  # tokens 1 and 2 see the third, too; so do the first and the last see more
+        pos = np.array([[36, 47, 47, 15, 16, 0, 45], [33, 34, 47, 2, 16, 0, 3]])
+    q = r.normal(size=(7, heads, size))
+    sinks = [random_sinks(r, heads)] if with_sinks else []
+    return [q, Variable(k, type_k), Variable(v, type_v), tables, slot, pos, *sinks], {"scale": size**-0.5, **attrs}
 
 
 def random_sinks(r: np.random.Generator, heads: int) -> Array:
@@ -214,7 +202,7 @@ for _types, _heads, _kv_heads, _size, _attrs in (  # the CPU compiles a kernel o
     ("q5_1/iq4_nl", 4, 2, 32, {"window": 20}),
     ("iq4_nl/q5_1", 3, 1, 64, {"with_sinks": True}),
 ):
-    attention.case(attention_case(_types, _heads, _kv_heads, _size, **_attrs))
+    attention.case(attention_case, _types, _heads, _kv_heads, _size, **_attrs)
 
 
 @attention.case
@@ -252,17 +240,14 @@ def biased_attention(
     return out
 
 
-def _biased_case(*case: Any, **attrs: Any) -> Callable[[np.random.Generator], Case]:
-    def make(r: np.random.Generator) -> Case:
-        src, attributes = attention_case(*case, **attrs)(r)
-        src.append(r.normal(size=src[0].shape[1] * src[3].shape[1] * PAGE) * 2)
-        return src, attributes
-
-    return make
+def _biased_case(r: np.random.Generator, *case: Any, **attrs: Any) -> Case:
+    src, attributes = attention_case(r, *case, **attrs)
+    src.append(r.normal(size=src[0].shape[1] * src[3].shape[1] * PAGE) * 2)
+    return src, attributes
 
 
-biased_attention.case(_biased_case("f32/f32", 4, 2, 32))
-biased_attention.case(_biased_case("f16/f16", 4, 4, 16, own_positions=True, window=1))
+biased_attention.case(_biased_case, "f32/f32", 4, 2, 32)
+biased_attention.case(_biased_case, "f16/f16", 4, 4, 16, own_positions=True, window=1)
 
 
 @op("cache f32 (pages, H, _, _)", "cells i32 (T)", gives="cache", needs="cache.shape[3 if keys else 2] == PAGE")
@@ -278,7 +263,7 @@ def clear_cells(cache: Array, cells: Array, *, keys: bool) -> Array:
 
 clear_cells.inplace = (0,)
 for _keys, _layout in ((True, (3, 2, 8, PAGE)), (False, (3, 2, PAGE, 8))):
-    clear_cells.case(lambda r, s=_layout, k=_keys: ([r.normal(size=s), np.array([17, 3, 40])], {"keys": k}))  # type: ignore[misc]
+    clear_cells.case(lambda r, s, k: ([r.normal(size=s), np.array([17, 3, 40])], {"keys": k}), _layout, _keys)
 
 
 store_k.vjp(lambda g, y, cache, k, cells: (clear_cells(g, cells, keys=True), load_k(g, cells), None))
@@ -350,14 +335,11 @@ def _(
     return (*split_rows(attention_back(g, q, k, v, tables, slot, pos, **attrs), (q, k, v)), None, None, None)
 
 
-def _back_case(*case: Any, **attrs: float) -> Callable[[np.random.Generator], Case]:
-    def make(r: np.random.Generator) -> Case:
-        src, attributes = attention_case(*case, **attrs)(r)  # type: ignore[arg-type]
-        return [r.normal(size=src[0].shape), *src], attributes
-
-    return make
+def _back_case(r: np.random.Generator, *case: Any, **attrs: Any) -> Case:
+    src, attributes = attention_case(r, *case, **attrs)
+    return [r.normal(size=src[0].shape), *src], attributes
 
 
-attention_back.case(_back_case("f32/f32", 4, 2, 8))
-attention_back.case(_back_case("f16/f16", 8, 4, 16, window=20))
-attention_back.case(_back_case("f32/f32", 3, 1, 24, cap=5.0, window=5))
+attention_back.case(_back_case, "f32/f32", 4, 2, 8)
+attention_back.case(_back_case, "f16/f16", 8, 4, 16, window=20)
+attention_back.case(_back_case, "f32/f32", 3, 1, 24, cap=5.0, window=5)

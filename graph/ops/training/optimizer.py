@@ -57,18 +57,15 @@ def adamw_step(w: Array, m: Array, v: Array, g: Array, params: Array, factor: Ar
     return w
 
 
-def _adamw_case(shape: Shape, decays: bool) -> object:
-    def make(r: np.random.Generator) -> Case:
-        w, m, v = r.normal(size=shape), r.normal(size=shape) * 0.1, r.random(size=shape) * 0.1
-        params = adamw_params(3, 1e-2, decay=0.1).astype(np.float64)
-        src = [Variable(w, "f32"), Variable(m, "f32"), Variable(v, "f32"), r.normal(size=shape), params, np.array(0.7)]
-        return src, {"decays": decays}
-
-    return make
+def _adamw_case(r: np.random.Generator, shape: Shape, decays: bool) -> Case:
+    w, m, v = r.normal(size=shape), r.normal(size=shape) * 0.1, r.random(size=shape) * 0.1
+    params = adamw_params(3, 1e-2, decay=0.1).astype(np.float64)
+    src = [Variable(w, "f32"), Variable(m, "f32"), Variable(v, "f32"), r.normal(size=shape), params, np.array(0.7)]
+    return src, {"decays": decays}
 
 
-adamw_step.case(_adamw_case((5, 37), True))  # type: ignore[arg-type]
-adamw_step.case(_adamw_case((9000,), False))  # type: ignore[arg-type]
+adamw_step.case(_adamw_case, (5, 37), True)
+adamw_step.case(_adamw_case, (9000,), False)
 
 
 @op("w f32", "g f32", "params f32 (2)", "factor f32 ()", gives="w", needs="w.shape == g.shape", writes=(0,))
@@ -139,7 +136,7 @@ clip_factor.takes("norm f32 ()", "limit f32 ()")
 
 
 for _norm, _limit in ((3.0, 1.0), (0.5, 1.0), (7.0, 0.0)):
-    clip_factor.case(lambda r, n=_norm, m=_limit: ([np.array(n), np.array(m)], {}))  # type: ignore[misc]
+    clip_factor.case(lambda r, n, m: ([np.array(n), np.array(m)], {}), _norm, _limit)
 
 
 def global_norm(gradients: list[Tensor]) -> Tensor:
