@@ -23,9 +23,9 @@ from logitless.backends.errors import DeviceError
 ISAS = ("avx512_vnni", "avx_vnni", "avx2", "neon_i8mm", "neon_dot", "plain")
 NEON = ("neon_i8mm", "neon_dot")
 CACHE_INFO = Path("/sys/devices/system/cpu/cpu0/cache")  # of processor 0
-LIMITED = {  # variant -> (name of such a processor, prefixes of the features that it lacks)
-    "avx_vnni": ("alderlake", ("avx512", "avx10", "amx")),
-    "avx2": ("haswell", ("avx512", "avx10", "amx", "avxvnni")),
+LIMITED = {  # variant -> (such a processor of Intel, of AMD, prefixes of the features that they lack)
+    "avx_vnni": ("alderlake", "alderlake", ("avx512", "avx10", "amx")),
+    "avx2": ("haswell", "znver3", ("avx512", "avx10", "amx", "avxvnni")),
 }
 BF16 = "LOGITLESS_CPU_BF16"
 # The call keeps the GIL, because releasing it would take longer than the call.
@@ -57,8 +57,8 @@ class Host:
 
     @property
     def is_zen(self) -> bool:
-        """True for AMD Zen 4 and later (512-bit registers)."""
-        return self.name.startswith("znver") and self.has_512_bits
+        """True for AMD Zen, whose prefetchers need other help than Intel's."""
+        return self.name.startswith("znver")
 
     @functools.cached_property
     def _present(self) -> frozenset[str]:
@@ -153,14 +153,17 @@ def casts_to_bf16() -> bool:
 def target_host() -> Host:
     """The processor that kernels are compiled for.
 
-    It is this processor, or one whose best variant is the requested one. Otherwise LLVM would use
-    wider registers, and neither speed nor bits would match that processor."""
+    It is this processor, or one of the same maker whose best variant is the requested one. Otherwise
+    LLVM would use wider registers, and neither speed nor bits would match that processor."""
     processor = host()
     if isa() == available_isas()[0] or isa() not in LIMITED:
         return processor
-    name, missing = LIMITED[isa()]
+    intel, amd, missing = LIMITED[isa()]
     attributes = processor.attributes.split(",")
-    return Host(name, ",".join("-" + a[1:] if a[1:].startswith(missing) else a for a in attributes))
+    return Host(
+        amd if processor.is_zen else intel,
+        ",".join("-" + a[1:] if a[1:].startswith(missing) else a for a in attributes),
+    )
 
 
 @functools.cache

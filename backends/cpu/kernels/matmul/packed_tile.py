@@ -223,7 +223,7 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
 
     def prefetches_of(b, blocks, x, ahead, prefetch_at):
         if form is PackedBlock:
-            return blocks[0].prefetch_lines(prefetch_at[0]) if uses_prefetch(dtype, mt) else []
+            return blocks[0].prefetch_lines(prefetch_at[0], mt) if uses_prefetch(dtype, mt) else []
         weights = [item for block in blocks for item in block.prefetch_lines()] + [
             (line, False) for line in prefetch_at
         ]

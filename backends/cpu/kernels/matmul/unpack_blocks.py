@@ -18,6 +18,7 @@ from logitless.backends.host import NEON, isa, target_host
 
 NEAR_BLOCKS = 4  # prefetch distance in blocks
 ZEN_BLOCKS = 24  # the same on Zen: as far as a core reads while it waits for memory
+ZEN_NBYTES, ZEN_ROWS = 4096, 4  # from so many rows on, which take longer to multiply, so many bytes
 
 
 def section_finder(layout):
@@ -90,15 +91,15 @@ class PackedBlock:
         if layout.grid:
             self.entries = GridEntries(b, layout, *self.at)
 
-    def prefetch_lines(self, later):
-        """(cache line, into L1) to prefetch: a block's bytes from `later` on, and of a few blocks
-        ahead.
+    def prefetch_lines(self, later, rows):
+        """(cache line, into L1) to prefetch for a tile of so many rows: a block's bytes from `later` on, and of a few
+        blocks ahead.
 
         The near ones repeat, because a processor with too many misses in flight drops prefetches.
         Zen does not, and reads fastest what is prefetched once.
         """
         if target_host().is_zen:
-            return self._near_lines(ZEN_BLOCKS)
+            return self._near_lines(ZEN_BLOCKS if rows < ZEN_ROWS else -(-ZEN_NBYTES // self.layout.block_nbytes))
         far = [(e.at(self.b, later, line), False) for line in range(0, self.layout.block_nbytes, 64)]
         return [line for pair in zip(far, self._near_lines(), strict=True) for line in pair]
 
