@@ -21,7 +21,7 @@ _QUANT = re.compile(r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|BF16|F16|F32|MXFP4\w*))(?
 _BLOCK = re.compile(r"(?:.*/)?(mtp|eagle3|dflash|dspark)-[^/]*\.gguf", re.IGNORECASE)
 _PROJECTOR = re.compile(r".*mmproj.*\.gguf", re.IGNORECASE)
 _OF_FOLDER = re.compile(
-    r"(generation_config|tokenizer|tokenizer_config|added_tokens|chat_template|(?:pre)?processor_config)\.json"
+    r"(generation_config|tokenizer|tokenizer_config|tekken|added_tokens|chat_template|(?:pre)?processor_config)\.json"
     r"|tokenizer\.model|tiktoken\.model|qwen\.tiktoken|chat_template\.jinja|model\.safetensors\.index\.json"
     r"|[1-9]_\w+/(?:config\.json|model\.safetensors)"
 )

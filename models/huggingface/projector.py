@@ -19,6 +19,7 @@ from logitless.models.huggingface.config import Config, read_json, repository_na
 from logitless.models.huggingface.folder import Converted, Names, tensor_info
 from logitless.models.huggingface.moves import Move
 from logitless.models.huggingface.quantized import weights_of
+from logitless.models.huggingface.tokens.vocabulary import token_id
 from logitless.models.huggingface.visions import (
     Settings,
     Vision,
@@ -122,6 +123,11 @@ def _row(i: int) -> Move:
 def _token(s: Settings, text: str, n_vocab: int) -> int:
     """The id of a special token of so many."""
     path = s.whole.path.with_name("tokenizer.json")
+    if not path.exists():
+        id = token_id(path.parent, text)
+        if id is None or id >= n_vocab:
+            raise ModelFileError(path.parent, f"has no token {text}, which ends lines of images")
+        return id
     added = Config(path, read_json(path)).items("added_tokens")
     ids = [t.get("id") for t in added if isinstance(t, dict) and t.get("content") == text]
     if len(ids) != 1 or type(ids[0]) is not int or ids[0] < 0:

@@ -1,4 +1,4 @@
-"""Vocabularies of tiktoken (Kimi's tiktoken.model, Qwen 1's qwen.tiktoken): tokens by rank, as bytes of base 64.
+"""Vocabularies by rank, as bytes of base 64: tiktoken's files, of Kimi and Qwen 1, and Mistral's tekken.json.
 
 A token's merge is the pair that is left of its bytes after all merges of lower rank."""
 
@@ -9,6 +9,9 @@ from base64 import b64decode
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+
+import msgspec
+from msgspec import Struct
 
 from logitless.models.errors import ModelFileError
 from logitless.models.tokenizer.bpe import BYTE_OF_CHAR
@@ -22,11 +25,37 @@ class TiktokenFile:
     special: tuple[str, ...]  # tokens behind the ranks; {} is the id
 
 
+_OF_TEKKEN = (  # of files that do not list them
+    *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]"),
+    *("[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]"),
+    *("[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
+)
 _OF_QWEN = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{i}|>" for i in range(205)))
 TIKTOKEN_FILES = {
     "tiktoken.model": TiktokenFile("kimi-k2", ("<|reserved_token_{}|>",) * 256),
     "qwen.tiktoken": TiktokenFile("qwen2", _OF_QWEN),
 }
+
+
+class _Rank(Struct):
+    rank: int
+    token_bytes: str
+
+
+class _Special(Struct):
+    rank: int
+    token_str: str
+
+
+class _TekkenConfig(Struct):
+    default_vocab_size: int
+    default_num_special_tokens: int
+
+
+class _Tekken(Struct):
+    config: _TekkenConfig
+    vocab: list[_Rank]
+    special_tokens: list[_Special] | None = None
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
@@ -38,7 +67,28 @@ def read_ranks(path: Path) -> dict[bytes, int]:
         raise ModelFileError(path, "is no vocabulary of tiktoken, a token and its rank a line") from None
     except OSError as error:
         raise ModelFileError(path, f"cannot be read: {error.strerror}") from None
-    if sorted(ranks.values()) != list(range(len(pairs))) or not all(bytes([byte]) in ranks for byte in range(256)):
+    return _checked(path, ranks, len(pairs))
+
+
+def read_tekken(path: Path) -> tuple[dict[bytes, int], list[str]]:
+    """Ranks and the special tokens before them. ModelFileError: the file is no vocabulary of Mistral's."""
+    try:
+        whole = msgspec.json.decode(path.read_bytes(), type=_Tekken)
+        n, n_special = whole.config.default_vocab_size, whole.config.default_num_special_tokens
+        ranks = {b64decode(t.token_bytes, validate=True): t.rank for t in whole.vocab if t.rank < n - n_special}
+    except (msgspec.MsgspecError, ValueError, binascii.Error) as error:
+        raise ModelFileError(path, f"is no vocabulary of Mistral's: {error}") from None
+    except OSError as error:
+        raise ModelFileError(path, f"cannot be read: {error.strerror}") from None
+    if not 3 <= n_special < n < 1 << 24:
+        raise ModelFileError(path, f"has {n_special} special tokens of {n}")
+    listed = dict(enumerate(_OF_TEKKEN)) if whole.special_tokens is None else {}
+    listed |= {t.rank: t.token_str for t in whole.special_tokens or ()}
+    return _checked(path, ranks, n - n_special), [listed.get(i, f"<SPECIAL_{i}>") for i in range(n_special)]
+
+
+def _checked(path: Path, ranks: dict[bytes, int], n: int) -> dict[bytes, int]:
+    if sorted(ranks.values()) != list(range(n)) or not all(bytes([byte]) in ranks for byte in range(256)):
         raise ModelFileError(path, "has not one token for each rank and each byte")
     return ranks
 

@@ -1,6 +1,6 @@
 """Vocabulary, special ids and chat templates of a folder, as the tokenizer keys of GGUF.
 
-Tokens are those of tokenizer.json, else of tokenizer.model, else of a file of tiktoken."""
+Tokens are those of tokenizer.json, else of tokenizer.model, else of a file of ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,13 @@ from logitless.models.gguf.write import Key, flag, text, u32
 from logitless.models.huggingface.config import Config, read_json
 from logitless.models.huggingface.tokens.pretokenizer import pre_tokenizer_name
 from logitless.models.huggingface.tokens.sentencepiece_model import BPE, UNIGRAM, read_model
-from logitless.models.huggingface.tokens.tiktoken import TIKTOKEN_FILES, as_text, merges_of, read_ranks
+from logitless.models.huggingface.tokens.tiktoken import (
+    TIKTOKEN_FILES,
+    as_text,
+    merges_of,
+    read_ranks,
+    read_tekken,
+)
 from logitless.models.param import FLOAT_MAX
 
 log = logging.getLogger(__name__)
@@ -149,11 +155,11 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> Iterator[tuple[str,
 
 
 def _file(folder: Path) -> Path:
-    names = ("tokenizer.json", "tokenizer.model", *TIKTOKEN_FILES)
+    names = ("tokenizer.json", "tokenizer.model", *TIKTOKEN_FILES, "tekken.json")
     path = next((folder / name for name in names if (folder / name).exists()), None)
     if path is not None:
         return path
-    others = [name for name in ("vocab.json", "vocab.txt", "tekken.json") if (folder / name).exists()]
+    others = [name for name in ("vocab.json", "vocab.txt") if (folder / name).exists()]
     hint = f", and {others[0]} is not read" if others else ""
     cure = "AutoTokenizer.from_pretrained(…).save_pretrained(…) writes it"
     raise ModelFileError(folder, f"has neither tokenizer.json nor tokenizer.model{hint}: {cure}")
@@ -172,7 +178,14 @@ def _read(path: Path) -> Vocabulary:
 def _parsed(path: Path, version: tuple[int, int]) -> Vocabulary:
     if path.name == "tokenizer.json":
         return _of_json(path)
+    if path.name == "tekken.json":
+        return _of_tekken(path)
     return _of_tiktoken(path) if path.name in TIKTOKEN_FILES else _of_sentencepiece(path)
+
+
+def token_id(folder: Path, token: str) -> int | None:
+    """The id of a token in the folder's vocabulary."""
+    return _read(_file(folder)).ids.get(token)
 
 
 def _of_json(path: Path) -> Vocabulary:
@@ -351,6 +364,22 @@ def _of_tiktoken(path: Path) -> Vocabulary:
     vocabulary = Vocabulary("gpt2", tokens, path)
     for i, token in (reserved | more).items():
         vocabulary.set_type(token, _CONTROL if i not in more or token in special else _USER_DEFINED)
-    pairs = [f"{as_text(a)} {as_text(b)}".encode() for a, b in merges_of(ranks)]
-    vocabulary.keys |= {"merges": Key(pairs, ValueType.ARRAY, ValueType.STRING), "pre": text(kind.pre)}
+    vocabulary.keys |= _merges(ranks, kind.pre)
     return vocabulary
+
+
+def _of_tekken(path: Path) -> Vocabulary:
+    ranks, special = read_tekken(path)
+    n = len(special)
+    vocabulary = Vocabulary("gpt2", dict(enumerate(special)) | {n + i: as_text(t) for t, i in ranks.items()}, path)
+    vocabulary.types[:n] = [_CONTROL] * n
+    vocabulary.keys |= _merges(ranks, "tekken") | {"add_bos_token": flag(True)}
+    for token, key in (("<unk>", "unknown"), ("<s>", "bos"), ("</s>", "eos"), ("<pad>", "padding")):
+        if token in special:
+            vocabulary.keys[f"{key}_token_id"] = u32(special.index(token))
+    return vocabulary
+
+
+def _merges(ranks: dict[bytes, int], pre: str) -> dict[str, Key]:
+    pairs = [f"{as_text(a)} {as_text(b)}".encode() for a, b in merges_of(ranks)]
+    return {"merges": Key(pairs, ValueType.ARRAY, ValueType.STRING), "pre": text(pre)}

@@ -244,6 +244,38 @@ def test_ids_of_ranks_of_tiktoken_are_those_of_their_merges(
         assert ours.encode(text, add_special=False) == theirs.encode(text).ids, text
 
 
+def test_ids_of_tekken_are_behind_its_special_tokens(shared_data: Path, tmp_path: Path) -> None:
+    path = shared_data / "vocabs" / "ggml-vocab-qwen2.gguf"
+    with GGUFFile.open(path) as gguf:
+        tokens = [token.decode() for token in gguf.metadata["tokenizer.ggml.tokens"][:N_RANKS]]
+    as_bytes = [bytes(BYTE_OF_CHAR[char] for char in token) for token in tokens]
+    vocab = [
+        {"rank": i, "token_bytes": base64.b64encode(t).decode(), "token_str": None} for i, t in enumerate(as_bytes)
+    ]
+    config = {"default_vocab_size": 1520, "default_num_special_tokens": 20, "num_vocab_tokens": N_RANKS}
+    whole = {"config": config, "vocab": vocab}
+    (tmp_path / "tekken.json").write_text(json.dumps(whole))
+    ours = from_metadata(vocabulary_values(tmp_path, 1536))
+    assert (ours.bos_id, ours.eos_id, ours.add_bos, ours.text(1535)) == (1, 2, True, "[PAD1535]")
+    assert ours.encode("[IMG]", add_special=False) == [10]
+    write_ranks(tmp_path / "qwen.tiktoken", tokens[:1500])
+    (tmp_path / "tekken.json").unlink()
+    values = vocabulary_values(tmp_path, 1500)
+    theirs = from_metadata(values | {"tokenizer.ggml.pre": "tekken", "tokenizer.ggml.add_bos_token": False})
+    for text in path.with_suffix(".gguf.inp").read_text().split("\n__ggml_vocab_test__\n"):
+        assert ours.encode(text, add_special=False) == [20 + id for id in theirs.encode(text)], text
+    whole["special_tokens"] = [{"rank": 1, "token_str": "<s>"}, {"rank": 5, "token_str": "[IMG]"}]
+    (tmp_path / "qwen.tiktoken").unlink()
+    (tmp_path / "tekken.json").write_text(json.dumps(whole))
+    assert from_metadata(vocabulary_values(tmp_path, 1536)).encode("[IMG]", add_special=False) == [5]
+    for damage in ({"vocab": vocab[1:]}, {"config": config | {"default_num_special_tokens": 1}}, {"vocab": [5]}):
+        (tmp_path / "tekken.json").write_text(json.dumps(whole | damage))
+        with pytest.raises(
+            ModelFileError, match=r"tekken.json: (is no vocabulary of M|has not one token|has 1 special)"
+        ):
+            vocabulary_values(tmp_path, 1536)
+
+
 @pytest.mark.parametrize("line", [b"!!! 5", b"YQ== x", b"YQ==", b"YQ== 0", b"YQ== 999999999999"])
 def test_file_of_tiktoken_that_is_none_is_refused(line: bytes, tmp_path: Path) -> None:
     write_ranks(tmp_path / "tiktoken.model", list(BYTE_OF_CHAR))
