@@ -219,7 +219,7 @@ class MoE:
     own_width: bool = True
     # default; None: the file has expert_gating_func
     router: RouterScore | None = RouterScore.SOFTMAX
-    balanced: bool = False  # files must have the bias of scores that balances the experts, exp_probs_b
+    balanced: Presence = Presence.ABSENT  # of the bias of scores that balances the experts, exp_probs_b
     # weights of a token's experts sum to 1; None: expert_weights_norm says so
     normalize: bool | None = True
     # expert_shared_feed_forward_length is the width of one of several shared experts

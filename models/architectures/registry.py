@@ -44,11 +44,11 @@ _GELU_MLP = FeedForward(glu=False, activation=Activation.GELU)
 _T5_MLP = FeedForward(activation=Activation.GELU, ungated=Activation.RELU)
 _RELU2_MLP = FeedForward(glu=False, activation=Activation.RELU2)
 _MOE = MoE(Presence.REQUIRED)
-_SIGMOID_MOE = MoE(Presence.REQUIRED, router=RouterScore.SIGMOID, normalize=None)
-_BALANCED_MOE = replace(_SIGMOID_MOE, balanced=True)
-_ANY_ROUTER_MOE = MoE(Presence.REQUIRED, router=None, normalize=None)
+_SIGMOID_MOE = MoE(Presence.REQUIRED, router=RouterScore.SIGMOID, normalize=None, balanced=Presence.OPTIONAL)
+_BALANCED_MOE = replace(_SIGMOID_MOE, balanced=Presence.REQUIRED)
+_ANY_ROUTER_MOE = MoE(Presence.REQUIRED, router=None, normalize=None, balanced=Presence.OPTIONAL)
 _MIXER_MOE = MoE(Presence.REQUIRED, own_width=False, router=RouterScore.MIXER)
-_SOFTMAX_MOE = MoE(Presence.REQUIRED, normalize=None)
+_SOFTMAX_MOE = MoE(Presence.REQUIRED, normalize=None, balanced=Presence.OPTIONAL)
 _SHARED_KEY_MOE = MoE(Presence.REQUIRED, own_width=False)
 _OPTIONAL_MOE = MoE(Presence.OPTIONAL, own_width=False)
 _MTP, _UNUSED_MTP = MTP(enabled=True), MTP(known=True)
@@ -105,7 +105,7 @@ _QWEN35 = Architecture(
 _DEEPSEEK2 = Architecture(
     rope=Rope(interleaved=True, yarn_scales_scores=True),
     attention=Attention(mla=True, temperature=Temperature()),
-    moe=MoE(Presence.REQUIRED, normalize=None),
+    moe=_SOFTMAX_MOE,
     mtp=_MTP,
 )
 _DEEPSEEK32 = replace(
@@ -204,7 +204,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         ngrams=True,
     ),
     "lfm2": _LFM2,
-    "lfm2moe": replace(_LFM2, moe=MoE(Presence.REQUIRED, router=None, balanced=True)),
+    "lfm2moe": replace(_LFM2, moe=MoE(Presence.REQUIRED, router=None, balanced=Presence.REQUIRED)),
     "nemotron_h": _NEMOTRON_H,
     "nemotron_h_moe": replace(_NEMOTRON_H, moe=_BALANCED_MOE, mtp=MTP(enabled=True, layer_norm=True)),
     "falcon-h1": Architecture(states=States(StateKind.MAMBA2, every_layer=True)),
@@ -222,14 +222,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "kimi-linear": Architecture(
         rope=_NO_ROPE,
         attention=Attention(mla=True, gate=OutputGate.OWN_WEIGHT, gate_optional=True),
-        moe=MoE(Presence.REQUIRED, router=None, balanced=True),
+        moe=MoE(Presence.REQUIRED, router=None, balanced=Presence.REQUIRED),
         states=States(StateKind.KDA),
     ),
     "kimi-k3": Architecture(
         rope=_NO_ROPE,
         attention=Attention(mla=True, gate=OutputGate.OWN_WEIGHT, gate_optional=True),
         ffn=FeedForward(activation=Activation.SITU),
-        moe=replace(_ANY_ROUTER_MOE, balanced=True),
+        moe=replace(_ANY_ROUTER_MOE, balanced=Presence.REQUIRED),
         states=States(StateKind.KDA, negated=True),
         residual=Residual.ATTENTION,
     ),
@@ -257,13 +257,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "bailingmoe3": Architecture(
         rope=_INTERLEAVED,
         attention=Attention(mla=True, gate=OutputGate.OWN_WEIGHT),
-        moe=replace(_ANY_ROUTER_MOE, balanced=True),
+        moe=replace(_ANY_ROUTER_MOE, balanced=Presence.REQUIRED),
         states=States(StateKind.KDA),
         mtp=MTP(enabled=True, norm_name="layer_output_norm"),
     ),
     "qwen2moe": Architecture(moe=MoE(Presence.REQUIRED, normalize=False)),
     "olmoe": Architecture(attention=_ALL_HEADS, moe=MoE(Presence.REQUIRED, own_width=False, normalize=False)),
-    "ernie4_5-moe": Architecture(rope=_INTERLEAVED, moe=_MOE),
+    "ernie4_5-moe": Architecture(rope=_INTERLEAVED, moe=replace(_MOE, balanced=Presence.OPTIONAL)),
     "deepseek": Architecture(rope=_INTERLEAVED, moe=MoE(Presence.REQUIRED, normalize=False)),
     "deepseek2": _DEEPSEEK2,
     "deepseek2-ocr": Architecture(moe=_SOFTMAX_MOE),
@@ -286,7 +286,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "minimax-m2": Architecture(
         attention=_ALL_HEADS,
-        moe=MoE(Presence.REQUIRED, own_width=False, router=RouterScore.SIGMOID, balanced=True),
+        moe=MoE(Presence.REQUIRED, own_width=False, router=RouterScore.SIGMOID, balanced=Presence.REQUIRED),
     ),
     "minimax-m3": Architecture(
         attention=replace(_PER_HEAD, indexer=Indexer(Pool.GREATEST, latent=False)),
@@ -351,7 +351,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         _COHERE2,
         rope=Rope(interleaved=True, local_only=True, dense_layers=True),
         attention=replace(_COHERE2.attention, full_first=True),
-        moe=replace(_SIGMOID_MOE, average_shared=True),
+        moe=replace(_SIGMOID_MOE, average_shared=True, balanced=Presence.ABSENT),
         mtp=_MTP,
     ),
     "olmo": Architecture(norm=Norm(layer_norm=True, weighted=False), rope=_INTERLEAVED),
@@ -375,7 +375,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mimo2": Architecture(
         rope=Rope(local_base=0),
         attention=replace(_GROUPED_WINDOWS, sinks=Presence.OPTIONAL),
-        moe=MoE(Presence.REQUIRED, router=RouterScore.SIGMOID, in_any_layer=True),
+        moe=replace(_SIGMOID_MOE, normalize=True, in_any_layer=True),
         mtp=_UNUSED_MTP,
     ),
     "step35": Architecture(
@@ -390,7 +390,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "k2-horizon": Architecture(
         norm=Norm(grouped=True),
         attention=Attention(qk_norm=QKNorm.OWN, gate=OutputGate.SOFTPLUS2, gate_optional=True),
-        moe=MoE(Presence.OPTIONAL, router=RouterScore.SIGMOID, normalize=None),
+        moe=replace(_SIGMOID_MOE, presence=Presence.OPTIONAL),
     ),
     "qwen": Architecture(ffn=FeedForward(half_width=True)),
     "laguna": Architecture(

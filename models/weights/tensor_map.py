@@ -607,9 +607,10 @@ def _expert_tensors(
 ) -> Iterator[tuple[str, TensorSlice]]:
     yield from _one(b + "ffn_gate_inp.weight", e.n, h.n_embd)
     yield from _one(b + "ffn_gate_inp.bias", e.n, required=False)
-    balance = b + "exp_probs_b"
-    source = balance if balance in present else balance + ".bias"
-    yield balance + ".bias", TensorSlice(source, (e.n,), required=h.architecture.moe.balanced)
+    if (balanced := h.architecture.moe.balanced) is not Presence.ABSENT:
+        balance = b + "exp_probs_b"
+        source = balance if balance in present else balance + ".bias"
+        yield balance + ".bias", TensorSlice(source, (e.n,), required=balanced is Presence.REQUIRED)
     if h.architecture.moe.parallel_dense:
         yield from _one(b + "ffn_gate_inp.scale", h.n_embd)
         yield from _one(b + "ffn_down_exps.scale", e.n, required=False)

@@ -44,6 +44,10 @@ GLM = Spec("glm4moe", n_expert=4, n_expert_used=2)
             Spec("qwen3moe", n_expert=2, n_expert_used=1, keys={"expert_count": None}),
             "'qwen3moe.expert_count' is missing",
         ),
+        (
+            Spec("qwen3moe", n_expert=2, n_expert_used=1, traits=("balanced",)),
+            "tensor 'blk.0.exp_probs_b.bias' is unknown in qwen3moe with 2 blocks",
+        ),
         (replace(GLM, keys={"expert_group_count": 2}), "key 'glm4moe.expert_group_used_count' is missing"),
         (replace(GLM, keys={"expert_gating_func": 3}), "key 'glm4moe.expert_gating_func' is 3; supported are 1, 2"),
         (
