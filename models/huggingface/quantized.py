@@ -2,8 +2,8 @@
 
 4-bit codes with a scale for each group of columns become Q4_0 (codes around 8: the numbers stay the same, but for
 scales that f16 rounds) or Q4_1 (with zero points, whose product with the scale is rounded to f16); 8-bit codes become
-Q8_0, MXFP4 and NVFP4 stay what they are. 8-bit floats and bitsandbytes' 4 bits become BF16, and GPTQ's weights in
-another order of columns F16."""
+Q8_0, BitNet's ternary ones TQ2_0, MXFP4 and NVFP4 stay what they are. 8-bit floats and bitsandbytes' 4 bits become
+BF16, and GPTQ's weights in another order of columns F16."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from logitless.models.huggingface.safetensors import Stored
 log = logging.getLogger("logitless.huggingface")
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # columns of the eight codes in a number of 32 bits
 _UNUSED = (".input_scale", ".weight_shape", ".k_scale", ".v_scale", ".q_scale", ".input_global_scale", ".bias_scale")
-_METHODS = ("fp8", "fbgemm_fp8", "awq", "gptq", "compressed-tensors", "mxfp4", "bitsandbytes", "modelopt")
+_METHODS = ("fp8", "fbgemm_fp8", "awq", "gptq", "compressed-tensors", "mxfp4", "bitsandbytes", "modelopt", "bitnet")
 _PARTS = (
     *("qzeros", "scales", "g_idx", "weight_zero_point", "weight_g_idx", "weight_scale_2", "weight_global_scale"),
     *("weight_scale", "weight_scale_inv", "SCB", "weight_format"),
@@ -91,6 +91,12 @@ class _Reader:
         if end == "weight_packed":
             packed = self._packed(module) if stored.dtype == "I32" else self._nvfp4(name, "weight_global_scale")
             return [(f"{module}.weight", packed)]
+        if self._method == "bitnet":
+            self._check_bitnet()
+            is_online = self._settings.get("quantization_mode") == "online"
+            if end == "weight" and (stored.dtype == "U8" or (is_online and name.endswith("_proj.weight"))):
+                return [(name, self._ternary(module))]
+            return [(name, self._plain(name))]
         if end == "weight" and stored.dtype == "U8":
             return [(name, self._nf4(name) if self._method == "bitsandbytes" else self._nvfp4(name, "weight_scale_2"))]
         if end == "weight" and stored.dtype in ("F8_E4M3", "I8"):
@@ -205,6 +211,47 @@ class _Reader:
         factors = Weight("f32", (1,), factor, (total,))
         return Weight("nvfp4", (n, k), blocks, (codes, scale, total), floats=bf16, scale=factors)
 
+    def _check_bitnet(self) -> None:
+        if self._settings.get("use_rms_norm"):
+            raise self._config.error("quantization_config", "has use_rms_norm, which is not supported")
+
+    def _ternary(self, module: str) -> Weight:
+        """BitNet: codes -1, 0 and 1 with one factor of all: four rows of a quarter each in a byte, or floats that are
+        rounded to them when they are used."""
+        weight, name = self._part(f"{module}.weight"), f"{module}.weight"
+        if len(weight.shape) != 2:
+            raise self._checkpoint.error(name, f"has shape {weight.shape}, expected rows and columns")
+        packed = weight.dtype == "U8"
+        n, k = weight.shape[0] * (4 if packed else 1), weight.shape[1]
+        scale = self._part(f"{module}.weight_scale", 1, dtypes=_FLOATS) if packed else weight
+        divides = self._settings.get("linear_class", "bitlinear") == "bitlinear"
+
+        def codes(parts: Sequence[Part]) -> tuple[U8, np.float32]:
+            """Codes from 0, (n, k), and the factor."""
+            if packed:
+                bits = weight.raw(parts).reshape(1, n // 4, k) >> np.array([0, 2, 4, 6], np.uint8)[:, None, None] & 3
+                factor = _floats(scale, parts)[0]
+                return bits.reshape(n, k).astype(np.uint8), np.float32(1) / factor if divides and factor else factor
+            values = _floats(weight, parts)
+            mean = max(np.abs(values).mean(dtype=np.float32), np.float32(1e-5))
+            return (np.clip(np.round(values / mean), -1, 1) + 1).astype(np.uint8), np.float32(mean)
+
+        def floats(parts: Sequence[Part]) -> Array:
+            bits, factor = codes(parts)
+            return of_f32((bits.astype(np.float32) - 1) * factor, "bf16")
+
+        def blocks(parts: Sequence[Part]) -> Array:
+            bits, factor = codes(parts)
+            quarters = bits.reshape(n, k // 256, 2, 4, 32) << np.array([0, 2, 4, 6], np.uint8)[:, None]
+            d = np.full((n, k // 256, 1), factor, np.float16)
+            return np.concatenate([quarters.sum(3, np.uint8).reshape(n, -1, 64), d.view(np.uint8)], -1).reshape(n, -1)
+
+        bf16 = Weight("bf16", (n, k), floats, (weight, scale))
+        if k % 256:
+            self._warn_of_bf16("ternary rows that are no multiple of 256")
+            return bf16
+        return Weight("tq2_0", (n, k), blocks, (weight, scale), floats=bf16)
+
     def _nf4(self, name: str) -> Weight:
         """bitsandbytes: codes of a table of 16, the first in the high bits; the largest number of each block, which
         may itself be a code."""
@@ -245,7 +292,7 @@ class _Reader:
 
     def _warn_of_bf16(self, kind: str) -> None:
         if not self._warned:
-            log.warning("%s: weights of %s become BF16, in four times the memory", self._checkpoint.folder, kind)
+            log.warning("%s: weights of %s become BF16, in several times the memory", self._checkpoint.folder, kind)
         self._warned = True
 
     def _awq(self, module: str) -> Weight:

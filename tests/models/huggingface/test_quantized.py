@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf.quants import TQ2_0
 
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
@@ -137,7 +138,24 @@ def llm_int8(shape: tuple[int, int]) -> tuple[Parts, Array]:
     return {"weight": ("I8", codes), "SCB": ("F32", most)}, codes * (most.astype(np.float64) / 127)[:, None]
 
 
+def bitnet(shape: tuple[int, int], *, divides: bool) -> tuple[Parts, Array]:
+    """As transformers' pack_weights has it: a byte has the rows i, i + n / 4, …"""
+    codes = np.random.default_rng(7).integers(0, 3, shape, np.uint8)
+    packed = sum(part << 2 * i for i, part in enumerate(np.split(codes, 4)))
+    factor = np.float32(0.03125)
+    scale = 1 / factor if divides else factor
+    scales = np.array([scale], np.float32)
+    return {"weight": ("U8", np.asarray(packed, np.uint8)), "weight_scale": ("F32", scales)}, (codes - 1.0) * factor
+
+
+def bitnet_online(shape: tuple[int, int]) -> tuple[Parts, Array]:
+    values = weight("online", shape)
+    mean = np.abs(values).mean()
+    return {"weight": ("F32", values)}, np.clip(np.round(values / mean), -1, 1) * float(mean)
+
+
 Make = Callable[[tuple[int, int]], tuple[Parts, Array]]
+BITNET = {"quant_method": "bitnet"}
 FORMATS: dict[str, tuple[dict[str, Any], Make, str, float]] = {  # settings, numbers, GGUF's type, largest error
     "gptq": ({"quant_method": "gptq", "bits": 4, "sym": True}, gptq, "q4_0", 0),
     "gptq with zero points": (
@@ -168,15 +186,27 @@ FORMATS: dict[str, tuple[dict[str, Any], Make, str, float]] = {  # settings, num
     "nf4": ({"quant_method": "bitsandbytes"}, nf4, "bf16", 4e-3),
     "nf4 of one level": ({"quant_method": "bitsandbytes"}, lambda shape: nf4(shape, nested=False), "bf16", 4e-3),
     "bitsandbytes int8": ({"quant_method": "bitsandbytes"}, llm_int8, "q8_0", 1e-3),
+    "bitnet": (BITNET, lambda shape: bitnet(shape, divides=True), "bf16", 0),
+    "bitnet of its own": (
+        BITNET | {"linear_class": "autobitlinear"},
+        lambda shape: bitnet(shape, divides=False),
+        "bf16",
+        0,
+    ),
+    "bitnet online": (BITNET | {"quantization_mode": "online"}, bitnet_online, "bf16", 4e-3),
 }
+WIDE = {64: 256, 96: 512, 32: 128}  # rows of whole blocks of 256
 
 
-def quantized_folder(folder: Path, settings: dict[str, Any], make: Make) -> dict[str, Array]:
-    """A Qwen 2 whose layers' matrices are quantized; returns their numbers."""
+def quantized_folder(
+    folder: Path, settings: dict[str, Any], make: Make, sizes: dict[int, int] | None = None
+) -> dict[str, Array]:
+    """A Qwen 2 whose layers' matrices are quantized; returns their numbers. `sizes`: others in the place of its own."""
     write_folder(folder, "qwen2")
     tensors: dict[str, tuple[str, tuple[int, ...], list[Array]]] = {}
     values = {}
-    for name, shape in recorded("qwen2")["tensors"].items():
+    for name, own in recorded("qwen2")["tensors"].items():
+        shape = [(sizes or {}).get(n, n) for n in own]
         if name.endswith("_proj.weight"):
             parts, values[name] = make(tuple(shape))
             for end, (dtype, array) in parts.items():
@@ -202,6 +232,25 @@ def test_quantized_weights_are_the_numbers_of_their_format(name: str, tmp_path: 
             result = numbers_of(gguf, declared, info.name).astype(np.float64)
             most = 1e-6 if info.dtype == "nvfp4" else error
             assert np.abs(result - expected).max() <= most * np.abs(expected).max() + 1e-7
+
+
+@pytest.mark.parametrize("name", ["bitnet", "bitnet of its own", "bitnet online"])
+def test_ternary_rows_of_whole_blocks_are_tq2_0(name: str, tmp_path: Path) -> None:
+    settings, make, _, _ = FORMATS[name]
+    values = quantized_folder(tmp_path, settings, make, WIDE)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"hidden_size": 256, "intermediate_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with GGUFFile.open(tmp_path) as gguf:
+        check_weights(gguf, hparams_of(gguf))
+        info, expected = gguf.tensors["blk.1.ffn_down.weight"], values["model.layers.1.mlp.down_proj.weight"]
+        assert info.dtype == "tq2_0"
+        result = TQ2_0.dequantize_blocks(gguf.bytes_of(info.name).reshape(-1, 66)).reshape(expected.shape)
+    assert np.abs(result - expected).max() <= 1e-3 * np.abs(expected).max() * ("online" in name)
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"quantization_config": settings | {"use_rms_norm": True}})
+    )
+    with pytest.raises(ModelFileError, match="'quantization_config' has use_rms_norm, which is not supported"):
+        GGUFFile.open(tmp_path)
 
 
 def test_mxfp4_blocks_keep_their_numbers(tmp_path: Path) -> None:
