@@ -6,7 +6,7 @@ of its own and finds them without other threads, so no result depends on their o
 from __future__ import annotations
 
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import Buffers, Dispatch, dispatch, groups_for, lower, n_elements
+from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for, lower, lower_plain
 from logitless.graph.tensor import Tensor
 
 WG = 64
@@ -119,45 +119,17 @@ Kernel(
 )
 
 
-def _launch(t: Tensor, shape: Shape, *words: int, n: int = 0) -> list[Dispatch]:
-    """The launch of the kernel with the op's name over n numbers, by default those of the result."""
-    n = n or n_elements(t)
-    buffers: Buffers = (*t.src, t)
-    return [dispatch(t.op, shape, buffers, (n, *words), groups_for(n, shape, WG))]
-
-
-@lower("top_experts")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    logits = t.src[0]
-    return _launch(t, shape, logits.shape[1], t.shape[1], n=n_elements(logits))
-
-
-def _at_ids(t: Tensor, shape: Shape) -> list[Dispatch]:
-    return _launch(t, shape, t.src[0].shape[1], t.shape[1])
-
-
-lower("expert_weights")(_at_ids)
-lower("expert_gather")(_at_ids)
-
-
-@lower("expert_scatter")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    return _launch(t, shape, t.shape[1], t.src[0].shape[1])
+lower_plain(
+    top_experts=lambda T, E, n, **_: (T * E, E, n),
+    expert_weights=lambda T, E, k, **_: (T * k, E, k),
+    expert_gather=lambda T, E, k, **_: (T * k, E, k),
+    expert_scatter=lambda T, k, n, **_: (T * n, n, k),
+    expert_rows=lambda T, K, R, **_: (R * K, K, R // T),
+    expert_sum=lambda R, N, T, k, **_: (T * N, N, k, R),
+)
 
 
 @lower("expert_order")
 def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     rows, n = t.shape[1], t.attrs["n"]
     return [dispatch("expert_order", shape, (*t.src, t), (rows, n), groups_for(n, shape, WG))]
-
-
-@lower("expert_rows")
-def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    rows, k = t.shape
-    return _launch(t, shape, k, rows // t.src[0].shape[0]) if t.dtype == "f32" else None
-
-
-@lower("expert_sum")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    y, weights, _ = t.src
-    return _launch(t, shape, y.shape[1], weights.shape[1], y.shape[0])

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import Buffers, Dispatch, dispatch, groups_for, is_packed, lower, n_elements
+from logitless.backends.gpu.lowering import (
+    Buffers,
+    Dispatch,
+    dispatch,
+    groups_for,
+    is_packed,
+    lower,
+    lower_plain,
+    n_elements,
+)
 from logitless.backends.gpu.matmul import unpack
 from logitless.graph.tensor import Tensor
 
@@ -99,22 +110,13 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     ]
 
 
-@lower("pad_rows")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    x = t.src[0]
-    row = n_elements(t) // t.shape[0]
-    words = (n_elements(t), t.attrs["before"] * row, n_elements(x))
-    return [dispatch("pad_rows", shape, (x, t), words, groups_for(n_elements(t), shape, 64))]
+def _padded(x: Tensor, N: int, before: int, after: int, **_: Any) -> tuple[int, ...]:
+    row = n_elements(x) // N
+    return (before + N + after) * row, before * row, N * row
 
 
-@lower("token_columns")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    n = n_elements(t)
-    return [dispatch("token_columns", shape, (t.src[0], t), (n, t.attrs["n"]), groups_for(n, shape, 64))]
-
-
-@lower("ngram_rows")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    n, (n_tokens, n_before) = n_elements(t), t.src[1].shape
-    words = n, n_before, n // n_tokens, t.attrs["stop"]
-    return [dispatch("ngram_rows", shape, (*t.src, t), words, groups_for(n, shape, 64))]
+lower_plain(
+    pad_rows=_padded,
+    token_columns=lambda T, n, **_: (T * n, n),
+    ngram_rows=lambda T, M, R, stop, **_: (T * (R // 2 - M - 1), M, R // 2 - M - 1, stop),
+)

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from logitless.backends.gpu.language.dialect import KERNELS, LANES, Defines, Shape
+from logitless.backends.gpu.language.dialect import KERNELS, LANES, SIMT, Defines, Shape
 from logitless.graph.backend import Bytes, Rewrite, Rules
 from logitless.graph.dtype import DTYPES
+from logitless.graph.op import OPS
 from logitless.graph.tensor import Tensor
 
 At = tuple[Tensor | None, int]  # a tensor's place, moved by so many bytes; None: the scratch
@@ -90,6 +91,20 @@ def dispatch(
         (max(gx, 1), max(gy, 1), 1),
         scratch,
     )
+
+
+def lower_plain(**ops: Callable[..., tuple[int, ...]]) -> None:
+    """Register ops whose kernel has their name, buffers for the sources and the result, and a thread for each
+    element. The words of each, the number of elements first, are a function of what the op's declaration
+    names (graph/declaration.py)."""
+
+    def rule(t: Tensor, shape: Shape) -> list[Dispatch]:
+        words = ops[t.op](**OPS[t.op].signature.names(t.op, t.src, t.attrs))
+        per_group = dict(KERNELS[t.op].variants(SIMT)[0])["WG"]
+        return [dispatch(t.op, shape, (*t.src, t), words, groups_for(words[0], shape, per_group))]
+
+    for name in ops:
+        lower(name)(rule)
 
 
 def groups_for(n: int, shape: Shape, per_group: int) -> int:

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, groups_for, lower, n_elements
+from logitless.backends.gpu.lowering import (
+    Buffers,
+    Dispatch,
+    bits,
+    dispatch,
+    groups_for,
+    lower,
+    lower_plain,
+    n_elements,
+)
 from logitless.graph.tensor import Tensor
 
 WG = 64
@@ -164,10 +173,7 @@ Kernel(
 )
 
 
-@lower("text_begins")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    n = t.shape[0]
-    return [dispatch("text_begins", shape, (t.src[0], t), (n, t.attrs["length"]), groups_for(n, shape, WG))]
+lower_plain(text_begins=lambda T, length, **_: (T, length))
 
 
 def _updates(t: Tensor) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, n_elements
+from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, lower_plain, n_elements
 from logitless.graph.tensor import Tensor
 
 for _dtype in ("i32", "f32"):
@@ -68,21 +68,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     return [dispatch(f"rope_angles_{pos.dtype}", shape, (pos, frequency, t), words, groups_for(n, shape, 64))]
 
 
-@lower("mrope_angles")
-def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    pos, frequency, component = t.src
-    if pos.dtype != "i32":
-        return None
-    n, half = n_elements(t) // 2, frequency.shape[0]
-    words = (n, half, pos.shape[1], bits(t.attrs.get("magnitude", 1.0)))
-    return [dispatch("mrope_angles", shape, (pos, frequency, component, t), words, groups_for(n, shape, 64))]
-
-
-@lower("rope")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    x, angles = t.src
-    tokens, heads, size = x.shape
-    n = tokens * heads * (size // 2 + size % 2)
-    sign = bits(t.attrs.get("sign", 1.0))
-    words = (n, heads, size, angles.shape[2], int(t.attrs["interleaved"]), sign)
-    return [dispatch("rope", shape, (x, angles, t), words, groups_for(n, shape, 64))]
+lower_plain(
+    mrope_angles=lambda T, P, magnitude, **_: (T * P, P, T, bits(magnitude)),
+    rope=lambda T, H, D, P, interleaved, sign, **_: (T * H * ((D + 1) // 2), H, D, P, interleaved, bits(sign)),
+)

@@ -6,7 +6,7 @@ import math
 
 from logitless.backends.gpu.elementwise import strides
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import At, Dispatch, bits, dispatch, groups_for, lower, n_elements
+from logitless.backends.gpu.lowering import At, Dispatch, bits, dispatch, groups_for, lower, lower_plain, n_elements
 from logitless.graph.dtype import DTYPES
 from logitless.graph.tensor import Tensor
 
@@ -153,14 +153,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     ]
 
 
-@lower("causal_mask")
-def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    x = t.src[0]
-    if x.dtype != "f32":
-        return None
-    n, (rows, columns) = n_elements(x), x.shape[-2:]
-    words = (n, rows, columns, t.attrs.get("past", 0), bits(t.attrs["fill"]))
-    return [dispatch("causal_mask", shape, (x, t), words, groups_for(n, shape, WG))]
+lower_plain(causal_mask=lambda x, T, S, past, fill, **_: (n_elements(x), T, S, past, bits(fill)))
 
 
 @lower("clear_cells")
