@@ -98,10 +98,10 @@ def checks_of(order: Iterable[Tensor]) -> IndexChecks:
 
 def _parts(op: str, source: Tensor, ranges: Ranges) -> Iterable[tuple[Tensor, IndexPart]]:
     """The parts of leaves that a node's indices come from."""
-    start, n = 0, _size(source)
+    start, n = 0, source.size
     while source.op in ALIASES:
         if source.op == "slice_rows":
-            start += source.attrs["start"] * (_size(source) // source.shape[0])
+            start += source.attrs["start"] * (source.size // source.shape[0])
         source = source.src[0]
     if source.is_leaf:
         if source.op != "const":
@@ -118,20 +118,13 @@ def _parts(op: str, source: Tensor, ranges: Ranges) -> Iterable[tuple[Tensor, In
         if source.op != "pad_rows" or whole[0] <= 0:
             return
     computed = computed_bounds(source)
-    if computed and n == _size(source) and len(computed) == len(ranges):
+    if computed and n == source.size and len(computed) == len(ranges):
         pairs = list(zip(computed, ranges, strict=True))
     else:  # a part of them
-        each = _size(source) // max(1, len(computed))
+        each = source.size // max(1, len(computed))
         pairs = [(b, whole) for i, b in enumerate(computed) if i * each < start + n and start < (i + 1) * each]
     if not pairs or not all(needed[0] <= has[0] and has[1] <= needed[1] for has, needed in pairs):
         raise ValueError(f"{op}: the indices that {source!r} computes may be out of bounds")
-
-
-def _size(t: Tensor) -> int:
-    size = 1
-    for n in t.shape:
-        size *= n
-    return size
 
 
 def computed_bounds(t: Tensor) -> Ranges:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +33,11 @@ class Tensor:
     dtype: str = "f32"
     attrs: Mapping[str, Any] = field(default_factory=lambda: NO_ATTRS)
     name: str = ""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -107,3 +113,14 @@ def const(value: float, dtype: str = "f32") -> Tensor:
     if (whole and stored != value) or (not whole and np.isinf(stored) and not np.isinf(value)):
         raise ValueError(f"const: {value!r} is no number of {dtype}")
     return Tensor("const", (), (), dtype, {"value": value})
+
+
+def strides(shape: Shape) -> Shape:
+    """Elements from one index to the next in each axis of a contiguous array."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def broadcast_strides(shape: Shape, full: Shape) -> Shape:
+    """Elements from one index to the next in each axis of the full shape; 0 where the array is broadcast."""
+    own = (1,) * (len(full) - len(shape)) + shape
+    return tuple(0 if n == 1 else step for n, step in zip(own, strides(own), strict=True))

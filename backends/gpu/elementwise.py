@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, n_elements, rewrite
+from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, rewrite
 from logitless.graph import scalar
 from logitless.graph.ops import pointwise  # noqa: F401  (declares formulas)
 from logitless.graph.ops.elementwise import gated
 from logitless.graph.ops.training import optimizer  # noqa: F401  (declares formulas)
-from logitless.graph.tensor import Tensor
+from logitless.graph.tensor import Tensor, broadcast_strides
 
 WG = 128
 CALL = (0, 0)
@@ -130,7 +130,7 @@ Kernel(
 def _elementwise(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     if any(s.shape != t.shape or s.dtype != "f32" for s in t.src):
         return None
-    n, key = n_elements(t), scalar.key(t)
+    n, key = t.size, scalar.key(t)
     words = (n, *(bits(t.attrs[name]) for name in scalar.tree(key).attributes))
     return [dispatch(_kernel_name(key), shape, (*t.src, t), words, groups_for(n, shape, WG))]
 
@@ -141,7 +141,7 @@ for _name in MAPPED:
 
 def period(a: Tensor, b: Tensor) -> int | None:
     """Number of elements of a after which those of b repeat; None where full broadcasting is needed."""
-    n = n_elements(b)
+    n = b.size
     return n if n == 1 or b.shape == a.shape[len(a.shape) - len(b.shape) :] else None
 
 
@@ -149,30 +149,20 @@ def _binary(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     a, b = t.src
     if a.dtype != "f32" or b.dtype != "f32":
         return None
-    n = n_elements(t)
+    n = t.size
     every = period(a, b)
     if t.shape == a.shape and every is not None:
         return [dispatch(f"binary_{t.op}", shape, (a, b, t), (n, every), groups_for(n, shape, WG))]
     if len(t.shape) > MAX_DIMS:
         return None
     full = (1,) * (MAX_DIMS - len(t.shape)) + t.shape
-    sa, sb = strides(a, full), strides(b, full)
+    sa, sb = broadcast_strides(a.shape, full), broadcast_strides(b.shape, full)
     words = (n, *full[1:], *sa[1:], *sb[1:], sa[0], sb[0])
     return [dispatch(f"broadcast_{t.op}", shape, (a, b, t), words, groups_for(n, shape, WG))]
 
 
 for _name in BROADCAST:
     lower(_name)(_binary)
-
-
-def strides(t: Tensor, full: tuple[int, ...]) -> tuple[int, ...]:
-    """Elements from one index to the next in each axis of the full shape; 0 where t is broadcast."""
-    own = (1,) * (len(full) - len(t.shape)) + t.shape
-    steps, step = [], 1
-    for size in reversed(own):
-        steps.append(0 if size == 1 else step)
-        step *= size
-    return tuple(reversed(steps))
 
 
 rewrite("mul")(gated)
@@ -186,6 +176,6 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     full = (1,) * (MAX_DIMS - len(x.shape)) + x.shape
     shape_of_y = (1,) * (MAX_DIMS - len(t.shape)) + t.shape
     summed = tuple(f if k == 1 else 1 for f, k in zip(full, shape_of_y, strict=True))
-    n = n_elements(t)
-    words = (n, *shape_of_y, *strides(x, full), *summed)
+    n = t.size
+    words = (n, *shape_of_y, *broadcast_strides(x.shape, full), *summed)
     return [dispatch("sum_to", shape, (x, t), words, groups_for(n, shape, 1))]

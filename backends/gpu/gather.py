@@ -13,7 +13,6 @@ from logitless.backends.gpu.lowering import (
     is_packed,
     lower,
     lower_plain,
-    n_elements,
 )
 from logitless.backends.gpu.matmul import unpack
 from logitless.graph.tensor import Tensor
@@ -91,7 +90,7 @@ Kernel(
 @lower("get_rows")
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     table, ids = t.src
-    n, k = n_elements(t), table.shape[1]
+    n, k = t.size, table.shape[1]
     if is_packed(table):
         bufs: Buffers = (ids, *unpack.buffers(table), t)
         return [dispatch(f"get_rows_{table.dtype}", shape, bufs, (n, k, int(shape.dot)), groups_for(n, shape, 64))]
@@ -103,7 +102,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 @lower("add_rows")
 def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     rows, ids = t.src
-    n, k = n_elements(t), n_elements(t) // t.shape[0]
+    n, k = t.size, t.size // t.shape[0]
     return [
         dispatch("fill", shape, (t,), (n, 0), groups_for(n, shape, 64)),
         dispatch("add_rows", shape, (rows, ids, t), (k, rows.shape[0]), groups_for(k, shape, 64)),
@@ -111,7 +110,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
 
 
 def _padded(x: Tensor, N: int, before: int, after: int, **_: Any) -> tuple[int, ...]:
-    row = n_elements(x) // N
+    row = x.size // N
     return (before + N + after) * row, before * row, N * row
 
 

@@ -114,17 +114,10 @@ def groups_for(n: int, shape: Shape, per_group: int) -> int:
     return max(1, min(-(-n // per_group), 16384))
 
 
-def n_elements(t: Tensor) -> int:
-    total = 1
-    for size in t.shape:
-        total *= size
-    return total
-
-
 def rows_of(t: Tensor) -> tuple[int, int]:
     """Number of rows of the last axis, and its length."""
     n = t.shape[-1] if t.shape else 1
-    return n_elements(t) // max(n, 1), n
+    return t.size // max(n, 1), n
 
 
 def is_packed(t: Tensor) -> bool:

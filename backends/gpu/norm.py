@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import MAX_GROUPS, Dispatch, bits, dispatch, lower, n_elements, rows_of
+from logitless.backends.gpu.lowering import MAX_GROUPS, Dispatch, bits, dispatch, lower, rows_of
 from logitless.graph.tensor import Tensor
 
 # Partial sums of a row: 256, then 16; one thread alone has 64; lavapipe and devices with small groups
@@ -97,7 +97,7 @@ Kernel(
 def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     x, w = t.src
     rows, n = rows_of(x)
-    words = (n, rows, n_elements(w), bits(t.attrs["eps"]))
+    words = (n, rows, w.size, bits(t.attrs["eps"]))
     return [dispatch("rms_norm", shape, (x, w, t), words, row_groups(rows, shape))]
 
 

@@ -11,7 +11,6 @@ from logitless.backends.gpu.lowering import (
     groups_for,
     lower,
     lower_plain,
-    n_elements,
 )
 from logitless.graph.tensor import Tensor
 
@@ -186,7 +185,7 @@ def _buffers(t: Tensor) -> Buffers:
 
 
 def _conv(t: Tensor, shape: Shape) -> list[Dispatch]:
-    n, columns, size = n_elements(t), t.shape[1], t.src[1].shape[2]
+    n, columns, size = t.size, t.shape[1], t.src[1].shape[2]
     words = (n, columns, size, int(_updates(t)))
     return [dispatch("causal_conv", shape, _buffers(t), words, groups_for(n, shape, WG))]
 

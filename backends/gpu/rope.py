@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, lower_plain, n_elements
+from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, lower_plain
 from logitless.graph.tensor import Tensor
 
 for _dtype in ("i32", "f32"):
@@ -63,7 +63,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     pos, frequency = t.src
     if pos.dtype not in ("i32", "f32"):
         return None
-    n, half = n_elements(t) // 2, frequency.shape[0]
+    n, half = t.size // 2, frequency.shape[0]
     words = (n, half, bits(t.attrs.get("magnitude", 1.0)))
     return [dispatch(f"rope_angles_{pos.dtype}", shape, (pos, frequency, t), words, groups_for(n, shape, 64))]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-from logitless.backends.gpu.elementwise import strides
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import At, Dispatch, bits, dispatch, groups_for, lower, lower_plain, n_elements
+from logitless.backends.gpu.lowering import At, Dispatch, bits, dispatch, groups_for, lower, lower_plain
 from logitless.graph.dtype import DTYPES
-from logitless.graph.tensor import Tensor
+from logitless.graph.tensor import Tensor, broadcast_strides, strides
 
 WG, MAX_DIMS = 128, 4
 Axes = tuple[int, ...]
@@ -53,11 +52,6 @@ Kernel(
 )
 
 
-def steps_of(shape: Axes) -> Axes:
-    """Elements from one index to the next in each axis of a contiguous array."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-
-
 def _move(
     x: Tensor | At, y: Tensor | At, sizes: Axes, a: Axes, b: Axes, shape: Shape, at: tuple[int, int], name: str = "move"
 ) -> Dispatch:
@@ -77,15 +71,15 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     x = t.src[0]
     if not _fits(x):
         return None
-    own = steps_of(x.shape)
-    return [_move(x, t, t.shape, tuple(own[i] for i in t.attrs["axes"]), steps_of(t.shape), shape, (0, 0))]
+    own = strides(x.shape)
+    return [_move(x, t, t.shape, tuple(own[i] for i in t.attrs["axes"]), strides(t.shape), shape, (0, 0))]
 
 
 @lower("broadcast_to")
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     if not _fits(t):
         return None
-    return [_move(t.src[0], t, t.shape, strides(t.src[0], t.shape), steps_of(t.shape), shape, (0, 0))]
+    return [_move(t.src[0], t, t.shape, broadcast_strides(t.src[0].shape, t.shape), strides(t.shape), shape, (0, 0))]
 
 
 @lower("take_block")
@@ -93,8 +87,8 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     x = t.src[0]
     if not _fits(x):
         return None
-    own = steps_of(x.shape)
-    return [_move(x, t, t.shape, own, steps_of(t.shape), shape, (_offset(t, own), 0))]
+    own = strides(x.shape)
+    return [_move(x, t, t.shape, own, strides(t.shape), shape, (_offset(t, own), 0))]
 
 
 def _offset(t: Tensor, steps: Axes) -> int:
@@ -105,10 +99,10 @@ def _into_block(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     x, part = t.src
     if not _fits(x, part) or (t.op == "add_block" and t.dtype != "f32"):
         return None
-    n, own = n_elements(x), steps_of(x.shape)
+    n, own = x.size, strides(x.shape)
     name = "move_add" if t.op == "add_block" else "move"
     whole = _move(x, t, (n,), (1,), (1,), shape, (0, 0))
-    return [whole, _move(part, t, part.shape, steps_of(part.shape), own, shape, (0, _offset(t, own)), name)]
+    return [whole, _move(part, t, part.shape, strides(part.shape), own, shape, (0, _offset(t, own)), name)]
 
 
 lower("set_block")(_into_block)
@@ -119,9 +113,9 @@ lower("add_block")(_into_block)
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     if not _fits(*t.src):
         return None
-    own, at, launches = steps_of(t.shape), 0, []
+    own, at, launches = strides(t.shape), 0, []
     for part in t.src:
-        launches.append(_move(part, t, part.shape, steps_of(part.shape), own, shape, (0, at)))
+        launches.append(_move(part, t, part.shape, strides(part.shape), own, shape, (0, at)))
         at += part.shape[1] * own[1]
     return launches
 
@@ -144,7 +138,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 @lower("add_rows_to")
 def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     x, rows, ids = t.src
-    n = n_elements(t)
+    n = t.size
     k = n // t.shape[0]
     words = (k, rows.shape[0])
     return [
@@ -153,7 +147,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     ]
 
 
-lower_plain(causal_mask=lambda x, T, S, past, fill, **_: (n_elements(x), T, S, past, bits(fill)))
+lower_plain(causal_mask=lambda x, T, S, past, fill, **_: (x.size, T, S, past, bits(fill)))
 
 
 @lower("clear_cells")
@@ -161,7 +155,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     cache, cells = t.src
     if t.dtype != "f32":
         return None
-    whole, keys = n_elements(t), t.attrs["keys"]
+    whole, keys = t.size, t.attrs["keys"]
     heads, size = t.shape[1], t.shape[2 if keys else 3]
     n = cells.shape[0] * heads * size
     return [

@@ -83,7 +83,7 @@ MATRICES = {
 def _product(t: Tensor, _: Feeds) -> Cost:
     rows = t.shape[0] if len(t.shape) == 2 else t.src[0].shape[0]
     rounded = t.src[0].dtype == "bf16_act"
-    met = (macs_of(rows * math.prod(w.shape), w.dtype, rounded=rounded) for w in t.src[MATRICES[t.op]])
+    met = (macs_of(rows * w.size, w.dtype, rounded=rounded) for w in t.src[MATRICES[t.op]])
     return sum(met, Cost(_moved(t)))
 
 
@@ -99,7 +99,7 @@ def _expert_product(t: Tensor, _: Feeds) -> Cost:
     """A product with experts' weights; only those of experts in use (routed at random) are read."""
     n, several = t.attrs["n"], t.op == "expert_parts"
     weights, rows = (t.src[2:], t.src[1].shape[1]) if several else (t.src[1:2], t.src[2].shape[1])
-    macs = rows * sum(math.prod(w.shape) for w in weights) // n
+    macs = rows * sum(w.size for w in weights) // n
     order = t.src[1 if several else 2]
     n_used = order.src[0].shape[1] if order.op == "expert_order" else 1
     unread = (1 - expected_expert_fraction(n, n_used, rows // n_used)) * sum(w.nbytes for w in weights)
@@ -152,7 +152,7 @@ def _sparse_attention(t: Tensor, feeds: Feeds) -> Cost:
     n_caches = 2 if t.op == "sparse_attention" else 1
     q, caches, chosen = t.src[0], t.src[1 : 1 + n_caches], t.src[3 + n_caches]
     cell, n = caches[0].shape[1] * caches[0].shape[2] * sum(map(_element, caches)), chosen.shape[2]
-    return Cost(q.nbytes + t.nbytes + chosen.nbytes + q.shape[0] * n * cell, f32_macs=2 * math.prod(q.shape) * n)
+    return Cost(q.nbytes + t.nbytes + chosen.nbytes + q.shape[0] * n * cell, f32_macs=2 * q.size * n)
 
 
 COSTS.update(dict.fromkeys(("sparse_attention", "sparse_latent_attention"), _sparse_attention))
@@ -162,7 +162,7 @@ COSTS.update(dict.fromkeys(("sparse_attention", "sparse_latent_attention"), _spa
 def _(t: Tensor, _: Feeds) -> Cost:
     reach, length = t.attrs.get("reach", -1), t.attrs["length"]
     seen = min(length, 2 * reach + 1) if reach >= 0 else length
-    return Cost(_moved(t), f32_macs=2 * math.prod(t.shape) * seen)
+    return Cost(_moved(t), f32_macs=2 * t.size * seen)
 
 
 def cost_without_feeds(t: Tensor) -> Cost:
@@ -172,4 +172,4 @@ def cost_without_feeds(t: Tensor) -> Cost:
 
 
 def _element(t: Tensor) -> float:
-    return t.nbytes / math.prod(t.shape)
+    return t.nbytes / t.size

@@ -8,7 +8,6 @@ again."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -108,10 +107,6 @@ SOURCES = (
     *("beta f32 (T, H)|(T, H, D)|(T, H, 2, D)", "states f32 (N, H, D, E)", "begin i32 (T)"),
 )
 _BETAS = "H % G == 0 and len(beta.shape) != (3 if delta else 4)"
-
-
-def _n_elements(t: Tensor) -> int:
-    return math.prod(t.shape)
 
 
 @op(
@@ -214,7 +209,7 @@ def _(g: Tensor, y: Tensor, *src: Tensor, scale: float, delta: bool, grouped: bo
     gradients, start = [], 0
     joined = linear_attention_back(g, *src, scale=scale, delta=delta, grouped=grouped)
     for t in src[:5]:
-        size = _n_elements(t)
+        size = t.size
         gradients.append(reshape(slice_rows(joined, start=start, stop=start + size), shape=t.shape))
         start += size
     return (*gradients, None, None)
@@ -223,7 +218,7 @@ def _(g: Tensor, y: Tensor, *src: Tensor, scale: float, delta: bool, grouped: bo
 @op(
     "g f32 (T, H, E)",
     *SOURCES,
-    gives="f32 (sum(map(_n_elements, (q, k, v, decay, beta))),)",
+    gives="f32 (sum(t.size for t in (q, k, v, decay, beta)),)",
     needs=_BETAS,
 )
 def linear_attention_back(

@@ -19,7 +19,7 @@ def reshape(x: Array, *, shape: Shape) -> Array:
 
 @reshape.shape
 def _(x: Tensor, shape: Shape) -> tuple[Shape, str]:
-    total = math.prod(x.shape)
+    total = x.size
     known = math.prod(n for n in shape if n != -1)
     ok = known > 0 and shape.count(-1) <= 1 and min(shape, default=1) >= -1
     full = tuple(total // known if n == -1 else n for n in shape) if ok else ()
@@ -44,7 +44,7 @@ def split_rows(x: Tensor, of: Sequence[Tensor]) -> list[Tensor]:
     """Split the rows of x into tensors of the shapes of these."""
     result, start = [], 0
     for t in of:
-        stop = start + math.prod(t.shape) // x.shape[1]
+        stop = start + t.size // x.shape[1]
         result.append(reshape(slice_rows(x, start=start, stop=stop), shape=t.shape))
         start = stop
     return result

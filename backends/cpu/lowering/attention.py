@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from logitless.backends.cores import cores
 from logitless.backends.cpu.fusion.packing import MANY_ROWS
 from logitless.backends.cpu.kernels.matmul.layout import (
@@ -49,7 +47,7 @@ def _(t: Tensor, at: At) -> list[Task]:
 @lower("hadamard")
 def _(t: Tensor, at: At) -> list[Task]:
     size = block_size(t.shape[-1])
-    return [Task(f"hadamard:{size}", (at(t.src[0]), at(t)), math.prod(t.shape) // size, CHUNK // 4 // size)]
+    return [Task(f"hadamard:{size}", (at(t.src[0]), at(t)), t.size // size, CHUNK // 4 // size)]
 
 
 def _fits(cache: Tensor, size: int) -> bool:

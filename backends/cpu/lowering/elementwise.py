@@ -12,7 +12,7 @@ from logitless.graph.ops import pointwise  # noqa: F401  (declares formulas)
 from logitless.graph.ops.elementwise import broadcast_to, gated, sum_to
 from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.training import optimizer  # noqa: F401  (declares formulas)
-from logitless.graph.tensor import Shape, Tensor
+from logitless.graph.tensor import Shape, Tensor, broadcast_strides
 
 CHUNK = 8192  # elements of a chunk of elementwise work
 MIN_ROW = 64  # elements
@@ -131,8 +131,8 @@ def _(t: Tensor) -> Tensor:
     """Short columns of a tall array: several rows are summed as one, then their parts."""
     x = t.src[0]
     n = t.shape[-1] if t.shape else 1
-    rows = math.prod(x.shape) // n
-    if math.prod(t.shape) != n or x.shape[-1:] != (n,) or n >= COLUMNS or rows < TALL:
+    rows = x.size // n
+    if t.size != n or x.shape[-1:] != (n,) or n >= COLUMNS or rows < TALL:
         return t
     group = math.gcd(rows, GROUP)
     if group == 1:
@@ -177,22 +177,14 @@ def _(t: Tensor, at: At) -> list[Task] | None:
     ]
 
 
-def strides(x: Shape, y: Shape) -> tuple[int, ...]:
-    """Element strides of x along each axis of y; 0 where x is broadcast."""
-    full = (1,) * (len(y) - len(x)) + x
-    out, step = [], 1
-    for n in reversed(full):
-        out.append(0 if n == 1 else step)
-        step *= n
-    return tuple(reversed(out))
-
-
 def broadcast(name: str, t: Tensor, a: Tensor, b: Tensor, at: At) -> list[Task] | None:
     """Arithmetic of two arrays of any shapes.
 
     Axes with a common stride are merged. None when more than four remain."""
     axes: list[list[int]] = []  # length, stride of a, stride of b
-    for n, sa, sb in zip(t.shape, strides(a.shape, t.shape), strides(b.shape, t.shape), strict=True):
+    for n, sa, sb in zip(
+        t.shape, broadcast_strides(a.shape, t.shape), broadcast_strides(b.shape, t.shape), strict=True
+    ):
         if n == 1:
             continue
         if axes and axes[-1][1] == sa * n and axes[-1][2] == sb * n:

@@ -100,7 +100,7 @@ def fused_sum(x: Tensor, g: Tensor) -> Tensor | None:
 
 @lower("add_product")
 def _(t: Tensor, at: At) -> list[Task] | None:
-    x, n = t.src[0], math.prod(t.shape)
+    x, n = t.src[0], t.size
     first = [] if at(x) == at(t) else [Task("copy", (at(x), at(t), n), -(-n // 4096), 8)]
     a = t.src[1]
     tiled = len(a.shape) == 3

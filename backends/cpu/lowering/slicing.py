@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from logitless.backends.cpu.fusion.packing import packed, unpack_task
 from logitless.backends.cpu.lowering.elementwise import rows_of
 from logitless.backends.cpu.lowering.registry import At, Work, lower, lower_plain
 from logitless.backends.cpu.threads.pool import Task, bits
-from logitless.graph.tensor import Shape, Tensor
+from logitless.graph.tensor import Shape, Tensor, strides
 
 CHUNK = 4096  # kernels/slicing.py: CHUNK
 
 
 def _chunks(t: Tensor) -> int:
-    return -(-math.prod(t.shape) // CHUNK)
-
-
-def _steps(shape: Shape) -> tuple[int, ...]:
-    """Element strides of a contiguous array."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return -(-t.size // CHUNK)
 
 
 def _first_four(values: tuple[int, ...], missing: int) -> tuple[int, ...]:
@@ -39,8 +33,8 @@ def _block(
 
 @lower("transpose")
 def _(t: Tensor, at: At) -> list[Task] | None:
-    x, steps = t.src[0], _steps(t.src[0].shape)
-    return _block("copy", t.shape, at(x), tuple(steps[i] for i in t.attrs["axes"]), at(t), _steps(t.shape))
+    x, steps = t.src[0], strides(t.src[0].shape)
+    return _block("copy", t.shape, at(x), tuple(steps[i] for i in t.attrs["axes"]), at(t), strides(t.shape))
 
 
 def _offset(steps: tuple[int, ...], start: tuple[int, ...]) -> int:
@@ -49,18 +43,18 @@ def _offset(steps: tuple[int, ...], start: tuple[int, ...]) -> int:
 
 @lower("take_block")
 def _(t: Tensor, at: At) -> list[Task] | None:
-    steps = _steps(t.src[0].shape)
-    return _block("copy", t.shape, at(t.src[0]) + _offset(steps, t.attrs["start"]), steps, at(t), _steps(t.shape))
+    steps = strides(t.src[0].shape)
+    return _block("copy", t.shape, at(t.src[0]) + _offset(steps, t.attrs["start"]), steps, at(t), strides(t.shape))
 
 
 def _put(how: str, t: Tensor, at: At) -> list[Task] | None:
     x, part = t.src
-    steps = _steps(t.shape)
+    steps = strides(t.shape)
     into = at(t) + _offset(steps, t.attrs["start"])
-    put = _block(how, part.shape, at(part), _steps(part.shape), into, steps)
+    put = _block(how, part.shape, at(part), strides(part.shape), into, steps)
     if put is None or at(x) == at(t):
         return put
-    return [Task("copy", (at(x), at(t), math.prod(t.shape)), _chunks(t), 8), *put]
+    return [Task("copy", (at(x), at(t), t.size), _chunks(t), 8), *put]
 
 
 @lower("set_block")
@@ -75,10 +69,10 @@ def _(t: Tensor, at: At) -> list[Task] | None:
 
 @lower("concat")
 def _(t: Tensor, at: At) -> list[Task] | None:
-    steps, into = _steps(t.shape), at(t)
+    steps, into = strides(t.shape), at(t)
     tasks: list[Task] = []
     for part in t.src:
-        put = _block("copy", part.shape, at(part), _steps(part.shape), into, steps)
+        put = _block("copy", part.shape, at(part), strides(part.shape), into, steps)
         if put is None:
             return None
         tasks += put
@@ -107,7 +101,7 @@ def _(t: Tensor, at: At) -> list[Task] | None:
 
 @lower("cast")
 def _(t: Tensor, at: At) -> list[Task] | None:
-    x, n = t.src[0], math.prod(t.shape)
+    x, n = t.src[0], t.size
     if packed(x):
         return [unpack_task(x.dtype, at(x), at(t), *x.shape)]
     if x.dtype == t.dtype:
@@ -127,7 +121,7 @@ def _(t: Tensor, at: At) -> list[Task] | None:
     clear = Task(f"clear_cells:{'keys' if keys else 'values'}", args, cells.shape[0], 4)
     if at(cache) == at(t):
         return [clear]
-    return [Task("copy", (at(cache), at(t), math.prod(t.shape)), _chunks(t), 8), clear]
+    return [Task("copy", (at(cache), at(t), t.size), _chunks(t), 8), clear]
 
 
 def _patches(t: Tensor, image: Shape, units: int, at: At) -> list[Task]:

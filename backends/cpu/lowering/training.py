@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from logitless.backends.cpu.lowering.elementwise import by_rows, rows_of, short_rows
 from logitless.backends.cpu.lowering.gemm import fused_sum
 from logitless.backends.cpu.lowering.registry import At, lower, lower_plain, rewrite
@@ -15,12 +13,8 @@ CHUNK = 4096  # kernels/training/optimizer.py: CHUNK
 TABLE_ROWS = 64  # kernels/broadcast.py: TABLE_ROWS
 
 
-def _size(t: Tensor) -> int:
-    return math.prod(t.shape)
-
-
 def _chunks(t: Tensor) -> int:
-    return -(-_size(t) // CHUNK)
+    return -(-t.size // CHUNK)
 
 
 lower_plain(
@@ -31,21 +25,21 @@ lower_plain(
     soft_cross_entropy=lambda logits, **_: by_rows(logits, part=8),
     soft_cross_entropy_back=lambda logits, **_: by_rows(logits),
     rms_norm_back=lambda x, eps, **_: by_rows(x, bits(eps)),
-    square_sums=lambda x, **_: ((_size(x),), _chunks(x), 8),
-    add_rows=lambda rows, T, n, **_: ((T, _size(rows) // T, n), -(-n // TABLE_ROWS), 4),
-    add_rows_to=lambda rows, T, n, **_: ((T, _size(rows) // T, n), -(-n // TABLE_ROWS), 4),
+    square_sums=lambda x, **_: ((x.size,), _chunks(x), 8),
+    add_rows=lambda rows, T, n, **_: ((T, rows.size // T, n), -(-n // TABLE_ROWS), 4),
+    add_rows_to=lambda rows, T, n, **_: ((T, rows.size // T, n), -(-n // TABLE_ROWS), 4),
 )
 
 
 @lower("adamw_step")
 def _(t: Tensor, at: At) -> list[Task]:
-    args = (*map(at, t.src), _size(t), int(t.attrs.get("decays", True)))
+    args = (*map(at, t.src), t.size, int(t.attrs.get("decays", True)))
     return [Task("adamw_step", args, _chunks(t), 4)]
 
 
 @lower("sgd_step")
 def _(t: Tensor, at: At) -> list[Task]:
-    args = (*map(at, t.src), _size(t), int(t.attrs.get("decays", True)))
+    args = (*map(at, t.src), t.size, int(t.attrs.get("decays", True)))
     return [Task("sgd_step", args, _chunks(t), 8)]
 
 
@@ -58,12 +52,12 @@ def _(t: Tensor, at: At) -> list[Task]:
 
 @lower("clear")
 def _(t: Tensor, at: At) -> list[Task]:
-    return [Task("clear", (at(t.src[0]), _size(t)), _chunks(t), 8)]
+    return [Task("clear", (at(t.src[0]), t.size), _chunks(t), 8)]
 
 
 @lower("norm_of_sums")
 def _(t: Tensor, at: At) -> list[Task]:
-    args = [word for s in t.src for word in (at(s), _size(s))]
+    args = [word for s in t.src for word in (at(s), s.size)]
     return [Task("norm_of_sums", (at(t), len(t.src), *args), 1)]
 
 

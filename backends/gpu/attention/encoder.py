@@ -12,7 +12,6 @@ from logitless.backends.gpu.lowering import (
     is_packed,
     lower,
     lower_plain,
-    n_elements,
     rows_of,
 )
 from logitless.backends.gpu.matmul import layout, unpack
@@ -167,7 +166,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
 
 @lower("cast")
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    x, n = t.src[0], n_elements(t)
+    x, n = t.src[0], t.size
     groups = groups_for(n, shape, WG)
     if is_packed(x):
         if t.dtype != "f32":

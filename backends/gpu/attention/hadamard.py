@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, lower, n_elements
+from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, lower
 from logitless.graph.ops.attention.hadamard import MAX_BLOCK, block_size
 from logitless.graph.tensor import Tensor
 
@@ -39,6 +39,6 @@ Kernel(
 @lower("hadamard")
 def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     size = block_size(t.shape[-1])
-    n = n_elements(t) // size
+    n = t.size // size
     words = (n, size, bits(1 / math.sqrt(size)))
     return [dispatch("hadamard", shape, (t.src[0], t), words, (min(n, MAX_GROUPS), 1))]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS, NIBBLES, family, kind_of, number, store
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, n_elements
+from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower
 from logitless.graph.dtype import KV_TYPES
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.tensor import Tensor
@@ -187,7 +187,7 @@ def _store_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     size = x.shape[2]
     if not fits(size, cache):
         return None
-    n = n_elements(x) // (32 if KV_TYPES[cache.dtype].bits else 1)
+    n = x.size // (32 if KV_TYPES[cache.dtype].bits else 1)
     words = (n, x.shape[1], size, page_elements(cache.dtype, size), *kind_of(cache))
     bufs = (cache, *scales_of(cache), x, cells)
     return [dispatch(f"{t.op}_{family(cache.dtype)}", shape, bufs, words, groups_for(n, shape, 64))]
@@ -226,7 +226,7 @@ def stores_together(keys: Tensor, values: Tensor) -> bool:
 
 def _load_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     cache, cells = t.src
-    (_, heads, size), n = t.shape, n_elements(t)
+    (_, heads, size), n = t.shape, t.size
     if not fits(size, cache):
         return None
     bufs = (cache, *scales_of(cache), cells, t)

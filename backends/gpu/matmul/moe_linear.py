@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from logitless.backends.gpu.language.dialect import KERNELS, LANES, Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import At, Buffers, Dispatch, dispatch, groups_for, is_packed, lower, n_elements
+from logitless.backends.gpu.lowering import At, Buffers, Dispatch, dispatch, groups_for, is_packed, lower
 from logitless.backends.gpu.matmul import (
     launch,
     layout,
@@ -228,7 +228,7 @@ def _of_floats(t: Tensor, shape: Shape, depth: int, steps: tuple[int, int]) -> l
     """
     if t.src[1].dtype != "f32":
         return None
-    (rows, n), total = t.shape, n_elements(t)
+    (rows, n), total = t.shape, t.size
     words = (total, rows, n, depth, *steps)
     return [dispatch("expert_product", shape, (*t.src, t), words, groups_for(total, shape, WG))]
 
@@ -236,5 +236,5 @@ def _of_floats(t: Tensor, shape: Shape, depth: int, steps: tuple[int, int]) -> l
 @lower("expert_products")
 def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     a, b, order = t.src
-    words = (n_elements(t), order.shape[1], a.shape[1], b.shape[1])
+    words = (t.size, order.shape[1], a.shape[1], b.shape[1])
     return [dispatch("expert_products", shape, (*t.src, t), words, groups_for(words[0], shape, WG))]

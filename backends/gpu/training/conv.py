@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for, lower, n_elements
+from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for, lower
 from logitless.graph.tensor import Tensor
 
 WG = 64
@@ -88,13 +88,13 @@ def _patches(t: Tensor, shape: Shape) -> list[Dispatch]:
     (_, h, w, c), (size_h, size_w) = image, t.attrs["size"]
     stride, padding = t.attrs.get("stride", 1), t.attrs.get("padding", 0)
     out_h, out_w = (h + 2 * padding - size_h) // stride + 1, (w + 2 * padding - size_w) // stride + 1
-    n = n_elements(t)
+    n = t.size
     words = (n, h, w, c, out_h, out_w, size_h, size_w, stride, padding)
     return [dispatch(t.op, shape, (t.src[0], t), words, groups_for(n, shape, WG))]
 
 
 def _pool(t: Tensor, shape: Shape) -> list[Dispatch]:
-    (_, h, w, c), size, n = t.src[-1].shape, t.attrs["size"], n_elements(t)
+    (_, h, w, c), size, n = t.src[-1].shape, t.attrs["size"], t.size
     words = (n, h, w, c, h // size, w // size, size)
     return [dispatch(t.op, shape, (*t.src, t), words, groups_for(n, shape, WG))]
 

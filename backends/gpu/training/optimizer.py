@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for, lower, n_elements
+from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for, lower
 from logitless.backends.gpu.norm import row_groups
 from logitless.backends.gpu.training.loss import LOCAL, row_sum
 from logitless.graph.ops.training import optimizer
@@ -74,7 +74,7 @@ def _all_f32(t: Tensor) -> bool:
 
 
 def _step(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    n = n_elements(t)
+    n = t.size
     words = (n, int(t.attrs.get("decays", True)))
     return [dispatch(t.op, shape, t.src, words, groups_for(n, shape, WG))] if _all_f32(t) else None
 
@@ -85,7 +85,7 @@ lower("sgd_step")(_step)
 
 @lower("accumulate")
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    n = n_elements(t)
+    n = t.size
     return [dispatch("accumulate", shape, t.src, (n,), groups_for(n, shape, WG))] if _all_f32(t) else None
 
 
@@ -97,7 +97,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
 
 @lower("square_sums")
 def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    words = (optimizer.SUM_CHUNK, n_elements(t.src[0]), t.shape[0], 0)
+    words = (optimizer.SUM_CHUNK, t.src[0].size, t.shape[0], 0)
     return [dispatch("square_sums", shape, (t.src[0], t), words, row_groups(t.shape[0], shape))]
 
 
@@ -107,6 +107,6 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     scratch = 4 * len(t.src)
     launches = []
     for i, s in enumerate(t.src):
-        n = n_elements(s)
+        n = s.size
         launches.append(dispatch("sums", shape, (s, None), (max(n, 1), n, 1, i), 1, scratch))
     return [*launches, dispatch("root_of_sum", shape, (None, t), (len(t.src),), 1, scratch)]
