@@ -48,6 +48,8 @@ LONG = (  # files with the longest tests, which must not begin last
     "test_preference_jobs.py",
     "test_packaging.py",
     "test_gpu_attention.py",
+    "test_vulkan.py",
+    "test_llama_cpp_images.py",
     "test_worker.py",
     "test_fine_tuning.py",
     "test_ops.py",

@@ -77,7 +77,7 @@ def last_logits(path: Path, cache_type: str) -> Any:
     return logits
 
 
-@pytest.mark.parametrize(("cache_type", "bound"), [("f16", 2e-3), ("q8_0", 3e-2), ("q5_1", 0.2)])
+@pytest.mark.parametrize(("cache_type", "bound"), [("f16", 2e-3), ("q8_0", 3e-2)])
 def test_quantised_cache_costs_little_precision(cache_type: str, bound: float, shared_data: Path) -> None:
     path = shared_data / "models" / "arch-llama-gqa-F32.gguf"
     exact, got = last_logits(path, "f32"), last_logits(path, cache_type)

@@ -23,7 +23,7 @@ def recorded(pattern: str, *parts: str) -> list[Any]:
     return [pytest.param(f, id=f.name, marks=pytest.mark.long if f in slow else ()) for f in files]
 
 
-@pytest.mark.parametrize("file", recorded("*.gguf.json", "stories", "F32"))
+@pytest.mark.parametrize("file", recorded("*.gguf.json", "stories"))
 def test_answers_are_those_of_llama_cpp(serve_here: Any, file: Path) -> None:
     """On the CPU; test_devices.py has the others."""
     expected = json.loads(file.read_text())

@@ -65,10 +65,13 @@ def theirs(
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_every_projector_answers_as_llama_cpp(shared_data: Path, tmp_path: Path) -> None:
+def test_every_projector_answers_as_llama_cpp(
+    shared_data: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """The tallest images with --long, too."""
     stories = shared_data / "models" / "stories260K.gguf"
     prompts = []
-    for size in SIZES:
+    for size in SIZES if request.config.getoption("--long") else SIZES[:2]:
         # no transposed pair: llama.cpp mistakes Gemma 4's images of as many rows for equal shapes
         images = [png(picture(*size)), png(picture(size[1] + 8, size[0], seed=5))]
         prompts += [("h<image>g", images[:1]), ("h<image><image>g", images)]
