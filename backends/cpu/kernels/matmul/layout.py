@@ -153,8 +153,8 @@ class Layout:
 
     @property
     def plain(self) -> bool:
-        """True if quants are nibbles or bytes, without high bits, codebook or grid."""
-        return self.low_bits in (4, 8) and not (self.high or self.codes or self.grid)
+        """True if quants are nibbles or bytes, or indices of codes of 8 bits, without high bits or grid."""
+        return self.low_bits in (4, 8) and not (self.high or self.grid) and self.bits in (4, 8)
 
     @property
     def bits(self) -> int:

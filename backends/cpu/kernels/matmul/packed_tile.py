@@ -74,8 +74,8 @@ def quant_tile(dtype, mt, nt, form, *, nontemporal=False):
     parts = range(layout.parts)
     in_turn = form is ExpandedBlock and not target_host().has_512_bits
     matrices = form is ExpandedBlock and uses_matrices()
-    # packed bytes are unpacked once for each nibble, which pays from four rows on; nibbles pay from two on
-    rolled = isa() == "avx2" and (in_turn or (form is PackedBlock and mt > layout.low_bits // 4 and layout.plain))
+    # bytes and codes are unpacked once for each nibble, which pays from four rows on; nibbles pay from two on
+    rolled = isa() == "avx2" and (in_turn or (form is PackedBlock and mt > layout.bits // 4 and layout.plain))
     turns, nt = (nt, 1) if in_turn else (1, nt)
     late_shift_of = partial(late_shift, layout, lone=mt == 1 and form is PackedBlock)
     order = (

@@ -142,12 +142,15 @@ class PackedBlock:
         return u
 
     def turn(self, v, late, place):
-        """[(quants, their step − v)] of vector v, an i64 value: both nibbles of each byte, or of packed bytes the one
-        at bit `place`."""
+        """[(quants, their step − v)] of vector v, an i64 value: both nibbles of each byte, or of packed bytes and codes
+        the one at bit `place`."""
         b, layout = self.b, self.layout
         word = e.load(b, e.at(b, self.at[0], b.mul(v, e.i64(64))), e.V16I)
         if layout.low_bits == 8:
             return [(e.shift_mask(b, word, -place, 15), 0)]
+        if layout.codes:
+            codes = [code + 128 >> place & 15 for code in layout.codes]
+            return [(look_up(b, e.shift_mask(b, word, -step, 15), codes), step) for step in (0, 4)]
         mask = 15 << layout.shift - late
         return [(e.shift_mask(b, word, layout.shift_left(step, late), mask), step) for step in (0, 4)]
 
