@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,14 @@ class DrafterFile:
 
 def drafter_kind(path: str | Path) -> str:
     """`general.architecture` of a drafter's file; "": the file is no drafter. ModelFileError: it cannot be read."""
+    file = Path(path)
+    state = file.stat() if file.exists() else None
+    return _kind(file, state and (state.st_ino, state.st_size, state.st_mtime_ns))
+
+
+@lru_cache(16)  # options ask for it several times
+def _kind(path: Path, _state: tuple[int, int, int] | None) -> str:
+    """The same of a file in this state."""
     with GGUFFile.open(path) as gguf:
         arch = gguf.metadata.get("general.architecture")
     return arch if isinstance(arch, str) and arch in DRAFTERS else ""

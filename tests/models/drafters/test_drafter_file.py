@@ -11,7 +11,9 @@ import pytest
 
 from logitless.engine.loading.open_model import open_model
 from logitless.engine.loading.options import ModelOptions, OptionConflict
+from logitless.models.drafters.drafter_file import drafter_kind
 from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
 from tests.helpers.drafter_files import write_dflash, write_eagle3, write_gemma4_assistant
 from tests.helpers.reference_model import Spec, write
 from tests.models.architectures.test_gemma3n import SMALL as GEMMA4
@@ -138,3 +140,19 @@ def test_drafter_says_its_kind_itself_beside_others(model: Path, tmp_path: Path)
     assert opened.engine_options.drafter == str(path)
     opened = open_model(model, ModelOptions(model_draft=str(model), device="cpu"))
     assert opened.speculation.kinds == ()
+
+
+def test_the_kind_of_a_drafter_is_read_once_until_the_file_changes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_eagle3(path := tmp_path / "d.gguf", MODEL, {})
+    opened: list[Path] = []
+    read = GGUFFile.open
+    monkeypatch.setattr(
+        GGUFFile, "open", lambda path, *more, **named: opened.append(path) or read(path, *more, **named)
+    )
+    assert [drafter_kind(path), drafter_kind(str(path))] == ["eagle3"] * 2
+    assert opened == [path]
+    (other := tmp_path / "m.gguf").hardlink_to(model)
+    other.replace(path)
+    assert drafter_kind(path) == ""
