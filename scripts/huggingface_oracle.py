@@ -755,6 +755,53 @@ MODERN = {
     "classifier_pooling": "mean",
 }
 T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "feed_forward_proj": "gated-gelu"}
+
+
+class JinaMLP(torch.nn.Module):
+    """The gated MLP of jina-embeddings-v2 (Günther et al., 2023), with its norm."""
+
+    def __init__(self, n: int, width: int) -> None:
+        super().__init__()
+        self.gated_layers = torch.nn.Linear(n, 2 * width, bias=False)
+        self.wo, self.layernorm = torch.nn.Linear(width, n), torch.nn.LayerNorm(n, eps=1e-12)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gated_layers(x).chunk(2, -1)
+        return self.layernorm(self.wo(torch.nn.functional.gelu(gate) * up) + x)
+
+
+class Second(torch.nn.Module):
+    """In the place of a layer's output."""
+
+    def forward(self, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def write_jina2() -> None:
+    """BERT without positions, with ALiBi on both sides."""
+    config = transformers.BertConfig(**ENCODER, attn_implementation="eager", dtype="float32")
+    model = transformers.BertModel(config, add_pooling_layer=False).eval()
+    for layer in model.encoder.layer:
+        layer.mlp = JinaMLP(64, 96)
+        layer.intermediate, layer.output = layer.mlp, Second()
+    state = {k: v for k, v in model.state_dict().items() if "position" not in k and ".intermediate." not in k}
+    with torch.no_grad():
+        model.embeddings.position_embeddings.weight.zero_()
+        for name, values in state.items():
+            values.copy_(torch.from_numpy(weight(name, values.shape)))
+        place = torch.arange(len(IDS))
+        slopes = 2.0 ** (-2.0 * torch.arange(1, 5))  # of four heads
+        bias = -slopes[:, None, None] * (place[:, None] - place).abs()
+        vector = model(torch.tensor([IDS]), attention_mask=bias[None]).last_hidden_state[0].mean(0)
+    result = {
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "config": {**config.to_dict(), "architectures": ["JinaBertModel"]},
+        "tensors": {name: list(values.shape) for name, values in state.items()},
+        "vector": [round(value, 5) for value in vector.double().tolist()],
+    }
+    save("encoders/jina2", result)
+
+
 ENCODERS = {  # name → (class, settings beside ENCODER)
     "bert": ("BertModel", {}),
     "bert-rank": ("BertForSequenceClassification", {}),
@@ -847,6 +894,13 @@ VISIONS = {  # name → (model, side of its picture, settings, those of the text
         {"model_type": "llama"},
         {**OF_IMAGES, "num_hidden_layers": 3, "image_size": 16, "patch_size": 4, "model_type": "clip_vision_model"},
     ),
+    "llava-siglip": (
+        "Llava",
+        16,
+        {"image_token_index": 260, "vision_feature_select_strategy": "full"},
+        {"model_type": "qwen2"},
+        {**OF_IMAGES, "num_hidden_layers": 3, "image_size": 16, "patch_size": 4, "model_type": "siglip_vision_model"},
+    ),
     "pixtral": (
         "Llava",
         32,
@@ -937,6 +991,8 @@ def main(names: list[str]) -> None:
     if not names or "t5-decoder" in names:
         with tempfile.TemporaryDirectory() as folder:
             write_t5(Path(folder))
+    if not names or "jina2" in names:
+        write_jina2()
     for name, row in VISIONS.items():
         if not names or name in names:
             with tempfile.TemporaryDirectory() as folder:

@@ -148,8 +148,10 @@ def _llava(s: Settings) -> Keys:
     layer = layer + n + 1 if isinstance(layer, int) and layer < 0 else layer
     if not isinstance(layer, int) or not 0 < layer < n:
         raise s.whole.error("vision_feature_layer", f"is not one of -2 to {1 - n}, the supported ones")
-    if s.whole.get("vision_feature_select_strategy", default="default") != "default":
-        raise s.whole.error("vision_feature_select_strategy", "is not default, the supported one")
+    has_class = s.vision.get("model_type") == "clip_vision_model"
+    usual = "default" if has_class else "full"  # without the class token
+    if s.whole.get("vision_feature_select_strategy", default="default") != usual:
+        raise s.whole.error("vision_feature_select_strategy", f"is not {usual}, the supported one")
     yield "block_count", u32(layer + 1)
 
 
@@ -246,7 +248,7 @@ _LLAVA = Vision(
         (r"multi_modal_projector\.linear_1\.(weight|bias)$", ((r"mm.0.\1", None),)),
         (r"multi_modal_projector\.linear_2\.(weight|bias)$", ((r"mm.2.\1", None),)),
     ),
-    unused=r"position_ids$|post_layernorm\.",
+    unused=r"position_ids$|post_layernorm\.|vision_tower\.(vision_model\.)?head\.",
 )
 _LLAVA_NEXT = replace(
     _LLAVA, keys=_llava_next, splits=(*_LLAVA.splits, (r"image_newline$", (("v.image_newline", None),)))
@@ -372,6 +374,7 @@ VISIONS: dict[str, Vision] = {
     **dict.fromkeys(("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), _IDEFICS3),
     "LlavaForConditionalGeneration of clip_vision_model": _LLAVA,
     "LlavaNextForConditionalGeneration of clip_vision_model": _LLAVA_NEXT,
+    "LlavaForConditionalGeneration of siglip_vision_model": _LLAVA,
     "LlavaForConditionalGeneration of pixtral": _PIXTRAL,
     "Mistral3ForConditionalGeneration of pixtral": _PIXTRAL,
     **dict.fromkeys(("InternVLChatModel", "InternVLForConditionalGeneration"), _INTERNVL),

@@ -48,6 +48,7 @@ ENCODERS = (
     "nomic",
     "modern",
     "modern-rank",
+    "jina2",
     "jina3",
     "gemma",
     "eurobert",
