@@ -35,7 +35,10 @@ def text_begins(start: Array, *, length: int) -> Array:
 text_begins.case(lambda r: ([np.array([0, 0, 2, 2, 2, 0, 1, 1, 1, 4], np.int32)], {"length": 5}))
 
 
-@op("x f32 (T, C)", "w f32 (C, 1, K)", "states f32 (N, L, C)", "begin i32 (T)", gives="x", needs="K > 1 and L == K - 1")
+CONVOLUTION = "x f32 (T, C)", "w f32 (C, 1, K)", "states f32 (N, L, C)", "begin i32 (T)"
+
+
+@op(*CONVOLUTION, gives="x", needs="K > 1 and L == K - 1")
 def causal_conv(x: Array, w: Array, states: Array, begin: Array) -> Array:
     """Depthwise causal convolution over time (Mamba, LFM 2): x (T, C), w (C, 1, K) → (T, C).
 
@@ -57,17 +60,7 @@ def _convolve(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Ar
     return y
 
 
-@op(
-    "x f32 (T, C)",
-    "w f32 (C, 1, K)",
-    "states f32 (N, L, C)",
-    "begin i32 (T)",
-    "end i32 (T)",
-    gives="x",
-    needs=causal_conv.needs,
-    writes=(2,),
-    returns_destination=False,
-)
+@op(*CONVOLUTION, "end i32 (T)", gives="x", needs=causal_conv.needs, writes=(2,), returns_destination=False)
 def causal_conv_update(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
     """`causal_conv` that also writes the last K − 1 rows to states."""
     return _convolve(x, w, states, begin, end)
@@ -81,15 +74,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, w: Tensor, states: Tensor, begin: Tensor)
     return slice_rows(both, start=0, stop=n), of_w, None, None
 
 
-@op(
-    "g f32 (T, C)",
-    "x f32 (T, C)",
-    "w f32 (C, 1, K)",
-    "states f32 (N, L, C)",
-    "begin i32 (T)",
-    gives="f32 (T + K, C)",
-    needs=causal_conv.needs,
-)
+@op("g f32 (T, C)", *CONVOLUTION, gives="f32 (T + K, C)", needs=causal_conv.needs)
 def causal_conv_back(g: Array, x: Array, w: Array, states: Array, begin: Array) -> Array:
     """The gradients of x, then of w as its bytes: (T + K, C)."""
     dx, dw, k = np.zeros_like(x), np.zeros_like(w), w.shape[2]
@@ -109,11 +94,7 @@ SOURCES = (
 _BETAS = "H % G == 0 and len(beta.shape) != (3 if delta else 4)"
 
 
-@op(
-    *SOURCES,
-    gives="v",
-    needs=_BETAS,
-)
+@op(*SOURCES, gives="v", needs=_BETAS)
 def linear_attention(
     q: Array,
     k: Array,
@@ -164,15 +145,7 @@ def _attend(src: Sequence[Array], end: Array, *, scale: float, delta: bool, grou
     return y
 
 
-@op(
-    *SOURCES,
-    "end i32 (T)",
-    gives="v",
-    needs=_BETAS,
-    writes=(5,),
-    returns_destination=False,
-    like=linear_attention,
-)
+@op(*SOURCES, "end i32 (T)", gives="v", needs=_BETAS, writes=(5,), returns_destination=False, like=linear_attention)
 def linear_attention_update(*src: Array, **attrs: Any) -> Array:
     """`linear_attention` that also writes S to states; its last source is `end` (T,)."""
     *others, end = src
@@ -215,12 +188,7 @@ def _(g: Tensor, y: Tensor, *src: Tensor, scale: float, delta: bool, grouped: bo
     return (*gradients, None, None)
 
 
-@op(
-    "g f32 (T, H, E)",
-    *SOURCES,
-    gives="f32 (sum(t.size for t in (q, k, v, decay, beta)),)",
-    needs=_BETAS,
-)
+@op("g f32 (T, H, E)", *SOURCES, gives="f32 (sum(t.size for t in (q, k, v, decay, beta)),)", needs=_BETAS)
 def linear_attention_back(
     g: Array,
     q: Array,

@@ -12,6 +12,7 @@ from logitless.graph.ops.attention.paged_attention import random_sinks
 from logitless.graph.ops.shape import split_rows
 from logitless.graph.tensor import Tensor
 
+SOURCES = "q f32 (N, H, D)", "k f32 (N, G, D)", "v f32 (N, G, D)", "start i32 (N)|(2, N)"
 NEEDS = "H % G == 0 and length > 0 and N % length == 0 and window >= 0 and cap >= 0"
 
 
@@ -48,16 +49,7 @@ def _windows(
             yield rows, h, of, e / total[:, None], slope, rest / total
 
 
-@op(
-    "q f32 (N, H, D)",
-    "k f32 (N, G, D)",
-    "v f32 (N, G, D)",
-    "start i32 (N)|(2, N)",
-    "sinks f32 (H)?",
-    gives="q",
-    needs=NEEDS,
-    like=_windows,
-)
+@op(*SOURCES, "sinks f32 (H)?", gives="q", needs=NEEDS, like=_windows)
 def causal_attention(q: Array, k: Array, v: Array, start: Array, sinks: Array | None = None, **attrs: Any) -> Array:
     """softmax(scale · q·k) · v within windows of `length` rows: q (N, H, D), k and v (N, H_kv, D) →
     (N, H, D).
@@ -80,17 +72,7 @@ def _(
     return (*of_rows, None, *(sinks_back(g, q, k, v, start, s, **attrs) for s in sinks))
 
 
-@op(
-    "g f32 (N, H, D)",
-    "q f32 (N, H, D)",
-    "k f32 (N, G, D)",
-    "v f32 (N, G, D)",
-    "start i32 (N)|(2, N)",
-    "sinks f32 (H)?",
-    gives="f32 (N * (H + 2 * G), D)",
-    needs=NEEDS,
-    like=_windows,
-)
+@op("g f32 (N, H, D)", *SOURCES, "sinks f32 (H)?", gives="f32 (N * (H + 2 * G), D)", needs=NEEDS, like=_windows)
 def causal_attention_back(
     g: Array, q: Array, k: Array, v: Array, start: Array, sinks: Array | None = None, **attrs: Any
 ) -> Array:
@@ -105,17 +87,7 @@ def causal_attention_back(
     return np.concatenate([x.reshape(-1, q.shape[2]) for x in (dq, dk, dv)])
 
 
-@op(
-    "g f32 (N, H, D)",
-    "q f32 (N, H, D)",
-    "k f32 (N, G, D)",
-    "v f32 (N, G, D)",
-    "start i32 (N)|(2, N)",
-    "sinks f32 (H)",
-    gives="sinks",
-    needs=NEEDS,
-    like=_windows,
-)
+@op("g f32 (N, H, D)", *SOURCES, "sinks f32 (H)", gives="sinks", needs=NEEDS, like=_windows)
 def sinks_back(g: Array, q: Array, k: Array, v: Array, start: Array, sinks: Array, **attrs: Any) -> Array:
     """The gradient of the sinks (H,)."""
     total = np.zeros_like(sinks)
