@@ -149,7 +149,7 @@ def _(t: Tensor, at: At) -> list[Task] | None:
         return None
     group = heads // kv_heads
     rows = min(group, MAX_LIST_ROWS)
-    while rows > 8 and n * kv_heads * -(-group // rows) < UNITS_PER_CORE * cores():  # few tokens: heads are divided
+    while rows > 8 and n * kv_heads * -(-group // rows) < cores():  # few tokens: heads are divided
         rows = -(-rows // 16) * 8
     units = n * kv_heads * -(-group // rows)
     args = (*map(at, (q, k, v, tables, slot, cells)), at(t), kv_heads, tables.shape[1], *cells.shape[1:], rows)
@@ -167,7 +167,7 @@ def _(t: Tensor, at: At) -> list[Task] | None:
         return None
     pool = t.attrs["pool"]
     args = (*map(at, t.src), at(t), tables.shape[1], t.attrs["n"], pool)
-    scratch = 4 * (tables.shape[1] * PAGE // pool + 64 + 3 * 16 * size + 8 * 32) + 64
+    scratch = 4 * (tables.shape[1] * PAGE // pool + 64 + 5 * 16 * size + 8 * 32) + 64
     return [Task(f"chosen_cells:{k.dtype}:{size}:{heads}", args, rows, 1, scratch)]
 
 

@@ -28,35 +28,51 @@ from logitless.backends.cpu.kernels.ir.scalar_math import exp_exact
 TOP_BIT, ALL_BITS = np.uint32(1 << 31), np.uint32((1 << 32) - 1)
 
 
-def _gather(dtype, size, *, keys):
-    """f(cache, page stride, table, cells, n, block, page): keys of n ≤ 32 cells as two f32 pages (2, D, 16), or their
-    values (32, D).
-
-    `cells`: f32; a whole page of neighbours is converted at once, others by way of `page`."""
-    convert = page_converter(dtype, size, keys=keys)
+def _gather_keys(dtype, size):
+    """f(k, page stride, table, cells, n, block, rows, page, with_rows): n ≤ 32 keys as two f32 pages (2, D, 16); with
+    rows also as rows (32, D), which are its room. A whole page of neighbours is converted at once; of other pages rows
+    are copied."""
+    convert, transpose = page_converter(dtype, size, keys=True), page_transposer(dtype, size)
 
     @njit(forceinline=True)
-    def gather(cache_at, stride, table, cells_at, n, block_at, page_at):
-        cells, source, i, last = f32p(cells_at), f32p(page_at), 0, np.int64(-1)
-        while i < n:
-            cell = np.int64(cells[i])
-            page, own = cell // PAGE, cell % PAGE
-            if (i | own) % PAGE == 0 and i + PAGE <= n and cells[i + PAGE - 1] == cell + PAGE - 1:
-                convert(cache_at + table[page] * stride, block_at + i * size * 4)
-                i += PAGE
+    def gather(k_at, stride, table, cells_at, n, block_at, rows_at, page_at, with_rows):
+        cells, source, last = f32p(cells_at), f32p(page_at), np.int64(-1)
+        for first in range(0, n, PAGE):
+            cell = np.int64(cells[first])
+            block, rows = f32p(block_at + first * size * 4), f32p(rows_at + first * size * 4)
+            if cell % PAGE == 0 and first + PAGE <= n and cells[first + PAGE - 1] == cell + PAGE - 1:
+                convert(k_at + table[cell // PAGE] * stride, block_at + first * size * 4)
+                if with_rows:
+                    transpose(k_at + table[cell // PAGE] * stride, rows_at + first * size * 4)
                 continue
-            if page != last:
-                convert(cache_at + table[page] * stride, page_at)
-                last = page
-            if keys:
-                to = f32p(block_at + i // PAGE * PAGE * size * 4)
+            for i in range(min(PAGE, n - first)):
+                cell = np.int64(cells[first + i])
+                if cell // PAGE != last:
+                    last = cell // PAGE
+                    transpose(k_at + table[last] * stride, page_at)
                 for d in range(size):
-                    to[d * PAGE + i % PAGE] = source[d * PAGE + own]
-            else:
-                to = f32p(block_at + i * size * 4)
-                for d in range(size):
-                    to[d] = source[own * size + d]
-            i += 1
+                    rows[i * size + d] = source[cell % PAGE * size + d]
+            for d in range(size):
+                for i in range(PAGE):
+                    block[d * PAGE + i] = rows[i * size + d]
+
+    return gather
+
+
+def _gather_values(dtype, size):
+    """f(v, page stride, table, cells, n, rows, page): the values of n ≤ 32 cells as rows (32, D) of f32."""
+    convert = page_converter(dtype, size, keys=False)
+
+    @njit(forceinline=True)
+    def gather(v_at, stride, table, cells_at, n, rows_at, page_at):
+        cells, source, rows, last = f32p(cells_at), f32p(page_at), f32p(rows_at), np.int64(-1)
+        for i in range(n):
+            cell = np.int64(cells[i])
+            if cell // PAGE != last:
+                last = cell // PAGE
+                convert(v_at + table[last] * stride, page_at)
+            for d in range(size):
+                rows[i * size + d] = source[cell % PAGE * size + d]
 
     return gather
 
@@ -85,8 +101,7 @@ def sparse_attention(key_dtype, value_dtype, head_size, group_size, variant=""):
     sums (R, D), weights (R, 16), tops (R)."""
     size, group = int(head_size), int(group_size)
     latent, with_sinks = value_dtype == "keys", variant == "sinks"
-    keys, transpose = _gather(key_dtype, size, keys=True), page_transposer("f32", size)
-    values = keys if latent else _gather(value_dtype, size, keys=False)
+    keys, values = _gather_keys(key_dtype, size), None if latent else _gather_values(value_dtype, size)
     key_page, value_page = page_nbytes(key_dtype, size), 0 if latent else page_nbytes(value_dtype, size)
     score8, score4, score2, score1 = (scores(size, n, "f32", (0, 0, 0, 0)) for n in (8, 4, 2, 1))
     softmax8, softmax4, softmax2, softmax1 = (softmax_step(size, n, masked=True) for n in (8, 4, 2, 1))
@@ -155,12 +170,9 @@ def sparse_attention(key_dtype, value_dtype, head_size, group_size, variant=""):
                 at, n = cells_at + block * BLOCK * 4, min(BLOCK, count - block * BLOCK)
                 for r in range(8):
                     seen[2 * r], seen[2 * r + 1] = 0, n
-                keys(a[1] + h * key_page, kv_heads * key_page, table, at, n, block_at, page_at)
-                if latent:
-                    transpose(block_at, values_at)
-                    if n > PAGE:
-                        transpose(block_at + page_nbytes_f32, values_at + page_nbytes_f32)
-                else:
+                keys_at, stride = a[1] + h * key_page, kv_heads * key_page
+                keys(keys_at, stride, table, at, n, block_at, values_at, page_at, latent)
+                if not latent:
                     values(a[2] + h * value_page, kv_heads * value_page, table, at, n, values_at, page_at)
                 of_block(q_at, s_at, block_at, values_at, tops_at, l_at, o_at, seen_at, n, rows)
             for r in range(rows):
@@ -212,9 +224,9 @@ def _write_best(bits, count, n, size, end, y_at):
 def chosen_cells(dtype, head_size, n_heads):
     """Lists of the cells of the n pools with the greatest scores. A unit is a token.
 
-    Scratch per thread: scores of all pools, numbers of 32 cells, a page and a block of keys, scores of 8 heads."""
+    Scratch per thread: scores of all pools, 32 cells, a page, rows and a block of keys, scores of 8 heads."""
     size, heads = int(head_size), int(n_heads)
-    gather, key_page = _gather(dtype, size, keys=True), page_nbytes(dtype, size)
+    gather, key_page = _gather_keys(dtype, size), page_nbytes(dtype, size)
     score8, score4, score2, score1 = (scores(size, n, "f32", (0, 0, 0, 0)) for n in (8, 4, 2, 1))
     some4, some2, some1 = heads % 8 > 3, heads % 4 > 1, heads % 2 > 0
     page_nbytes_f32 = PAGE * size * 4
@@ -252,7 +264,8 @@ def chosen_cells(dtype, head_size, n_heads):
     def run(q_at, w_at, k_at, tables_at, slot_at, pos_at, y_at, table_pages, n, pool, begin, end, scratch):
         cells_at = scratch + (table_pages * PAGE // pool + BLOCK) * 4
         page_at = cells_at + BLOCK * 4
-        block_at = page_at + page_nbytes_f32
+        rows_at = page_at + page_nbytes_f32
+        block_at = rows_at + 2 * page_nbytes_f32
         s_at = block_at + 2 * page_nbytes_f32
         cells, slot, pos, length = f32p(cells_at), i32p(slot_at), i32p(pos_at), (n + 1) * pool - 1
         for t in range(begin, end):
@@ -261,7 +274,7 @@ def chosen_cells(dtype, head_size, n_heads):
                 some = min(BLOCK, whole - block * BLOCK)
                 for c in range(some):
                     cells[c] = np.float32((block * BLOCK + c + 1) * pool - 1)
-                gather(k_at, key_page, table, cells_at, some, block_at, page_at)
+                gather(k_at, key_page, table, cells_at, some, block_at, rows_at, page_at, False)
                 of_block(q_at + t * heads * size * 4, w_at + t * heads * 4, block_at, s_at, scratch + block * BLOCK * 4)
             y_of = y_at + t * length * 4
             y, written = f32p(y_of), _write_best(u32p(scratch), whole, n, pool, whole * pool, y_of)
