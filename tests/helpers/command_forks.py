@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 import urllib.request
 import warnings
@@ -108,7 +109,7 @@ def serve(words: list[str], connection: socket.socket, stay: bool) -> int:
         rest.start()
         if url := found[1]:
             while health(url) == 503:
-                pass
+                time.sleep(0.01)
         if stay:
             connection.sendall(url.encode())
             connection.recv(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_a_killed_server_does_no_line_twice(serve: ServerFactory, connect: Clien
     server = serve(None, *FLAGS, "--data-dir", str(tmp_path))
     api = connect(f"{server.url}/v1", "none")
     while (done := api.batches.retrieve(made.id)).status in ("in_progress", "finalizing"):
-        pass
+        time.sleep(0.01)
     assert done.status == "completed"
     assert done.request_counts is not None
     assert done.request_counts.to_dict() == {"total": N, "completed": N, "failed": 0}
@@ -109,7 +110,7 @@ def test_embeddings_of_a_batch_are_those_of_requests(
     file = api.files.create(file=("lines.jsonl", content), purpose="batch").id
     made = api.batches.create(input_file_id=file, endpoint="/v1/embeddings", completion_window="24h")
     while (done := api.batches.retrieve(made.id)).status in ("validating", "in_progress", "finalizing"):
-        pass
+        time.sleep(0.01)
     assert done.output_file_id
     assert done.error_file_id
     answers = [json.loads(row) for row in api.files.content(done.output_file_id).text.splitlines()]

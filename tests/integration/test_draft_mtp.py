@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -192,7 +193,7 @@ def test_it_sleeps_and_wakes(serve_here: Any, drafted: Drafted) -> None:
     server = serve_here(path, *SIZES, *flags, "--no-spec-draft-adapt", "--sleep-idle-seconds", "1")
     want = server.post("/completion", {**BODY, "temperature": 0})
     while not server.get("/props")["is_sleeping"]:
-        pass
+        time.sleep(0.01)
     got = server.post("/completion", {**BODY, "temperature": 0})
     assert got["tokens"] == want["tokens"]
     assert got["timings"]["draft_n_accepted"] > 10

@@ -19,6 +19,7 @@ def wait_until_asleep(server: Any) -> None:
     deadline = time.monotonic() + 60
     while not server.get("/props")["is_sleeping"]:
         assert time.monotonic() < deadline, server.log
+        time.sleep(0.01)
 
 
 def metric(server: Any, name: str) -> float:

@@ -108,7 +108,7 @@ async def states(session: aiohttp.ClientSession, url: str) -> dict[str, str]:
 
 async def waits(session: aiohttp.ClientSession, url: str) -> None:
     while not await look(session, url):
-        pass
+        await asyncio.sleep(0.01)
 
 
 async def test_a_stream_is_ended_before_its_model_is_there(place: tuple[aiohttp.ClientSession, str, Child]) -> None:
@@ -147,7 +147,7 @@ async def test_request_without_stream_ends_with_its_client(place: tuple[aiohttp.
     session, url, child = place
     asking = asyncio.create_task(ask(session, url, stream=False))
     while (await states(session, url))["a"] != "loading":
-        pass
+        await asyncio.sleep(0.01)
     asking.cancel()
     await asyncio.wait([asking])
     assert await look(session, url) == []

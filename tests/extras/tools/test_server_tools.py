@@ -52,6 +52,7 @@ def test_a_stop_ends_running_calls(serve: ServerFactory, tmp_path: Path) -> None
         answer = pool.submit(call, server, "exec_shell_command", command=script, timeout=60)
         while not (tmp_path / "pid").exists():
             assert not answer.done()
+            time.sleep(0.01)
         begun = time.monotonic()
         assert server.stop() == 0
         assert time.monotonic() - begun < 20  # 3 s where the machine is idle, not the 60 s of the command

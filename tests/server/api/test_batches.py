@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -48,7 +49,7 @@ async def upload(client: AsyncOpenAI, *lines: Any) -> str:
 
 async def ended(client: AsyncOpenAI, id: str) -> Any:
     while (found := await client.batches.retrieve(id)).status in batches.OPEN:
-        pass
+        await asyncio.sleep(0.01)
     return found
 
 
@@ -117,7 +118,7 @@ async def test_anthropic_s_client(tmp_path: Path) -> None:
             made = await client.messages.batches.create(requests=asked)
             assert (made.type, made.processing_status, made.results_url) == ("message_batch", "in_progress", None)
             while (done := await client.messages.batches.retrieve(made.id)).processing_status != "ended":
-                pass
+                await asyncio.sleep(0.01)
             assert done.request_counts.to_dict() == {
                 **dict.fromkeys(("processing", "canceled", "expired"), 0),
                 "succeeded": 5,
