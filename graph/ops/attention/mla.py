@@ -27,15 +27,10 @@ from logitless.graph.tensor import Tensor
 KEYS_AS_VALUES = (0, 1, 3, 2)  # a cache of keys as one of values
 
 
-@op(
-    "q f32 (T, H, D)",
-    "k cache (pages, 1, D, 16)",
-    "tables i32 (S, P)",
-    "slot i32 (T)",
-    "pos i32 (T)",
-    "sinks f32 (H)?",
-    gives="q",
-)
+LATENT = "k cache (pages, 1, D, 16)", "tables i32 (S, P)", "slot i32 (T)"
+
+
+@op("q f32 (T, H, D)", *LATENT, "pos i32 (T)", "sinks f32 (H)?", gives="q")
 def latent_attention(
     q: Array, k: Array, tables: Array, slot: Array, pos: Array, sinks: Array | None = None, *, scale: float
 ) -> Array:
@@ -76,9 +71,7 @@ def _cells_of(blocks: Array, size: int) -> Array:
 @op(
     "q f32 (T, H, D)",
     "weights f32 (T, H)",
-    "k cache (pages, 1, D, 16)",
-    "tables i32 (S, P)",
-    "slot i32 (T)",
+    *LATENT,
     "pos i32 (T)",
     gives="f32 (T, 1, (n + 1) * pool - 1)",
     needs="n > 0 and pool > 0",
@@ -103,15 +96,7 @@ def chosen_cells(
     return out
 
 
-@op(
-    "q f32 (T, H, D)",
-    "k cache (pages, 1, D, 16)",
-    "tables i32 (S, P)",
-    "slot i32 (T)",
-    "pos i32 (T)",
-    gives="f32 (T, H, n * block)",
-    needs="n > 0 and block > 0 and last >= 0",
-)
+@op("q f32 (T, H, D)", *LATENT, "pos i32 (T)", gives="f32 (T, H, n * block)", needs="n > 0 and block > 0 and last >= 0")
 def chosen_blocks(
     q: Array, k: Array, tables: Array, slot: Array, pos: Array, *, n: int, block: int, last: int
 ) -> Array:
@@ -133,14 +118,7 @@ def chosen_blocks(
     return out
 
 
-@op(
-    "q f32 (T, H, D)",
-    *CACHES,
-    "chosen f32 (T, L, N)",
-    "sinks f32 (H)?",
-    gives="q",
-    needs="H % G == 0 and L in (1, G)",
-)
+@op("q f32 (T, H, D)", *CACHES, "chosen f32 (T, L, N)", "sinks f32 (H)?", gives="q", needs="H % G == 0 and L in (1, G)")
 def sparse_attention(
     q: Array,
     k: Array,
@@ -168,15 +146,7 @@ def sparse_attention(
     return out
 
 
-@op(
-    "q f32 (T, H, D)",
-    "k cache (pages, 1, D, 16)",
-    "tables i32 (S, P)",
-    "slot i32 (T)",
-    "chosen f32 (T, 1, N)",
-    "sinks f32 (H)?",
-    gives="q",
-)
+@op("q f32 (T, H, D)", *LATENT, "chosen f32 (T, 1, N)", "sinks f32 (H)?", gives="q")
 def sparse_latent_attention(
     q: Array, k: Array, tables: Array, slot: Array, chosen: Array, sinks: Array | None = None, *, scale: float
 ) -> Array:
