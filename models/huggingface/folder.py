@@ -48,7 +48,9 @@ _ENCODERS = re.compile(r"^(bert|roberta|nomic_bert|model)\.")
 _POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # of sentence-transformers; numbers are GGUF's
 _DENSE = {"2_Dense": "dense_2", "3_Dense": "dense_3"}  # modules of sentence-transformers that GGUF names
 _PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")
-_OTHER_PARTS = re.compile(rf"(?:^|\.)({'|'.join(dict.fromkeys((*OF_IMAGES, *OF_SOUNDS)))}|embed_audio|mtp)(?:\.|$)")
+_OTHER_PARTS = re.compile(
+    rf"(?:^|\.)({'|'.join(dict.fromkeys((*OF_IMAGES, *OF_SOUNDS)))}|embed_audio|mm_projector|mtp)(?:\.|$)"
+)
 # Names of blocks that predict one token more: Qwen's, and those of them all in GGUF.
 _MTP_LAYER = re.compile(r"(?:model\.)?mtp\.layers\.(\d+)\.(.+)")
 _MTP_PARTS = {

@@ -431,6 +431,32 @@ def test_llama_under_other_names_has_its_tensors(architecture: str, tmp_path: Pa
         check_weights(gguf, hparams_of(gguf))
 
 
+@pytest.mark.parametrize(
+    ("family", "architecture", "settings"),
+    [
+        ("mistral4", "Mistral3ForConditionalGeneration", {}),
+        ("deepseek3", "KimiK25ForConditionalGeneration", {"model_type": "kimi_k2", "scoring_func": "sigmoid"}),
+        ("deepseek3", "KimiVLForConditionalGeneration", {"model_type": "deepseek_v3"}),
+    ],
+)
+def test_text_part_of_a_model_with_images_is_its_family(
+    family: str, architecture: str, settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, whole = write_folder(tmp_path / "plain", family), write_folder(tmp_path / "whole", family)
+    config = {"architectures": [architecture], "text_config": recorded(family)["config"] | settings}
+    (whole / "config.json").write_text(json.dumps(config | {"vision_config": {}}))
+    tensors = {f"language_model.{name}": weight(name, s) for name, s in recorded(family)["tensors"].items()}
+    other = {f"{part}.proj.weight": np.ones((4, 4), np.float32) for part in ("vision_tower", "mm_projector")}
+    write_tensors(whole / "model.safetensors", tensors | other)
+    assert contents(whole) == contents(plain)
+    assert "the text model alone is read, not mm_projector, vision_tower" in caplog.text
+    metadata = []
+    for folder in (plain, whole):
+        with GGUFFile.open(folder) as gguf:
+            metadata.append({k: np.asarray(v).tolist() for k, v in gguf.metadata.items() if k != "general.name"})
+    assert metadata[0] == metadata[1]
+
+
 def test_names_without_a_prefix_are_those_of_the_model(tmp_path: Path) -> None:
     """Qwen3-Embedding's, whose vector is that of the last token."""
     folder = write_folder(tmp_path, "qwen3")
