@@ -3,17 +3,17 @@
 Candidates are a list of n in the order of their ids, in the group's scratch: KEY (an unsigned
 number in the order of the logits), ID, the order key OKH, OKL, the weight E (e^(logit − greatest))
 and a probability BP. Their order (`order`) is a relation; the list is never sorted: 0 by id; 1 by
-OKH; 2 by OKH, then OKL; 3 by KEY; greatest first, ties by id. A sampler that takes the likeliest is
-a `SELECT`: the prefix of that order which reaches a count, or a sum of weights. It is found by
+OKH; 2 by OKH, then OKL; 3 by KEY; greatest first, ties by id. A sampler that keeps the likeliest
+takes the prefix of that order which reaches a count, or a sum of weights (`part`). It is found by
 radix selection: 8 bits at a time, a histogram tells in which digit the goal is reached. After the
 keys come digits of the index in the list, so ties are settled in the order of ids. Weights are
 summed as integers in units of 2⁻³¹, so sums do not depend on the order of additions.
 
 A GPU waits here for memory, one access after the other. So neighbouring threads read neighbouring
 candidates, each thread has MANY loads in flight (`each`), and where few of many are needed, a lower
-bound of their keys is found first and leaves a short list (`BOUND`). Only the loads are written out:
-the loop over what was loaded is not, and all samplers share one pass (`PASSES`), so that compilers
-have little to do and registers suffice."""
+bound of their keys is found first and leaves a short list (BOUND). Only the loads are written out:
+the loop over what was loaded is not, all samplers share one pass (sample.py) and all steps of a
+selection another (`part`), so that compilers have little to do and registers suffice."""
 
 from __future__ import annotations
 
@@ -52,6 +52,13 @@ FN uvec2 fraction_of(uvec2 total, float f, bool round_up) { /* total · f for f 
 FN uint units(float e) { return UINT(RINT(e * 2147483648.0f)); }
 FN float float_of(uvec2 m) { return FMA(FLOAT(m.y), 2.0f, FLOAT(m.x) * 4.6566128730773926e-10f); }
 FN float power(float base, float exponent) { return EXP(exponent * LOG(base)); }
+/* steps of `part` */
+#define BOUND 0u
+#define COUNT 1u
+#define FIND 2u
+#define PICK 3u
+#define MOVE 4u
+#define READY 5u
 #define MOVED 5u /* words of a candidate that are its own for more than a pass */
 #define WORD(a, i) S[w0 + (a) * n_vocab + (i)]
 #define KEY(i) WORD(0u, i)
@@ -78,7 +85,6 @@ FN bool reached(uint high, uint low, uint i, uint least_high, uint least_low, ui
 
 
 Read = str | tuple[str, ...]  # an expression; or a condition, one where it holds, and one where not
-HIGH: Read = ("order != 0u", "HIGH(i)", "0u")
 LOW = "uint low = LOW(i);"  # typical_p alone has one, so it is not loaded ahead
 
 
@@ -108,7 +114,7 @@ def _load(name: str, read: Read, end: str) -> str:
     return f"uint {name}_[MANY]; {loop.format(name)}" if name else loop
 
 
-# Whether COMPACT keeps a candidate, of whom `high` is the key where those of a least key are kept.
+# Whether a candidate is kept, of whom `high` is the key where those of a least key are.
 KEPT = "(keep == 3u ? high >= limit_key : reached(high, low, i, least_high, least_low, last) == (keep == 1u))"
 
 
@@ -122,11 +128,20 @@ def tree(combine: str) -> str:
       }}"""
 
 
-# Candidates that are still possible count for their digit. Equal digits of a thread, one after the
-# other, are added up before.
-COUNT = f"""
-            {LOW}
-            if ((high & mask_high) == least_high && (low & mask_low) == least_low) {{
+# What a step of `part` does with a candidate. BOUND: the thread's greatest key. COUNT: those that are
+# still possible count for their digit; equal digits of a thread, one after the other, are added up
+# before. FIND: the last one that is taken. PICK: those that are kept get a place, in any order.
+STEP = f"""
+          {LOW}
+          if (WG > 1 && step == BOUND) held = max(held, high);
+          else if (WG > 1 && step == PICK) {{
+            if (place < WG && {KEPT}) {{
+              place = ATOMIC_TAKE(sh[5]);
+              if (place < WG) ra[place] = i;
+            }}
+          }} else if ((high & mask_high) == least_high && (low & mask_low) == least_low) {{
+            if (step == FIND) {{ sh[0] = i; sh[1] = high; sh[2] = low; }}
+            else {{
               uint d = (word == 0u ? ~high : word == 1u ? ~low : i - from) >> shift & 255u;
               uvec2 m = UVEC2(sel == 2u ? units(U2F(e)) : 0u, 0u);
               if (WG > 1 && d == held) {{ own_count++; own = add64(own, m); }}
@@ -135,119 +150,11 @@ COUNT = f"""
                 held = d; own_count = 1u; own = m;
                 if (WG == 1) {{ FLUSH own_count = 0u; }}
               }}
-            }}"""
-FOUND = f"""
-          {LOW}
-          if ((high & mask_high) == least_high && (low & mask_low) == least_low) {{
-            sh[0] = i; sh[1] = high; sh[2] = low;
+            }}
           }}"""
-# The prefix of the order that reaches `goal`, which is at most the whole: its last member `last`,
-# its length `taken`, its least keys. Digits count from the greatest key down, and from the
-# beginning of the list up.
-SELECT = f"""
+# All that is kept moves up, one part of the list after another, RUN neighbours a thread.
+MOVE_UP = f"""
       {{
-        uint mask_high = 0u, mask_low = 0u, from = 0u, to = n;
-        bool alone = false;
-        uvec2 before = UVEC2(0u, 0u);
-        least_high = 0u; least_low = 0u; taken = 0u;
-        ROLLED for (uint pass = 0u; pass < 12u && !alone; pass++) {{
-          uint word = pass / 4u, shift = 24u - 8u * (pass % 4u); /* of HIGH, LOW and the place */
-          if (word == 0u ? order == 0u : word == 1u ? order != 2u : shift != 0u && (n - 1u) >> shift == 0u) continue;
-          for (uint d = LID; d < 256u * COPIES; d += WG) {{ hist[d] = 0u; h0[d] = 0u; h1[d] = 0u; }}
-          BARRIER();
-          uint held = 0u, own_count = 0u;
-          uvec2 own = UVEC2(0u, 0u);
-          {each(COUNT, "from", "to", high=HIGH, e=("sel == 2u", "E(i)", "0u"))}
-          FLUSH
-          BARRIER();
-          for (uint g = LID; g < 16u; g += WG) {{ /* copies into the first, and 16 digits into one of the 16 behind */
-            uint all = 0u;
-            uvec2 m = UVEC2(0u, 0u);
-            ROLLED for (uint d = 16u * g; d < 16u * g + 16u; d++) {{
-              uint at = d * COPIES;
-              ROLLED for (uint c = at + 1u; c < at + COPIES; c++) {{
-                uvec2 both = add64(UVEC2(h0[at], h1[at]), UVEC2(h0[c], h1[c]));
-                hist[at] += hist[c]; h0[at] = both.x; h1[at] = both.y;
-              }}
-              all += hist[at];
-              m = add64(m, UVEC2(h0[at], h1[at]));
-            }}
-            uint at = (256u + g) * COPIES;
-            hist[at] = all; h0[at] = m.x; h1[at] = m.y;
-          }}
-          BARRIER();
-          if (LID == 0u) {{
-            uint d = 0u;
-            ROLLED for (uint step = 16u; step != 0u; step /= 16u) {{
-              ROLLED for (uint end_d = d + 15u * step; d < end_d; d += step) {{
-                uint at = (step == 16u ? 256u + d / 16u : d) * COPIES;
-                uvec2 after = add64(before, sel == 2u ? UVEC2(h0[at], h1[at]) : UVEC2(hist[at], 0u));
-                if (hist[at] != 0u && reaches(after, goal)) break;
-                before = after; taken += hist[at];
-              }}
-            }}
-            sh[0] = d; sh[1] = before.x; sh[2] = before.y; sh[3] = taken; sh[4] = hist[d * COPIES];
-          }}
-          BARRIER();
-          if (word == 0u) {{ least_high |= (255u - sh[0]) << shift; mask_high |= 255u << shift; }}
-          else if (word == 1u) {{ least_low |= (255u - sh[0]) << shift; mask_low |= 255u << shift; }}
-          else {{ from += sh[0] << shift; to = min(to, from + (1u << shift)); }}
-          before = UVEC2(sh[1], sh[2]); taken = sh[3]; alone = sh[4] == 1u;
-          BARRIER();
-        }}
-        {each(FOUND, "from", "to", high=HIGH)}
-        BARRIER();
-        last = sh[0]; least_high = sh[1]; least_low = sh[2]; taken++;
-        BARRIER();
-      }}"""
-# Whether a small count is to be taken of a short list, which COMPACT makes before SELECT, in turn
-# 0. BOUND finds a key that so many are not below: of the threads' greatest keys the one that
-# reaches the count. Few others are not below it; where there are too many, because they are equal,
-# the list stays as it is.
-NARROWS = "WG > 1 && sel == 1u && keep == 1u && order != 0u && goal.x <= WG / 2u && n > 4u * WG"
-BOUND = f"""
-      {{
-        uint own = 0u, above = 0u, equal = 0u, few = max(goal.x, 1u);
-        {each("if (high > own) own = high;", high=HIGH)}
-        ra[LID] = own;
-        BARRIER();
-        for (uint b = 0u; b < WG; b++) {{ above += ra[b] > own ? 1u : 0u; equal += ra[b] == own ? 1u : 0u; }}
-        if (above < few && few <= above + equal) sh[0] = own;
-        BARRIER();
-        least_high = sh[0]; least_low = 0u; last = n; taken = few;
-      }}"""
-PICK = f"""
-          {LOW}
-          if (place < WG && {KEPT}) {{
-            place = ATOMIC_TAKE(sh[5]);
-            if (place < WG) ra[place] = i;
-          }}"""
-# keep 1: the prefix that SELECT or BOUND found, 2: all but it, 3: keys of at least limit_key. At
-# most a candidate a thread is found in any order, then put in the order of the list; more are moved
-# up one part of the list after another.
-COMPACT = f"""
-      {{
-#if WG > 1
-        if ((keep == 1u ? taken : keep == 2u ? n - taken : count) <= WG) {{
-          if (LID == 0u) sh[5] = 0u;
-          BARRIER();
-          uint place = 0u;
-          {each(PICK, high="WORD(keep == 3u || order == 3u ? 0u : 2u, i)")}
-          BARRIER();
-          if (sh[5] <= WG) {{
-            n = sh[5];
-            uint i = LID < n ? ra[LID] : 0u, to = 0u;
-            for (uint b = 0u; b < n; b++) to += ra[b] < i ? 1u : 0u;
-            ROLLED for (uint a = 0u; a < MOVED; a++) {{
-              uint word = WORD(a, i);
-              DEVICE_BARRIER(); /* everything was read that is written over */
-              if (LID < n) WORD(a, to) = word;
-            }}
-          }}
-          DEVICE_BARRIER();
-        }} else
-#endif
-        {{
         uint filled = 0u;
         for (uint base = LID * RUN; base < n + LID * RUN; base += WG * RUN) {{ /* RUN neighbours a thread */
           uint inside = 0u, found = 0u;
@@ -281,8 +188,134 @@ COMPACT = f"""
           DEVICE_BARRIER();
         }}
         n = filled;
-        }}
       }}"""
+# How what is kept comes together: a candidate a thread, or as many as there are.
+KEEP = """(keep == 0u ? READY
+          : WG > 1 && (keep == 1u ? taken : keep == 2u ? n - taken : count) <= WG ? PICK : MOVE)"""
+# COUNT digits of the prefix of the order that reaches `goal`, which is at most the whole.
+BEGIN_COUNT = """
+          step = COUNT; digit = 0u; mask_high = 0u; mask_low = 0u; from = 0u; to = n; only = false;
+          before = UVEC2(0u, 0u); least_high = 0u; least_low = 0u; taken = 0u;"""
+# BOUND finds a key that a small count is not below: of the threads' greatest keys the one that
+# reaches the count. Few others are not below it, and PICK makes a short list of them; where there
+# are too many, because they are equal, the list stays as it is.
+NARROWS = "WG > 1 && sel == 1u && keep == 1u && order != 0u && goal.x <= WG / 2u && n > 4u * WG"
+
+
+def part(again: str = "") -> str:
+    """The prefix of the order that reaches `goal`: its last member `last`, its length `taken`, its
+    least keys. Then the candidates that are kept: 1 the prefix, 2 all but it, 3 keys of at least
+    limit_key.
+
+    All steps share one loop over the candidates. Digits count from the greatest key down, and from
+    the beginning of the list up. `again`: conditions, with what they do, for another goal."""
+    return f"""
+      bool narrow = {NARROWS}, once = true, only;
+      uint step, digit, mask_high, mask_low, from, to;
+      uvec2 before;
+      {BEGIN_COUNT}
+      step = narrow ? BOUND : sel != 0u ? COUNT : {KEEP};
+      ROLLED for (; step < MOVE;) {{
+        uint word = 0u, shift = 0u;
+        if (step == COUNT) {{
+          ROLLED for (; digit < 12u; digit++) {{ /* of HIGH, LOW and the place */
+            word = digit / 4u; shift = 24u - 8u * (digit % 4u);
+            if (word == 0u ? order != 0u : word == 1u ? order == 2u : shift == 0u || (n - 1u) >> shift != 0u) break;
+          }}
+          if (only || digit == 12u) step = FIND;
+          else for (uint d = LID; d < 256u * COPIES; d += WG) {{ hist[d] = 0u; h0[d] = 0u; h1[d] = 0u; }}
+        }}
+        if (LID == 0u) sh[5] = 0u;
+        BARRIER();
+        uint held = 0u, own_count = 0u, place = 0u;
+        uvec2 own = UVEC2(0u, 0u);
+        {
+        each(
+            STEP,
+            "from",
+            "to",
+            high=("order != 0u || keep == 3u", "WORD(keep == 3u || order == 3u ? 0u : 2u, i)", "0u"),
+            e=("step == COUNT && sel == 2u", "E(i)", "0u"),
+        )
+    }
+        if (step == COUNT) {{
+          FLUSH
+          BARRIER();
+          for (uint g = LID; g < 16u; g += WG) {{ /* copies into the first, and 16 digits into one of the 16 behind */
+            uint all = 0u;
+            uvec2 m = UVEC2(0u, 0u);
+            ROLLED for (uint d = 16u * g; d < 16u * g + 16u; d++) {{
+              uint at = d * COPIES;
+              ROLLED for (uint c = at + 1u; c < at + COPIES; c++) {{
+                uvec2 both = add64(UVEC2(h0[at], h1[at]), UVEC2(h0[c], h1[c]));
+                hist[at] += hist[c]; h0[at] = both.x; h1[at] = both.y;
+              }}
+              all += hist[at];
+              m = add64(m, UVEC2(h0[at], h1[at]));
+            }}
+            uint at = (256u + g) * COPIES;
+            hist[at] = all; h0[at] = m.x; h1[at] = m.y;
+          }}
+          BARRIER();
+          if (LID == 0u) {{
+            uint d = 0u;
+            ROLLED for (uint digits = 16u; digits != 0u; digits /= 16u) {{
+              ROLLED for (uint end_d = d + 15u * digits; d < end_d; d += digits) {{
+                uint at = (digits == 16u ? 256u + d / 16u : d) * COPIES;
+                uvec2 after = add64(before, sel == 2u ? UVEC2(h0[at], h1[at]) : UVEC2(hist[at], 0u));
+                if (hist[at] != 0u && reaches(after, goal)) break;
+                before = after; taken += hist[at];
+              }}
+            }}
+            sh[0] = d; sh[1] = before.x; sh[2] = before.y; sh[3] = taken; sh[4] = hist[d * COPIES];
+          }}
+          BARRIER();
+          if (word == 0u) {{ least_high |= (255u - sh[0]) << shift; mask_high |= 255u << shift; }}
+          else if (word == 1u) {{ least_low |= (255u - sh[0]) << shift; mask_low |= 255u << shift; }}
+          else {{ from += sh[0] << shift; to = min(to, from + (1u << shift)); }}
+          before = UVEC2(sh[1], sh[2]); taken = sh[3]; only = sh[4] == 1u; digit++;
+        }} else if (step == FIND) {{
+          BARRIER();
+          last = sh[0]; least_high = sh[1]; least_low = sh[2]; taken++; from = 0u; to = n;
+          bool further = once;
+          once = false; step = {KEEP};
+          if (further) {{
+            further = false;
+            {again}
+            if (further) {{ {BEGIN_COUNT} }}
+          }}
+        }}
+#if WG > 1
+        else if (step == BOUND) {{
+          uint above = 0u, equal = 0u, few = max(goal.x, 1u);
+          ra[LID] = held;
+          BARRIER();
+          for (uint b = 0u; b < WG; b++) {{ above += ra[b] > held ? 1u : 0u; equal += ra[b] == held ? 1u : 0u; }}
+          if (above < few && few <= above + equal) sh[0] = held;
+          BARRIER();
+          least_high = sh[0]; last = n; taken = few; step = PICK;
+        }} else {{ /* put into the order of the list */
+          BARRIER();
+          if (sh[5] <= WG) {{
+            n = sh[5];
+            uint i = LID < n ? ra[LID] : 0u, to_place = 0u;
+            for (uint b = 0u; b < n; b++) to_place += ra[b] < i ? 1u : 0u;
+            ROLLED for (uint a = 0u; a < MOVED; a++) {{
+              uint moved = WORD(a, i);
+              DEVICE_BARRIER(); /* everything was read that is written over */
+              if (LID < n) WORD(a, to_place) = moved;
+            }}
+          }}
+          DEVICE_BARRIER();
+          step = READY;
+          if (narrow) {{ {BEGIN_COUNT} }}
+          narrow = false;
+        }}
+#endif
+      }}
+      if (step == MOVE) {MOVE_UP}"""
+
+
 # Sparse entries of one kind. A thread has all entries of its ids, so that they come in their order.
 ENTRIES = """
         for (uint j = begin; j < end; j++) {

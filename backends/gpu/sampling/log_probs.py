@@ -45,11 +45,7 @@ Kernel(
       Y[r * (1u + 2u * n_top)] = L[r * n_vocab + min(target, n_vocab - 1u)] - top - lse;
     }}
     if (n_top > 0u) {{
-      ROLLED for (uint turn = {c.NARROWS} ? 0u : 1u; turn < 2u; turn++) {{
-        if (turn == 0u) {c.BOUND}
-        else {c.SELECT}
-        {c.COMPACT}
-      }}
+      {c.part()}
       for (uint i = LID; i < n_top; i += WG) {{
         uint to = r * (1u + 2u * n_top) + 1u + i;
         Y[to] = -1.0f; Y[to + n_top] = -INF;

@@ -16,7 +16,7 @@ from logitless.backends.gpu.sampling.samplers import by_sampler, constants
 from logitless.graph.ops.sampling import samplers
 from logitless.graph.tensor import Tensor
 
-# Threads of a group, and their work at a time: `each` reads MANY candidates ahead, COMPACT takes
+# Threads of a group, and their work at a time: `each` reads MANY candidates ahead, MOVE takes
 # RUN neighbours, and counters of the histogram have COPIES, so that fewer threads wait for each
 # other. A CPU gains nothing by any of it.
 ALONE = {"MANY": 1, "RUN": 1, "COPIES": 1}
@@ -153,22 +153,13 @@ BEFORE = f"""
           if (pass == STATISTIC) {{ {by_sampler("limits")} }}
           if (pass == DEVIATION) limit = sum / FLOAT(count);
           if (pass == CHANGE) {{ {by_sampler("changes")} }}"""
-# The part of the order that is the goal, kept or dropped.
-PART = f"""
-      uint wanted = 0u;
-      ROLLED for (uint turn = {c.NARROWS} ? 0u : 1u; turn < 2u; turn++) {{
-        if (turn == 0u) {c.BOUND}
-        else ROLLED for (uint again = 0u; sel != 0u && again < 2u; again++) {{
-          {c.SELECT}
-          if (ALL_SAMPLERS && what == MIROSTAT_1 && again == 0u) {{
-            {c.ZIPF}
-            goal = UVEC2(min(wanted, n), 0u); keep = 1u;
-          }} else if (taken < min(least, n)) {{
-            sel = 1u; goal = UVEC2(min(least, n), 0u);
-          }} else break;
-        }}
-        if (keep != 0u) {c.COMPACT}
-      }}"""
+# The part of the order that is the goal, kept or dropped; mirostat 1 looks at it for its goal.
+PART = c.part(f"""
+            if (ALL_SAMPLERS && what == MIROSTAT_1) {{
+              uint wanted = 0u;
+              {c.ZIPF}
+              goal = UVEC2(min(wanted, n), 0u); keep = 1u; further = true;
+            }} else if (taken < min(least, n)) {{ sel = 1u; goal = UVEC2(min(least, n), 0u); further = true; }}""")
 BEGIN = """
       n = n_vocab; order = 0u; is_sorted = 0u; used_dist = 0u; used_xtc = 0u; final = 0u; position = ALL;
       what = BEGIN; top = 0.0f; whole = 0.0f; limit_key = 0u;
