@@ -22,98 +22,78 @@ INFINITY = np.float32(np.inf)
 
 
 @kernel("top_experts")
-def top_experts():
+def top_experts(logits_at, ids_at, size, n, begin, end, scratch):
     """Top-k experts. A unit is a row. NaN counts as −inf."""
-
-    def run(logits_at, ids_at, size, n, begin, end, scratch):
-        for t in range(begin, end):
-            logits, ids = f32p(logits_at + t * size * 4), i32p(ids_at + t * n * 4)
-            # the previous choice: the next is below it, or equal and behind it
-            previous, previous_id = INFINITY, np.int64(-1)
-            for j in range(n):
-                best, best_id = -INFINITY, np.int64(-1)
-                for i in range(size):
-                    value = logits[i]
-                    value = value if value == value else -INFINITY
-                    eligible = value < previous or (value == previous and i > previous_id)
-                    if eligible and (best_id < 0 or value > best):
-                        best, best_id = value, i
-                ids[j] = best_id
-                previous, previous_id = best, best_id
-
-    return run
+    for t in range(begin, end):
+        logits, ids = f32p(logits_at + t * size * 4), i32p(ids_at + t * n * 4)
+        # the previous choice: the next is below it, or equal and behind it
+        previous, previous_id = INFINITY, np.int64(-1)
+        for j in range(n):
+            best, best_id = -INFINITY, np.int64(-1)
+            for i in range(size):
+                value = logits[i]
+                value = value if value == value else -INFINITY
+                eligible = value < previous or (value == previous and i > previous_id)
+                if eligible and (best_id < 0 or value > best):
+                    best, best_id = value, i
+            ids[j] = best_id
+            previous, previous_id = best, best_id
 
 
 @kernel("expert_weights")
-def expert_weights():
+def expert_weights(logits_at, ids_at, y_at, size, n, begin, end, scratch):
     """Router softmax over the chosen. A unit is a row."""
-
-    def run(logits_at, ids_at, y_at, size, n, begin, end, scratch):
-        for t in range(begin, end):
-            logits, ids, y = f32p(logits_at + t * size * 4), i32p(ids_at + t * n * 4), f32p(y_at + t * n * 4)
-            top, total = logits[ids[0]], np.float32(0)
-            for j in range(1, n):
-                top = max(top, logits[ids[j]])
-            for j in range(n):
-                y[j] = exp_exact(logits[ids[j]] - top)
-                total += y[j]
-            for j in range(n):
-                y[j] /= total
-
-    return run
+    for t in range(begin, end):
+        logits, ids, y = f32p(logits_at + t * size * 4), i32p(ids_at + t * n * 4), f32p(y_at + t * n * 4)
+        top, total = logits[ids[0]], np.float32(0)
+        for j in range(1, n):
+            top = max(top, logits[ids[j]])
+        for j in range(n):
+            y[j] = exp_exact(logits[ids[j]] - top)
+            total += y[j]
+        for j in range(n):
+            y[j] /= total
 
 
 @kernel("expert_gather")
-def expert_gather():
+def expert_gather(x_at, ids_at, y_at, size, n, begin, end, scratch):
     """Values at the chosen experts. A unit is a row."""
-
-    def run(x_at, ids_at, y_at, size, n, begin, end, scratch):
-        for t in range(begin, end):
-            x, ids, y = f32p(x_at + t * size * 4), i32p(ids_at + t * n * 4), f32p(y_at + t * n * 4)
-            for j in range(n):
-                y[j] = x[ids[j]]
-
-    return run
+    for t in range(begin, end):
+        x, ids, y = f32p(x_at + t * size * 4), i32p(ids_at + t * n * 4), f32p(y_at + t * n * 4)
+        for j in range(n):
+            y[j] = x[ids[j]]
 
 
 @kernel("expert_scatter")
-def expert_scatter():
+def expert_scatter(x_at, ids_at, y_at, n, size, begin, end, scratch):
     """Inverse of `expert_gather`. A unit is a row."""
-
-    def run(x_at, ids_at, y_at, n, size, begin, end, scratch):
-        for t in range(begin, end):
-            x, ids, y = f32p(x_at + t * n * 4), i32p(ids_at + t * n * 4), f32p(y_at + t * size * 4)
-            for i in range(size):
-                y[i] = np.float32(0)
-            for j in range(n):
-                y[ids[j]] = x[j]
-
-    return run
+    for t in range(begin, end):
+        x, ids, y = f32p(x_at + t * n * 4), i32p(ids_at + t * n * 4), f32p(y_at + t * size * 4)
+        for i in range(size):
+            y[i] = np.float32(0)
+        for j in range(n):
+            y[ids[j]] = x[j]
 
 
 @kernel("expert_order")
-def expert_order():
+def expert_order(ids_at, order_at, rows, n, begin, end, scratch):
     """Counting sort of rows by expert. One unit.
 
     Scratch: a number per expert, and one more.
     """
-
-    def run(ids_at, order_at, rows, n, begin, end, scratch):
-        ids, starts = i32p(ids_at), i32p(scratch)
-        places, place_of, experts = i32p(order_at), i32p(order_at + rows * 4), i32p(order_at + 2 * rows * 4)
-        for i in range(n + 1):
-            starts[i] = 0
-        for r in range(rows):
-            starts[ids[r] + 1] += 1
-        for i in range(n):
-            starts[i + 1] += starts[i]
-        for r in range(rows):
-            expert = ids[r]
-            at = starts[expert]
-            starts[expert] = at + 1
-            places[at], place_of[r], experts[at] = r, at, expert
-
-    return run
+    ids, starts = i32p(ids_at), i32p(scratch)
+    places, place_of, experts = i32p(order_at), i32p(order_at + rows * 4), i32p(order_at + 2 * rows * 4)
+    for i in range(n + 1):
+        starts[i] = 0
+    for r in range(rows):
+        starts[ids[r] + 1] += 1
+    for i in range(n):
+        starts[i + 1] += starts[i]
+    for r in range(rows):
+        expert = ids[r]
+        at = starts[expert]
+        starts[expert] = at + 1
+        places[at], place_of[r], experts[at] = r, at, expert
 
 
 @njit(forceinline=True)
@@ -139,39 +119,31 @@ def panel_at(order, place, rows, per_row):
 
 
 @kernel("expert_rows")
-def expert_rows():
+def expert_rows(x_at, order_at, y_at, k, per_row, begin, end, scratch):
     """Gather rows by expert. A unit is a position."""
-
-    def run(x_at, order_at, y_at, k, per_row, begin, end, scratch):
-        for place in range(begin, end):
-            x, y = f32p(x_at + i32p(order_at)[place] // per_row * k * 4), f32p(y_at + place * k * 4)
-            for i in range(k):
-                y[i] = x[i]
-
-    return run
+    for place in range(begin, end):
+        x, y = f32p(x_at + i32p(order_at)[place] // per_row * k * 4), f32p(y_at + place * k * 4)
+        for i in range(k):
+            y[i] = x[i]
 
 
 @kernel("expert_sum")
-def expert_sum():
+def expert_sum(y_at, weights_at, order_at, out_at, rows, per_row, n, begin, end, scratch):
     """Weighted sum of the experts' results y (R, N): out (T, N).
 
     A unit is a row of out.
     """
-
-    def run(y_at, weights_at, order_at, out_at, rows, per_row, n, begin, end, scratch):
-        places, weights = i32p(order_at + rows * 4), f32p(weights_at)
-        for t in range(begin, end):
-            out = f32p(out_at + t * n * 4)
-            for j in range(per_row):
-                weight, y = weights[t * per_row + j], f32p(y_at + places[t * per_row + j] * n * 4)
-                if j == 0:
-                    for i in range(n):
-                        out[i] = weight * y[i]
-                else:
-                    for i in range(n):
-                        out[i] += weight * y[i]
-
-    return run
+    places, weights = i32p(order_at + rows * 4), f32p(weights_at)
+    for t in range(begin, end):
+        out = f32p(out_at + t * n * 4)
+        for j in range(per_row):
+            weight, y = weights[t * per_row + j], f32p(y_at + places[t * per_row + j] * n * 4)
+            if j == 0:
+                for i in range(n):
+                    out[i] = weight * y[i]
+            else:
+                for i in range(n):
+                    out[i] += weight * y[i]
 
 
 def panel_packer(pack_row, x_nbytes, y_nbytes):
@@ -287,20 +259,16 @@ def expert_matmul(dtype):
 
 
 @kernel("plain_expert_linear")
-def plain_expert_linear():
+def plain_expert_linear(x_at, w_at, y_at, order_at, rows, n, k, begin, end, scratch):
     """Rows times their experts' weights: x (R, K), w (n · N, K), y (R, N). A unit is a position."""
-
-    def run(x_at, w_at, y_at, order_at, rows, n, k, begin, end, scratch):
-        experts = i32p(order_at + 2 * rows * 4)
-        for place in range(begin, end):
-            x, y = f32p(x_at + place * k * 4), f32p(y_at + place * n * 4)
-            for i in range(n):
-                w, total = f32p(w_at + (experts[place] * n + i) * k * 4), np.float32(0)
-                for j in range(k):
-                    total += x[j] * w[j]
-                y[i] = total
-
-    return run
+    experts = i32p(order_at + 2 * rows * 4)
+    for place in range(begin, end):
+        x, y = f32p(x_at + place * k * 4), f32p(y_at + place * n * 4)
+        for i in range(n):
+            w, total = f32p(w_at + (experts[place] * n + i) * k * 4), np.float32(0)
+            for j in range(k):
+                total += x[j] * w[j]
+            y[i] = total
 
 
 @kernel("plain_expert_matmul")
@@ -325,33 +293,29 @@ def plain_expert_matmul():
 
 
 @kernel("expert_products")
-def expert_products():
+def expert_products(a_at, b_at, order_at, out_at, rows, m, k, blocks, begin, end, scratch):
     """Gradient of the experts' weights: a (R, M), b (R, K), out (n · M, K).
 
     A unit is 16 rows of an expert's part of out, of `blocks`; zero where no row has chosen it.
     """
-
-    def run(a_at, b_at, order_at, out_at, rows, m, k, blocks, begin, end, scratch):
-        experts = i32p(order_at + 2 * rows * 4)
-        for unit in range(begin, end):
-            expert, column = unit // blocks, unit % blocks * 16
-            width = min(16, m - column)
-            out = out_at + (expert * m + column) * k * 4
-            first, last = np.int64(0), rows  # the expert's first position lies between
-            while first < last:
-                middle = (first + last) // 2
-                if experts[middle] < expert:
-                    first = middle + 1
-                else:
-                    last = middle
-            for j in range(width * k):
-                f32p(out)[j] = np.float32(0)
-            while first < rows and experts[first] == expert:
-                b, factors = f32p(b_at + first * k * 4), f32p(a_at + (first * m + column) * 4)
-                for c in range(width):
-                    factor, y = factors[c], f32p(out + c * k * 4)
-                    for j in range(k):
-                        y[j] += factor * b[j]
-                first += 1
-
-    return run
+    experts = i32p(order_at + 2 * rows * 4)
+    for unit in range(begin, end):
+        expert, column = unit // blocks, unit % blocks * 16
+        width = min(16, m - column)
+        out = out_at + (expert * m + column) * k * 4
+        first, last = np.int64(0), rows  # the expert's first position lies between
+        while first < last:
+            middle = (first + last) // 2
+            if experts[middle] < expert:
+                first = middle + 1
+            else:
+                last = middle
+        for j in range(width * k):
+            f32p(out)[j] = np.float32(0)
+        while first < rows and experts[first] == expert:
+            b, factors = f32p(b_at + first * k * 4), f32p(a_at + (first * m + column) * 4)
+            for c in range(width):
+                factor, y = factors[c], f32p(out + c * k * 4)
+                for j in range(k):
+                    y[j] += factor * b[j]
+            first += 1

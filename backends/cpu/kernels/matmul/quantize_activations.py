@@ -177,13 +177,9 @@ def quantize_act(group_size):
 
 
 @kernel("pack_act")
-def pack_act():
+def pack_act(x_at, y_at, m, k, begin, end, scratch):
     """Pack f32 activations. A unit is K_CHUNK elements of all rows."""
-
-    def run(x_at, y_at, m, k, begin, end, scratch):
-        x, y = f32p(x_at), f32p(y_at)
-        for i in range(begin * K_CHUNK, min(k, end * K_CHUNK)):
-            for r in range(m):
-                y[i * m + r] = x[r * k + i]
-
-    return run
+    x, y = f32p(x_at), f32p(y_at)
+    for i in range(begin * K_CHUNK, min(k, end * K_CHUNK)):
+        for r in range(m):
+            y[i * m + r] = x[r * k + i]

@@ -47,23 +47,19 @@ def skinny_gemm(b_layout):
 
 
 @kernel("skinny_split_k")
-def skinny_split_k():
+def skinny_split_k(a_at, b_at, c_at, k, m, n, part_steps, begin, end, scratch):
     """Transposed GEMM with split K: A (K, M), B (K, N), C (parts, M, N), part_steps of K a part.
 
     A unit is a block of C.
     """
-
-    def run(a_at, b_at, c_at, k, m, n, part_steps, begin, end, scratch):
-        across, down = (n + COLUMNS - 1) // COLUMNS, (m + ROWS - 1) // ROWS
-        for unit in range(begin, end):
-            part, r0, c0 = unit // (across * down), unit // across % down * ROWS, unit % across * COLUMNS
-            k0 = part * part_steps
-            steps = min(part_steps, k - k0)
-            for c in range(c0, min(n, c0 + COLUMNS), NR):
-                columns = min(NR, n - c)
-                for r in range(r0, min(m, r0 + ROWS), MT):
-                    x, z = a_at + (k0 * m + r) * 4, b_at + (k0 * n + c) * 4
-                    y, rows = c_at + ((part * m + r) * n + c) * 4, min(MT, m - r)
-                    compute_strided_tile(x, 4, m * 4, z, n * 4, y, n * 4, steps, 1, rows, columns)
-
-    return run
+    across, down = (n + COLUMNS - 1) // COLUMNS, (m + ROWS - 1) // ROWS
+    for unit in range(begin, end):
+        part, r0, c0 = unit // (across * down), unit // across % down * ROWS, unit % across * COLUMNS
+        k0 = part * part_steps
+        steps = min(part_steps, k - k0)
+        for c in range(c0, min(n, c0 + COLUMNS), NR):
+            columns = min(NR, n - c)
+            for r in range(r0, min(m, r0 + ROWS), MT):
+                x, z = a_at + (k0 * m + r) * 4, b_at + (k0 * n + c) * 4
+                y, rows = c_at + ((part * m + r) * n + c) * 4, min(MT, m - r)
+                compute_strided_tile(x, 4, m * 4, z, n * 4, y, n * 4, steps, 1, rows, columns)

@@ -17,7 +17,7 @@ from logitless.graph.testing.conformance import problems, register_all
 register_all()
 CPUBackend(1).close()  # its lowerings are registered
 # families that read the argument block themselves
-BLOCK = {"attention", "attention_join", "linear", "linear_glu", "map", "norm_of_sums", "sample"}
+BLOCK = {"attention", "attention_join", "linear", "linear_glu", "map", "norm_of_sums", "sample", "sparse_attention"}
 
 
 @pytest.mark.parametrize("name", sorted(LOWERINGS.keys() & OPS.keys()))
