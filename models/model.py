@@ -151,7 +151,8 @@ def hparams_of(gguf: GGUFFile) -> Hparams:
             gguf.path, f"key 'tokenizer.ggml.tokens' has {n_tokens} tokens, tensor 'token_embd.weight' has {rows} rows"
         )
     if hparams.experts and hparams.architecture.moe.in_any_layer:
-        with_router = tuple(f"blk.{i}.ffn_gate_inp.weight" in gguf.tensors for i in range(hparams.n_layer))
+        blocks = range(hparams.n_layer + hparams.n_mtp)
+        with_router = tuple(f"blk.{i}.ffn_gate_inp.weight" in gguf.tensors for i in blocks)
         hparams = replace(hparams, experts=replace(hparams.experts, in_layers=with_router))
     check_weights(gguf, hparams)
     return hparams

@@ -72,11 +72,12 @@ class StepGraph:
         if shape.mtp:
             logits, last = guess(model, batch, self.memory, hidden)
             return logits, [last]
-        inputs: list[Tensor] | None = [] if isinstance(drafter, FileDrafter) else None
+        before_norm = drafter is None and model.hparams.architecture.mtp.as_layer
+        inputs: list[Tensor] | None = [] if before_norm or isinstance(drafter, FileDrafter) else None
         cached = Cached(self.memory, batch)
         x = model.hidden(batch, cached, inputs)
         if drafter is None:
-            effects = follow(model, batch, self.memory, hidden, x)
+            effects = follow(model, batch, self.memory, hidden, inputs[-1] if inputs else x)
         else:
             effects = drafter.follow(model, batch, self.memory, hidden, x, inputs or ())
         if not shape.n_out:  # a drafter may read less than the last layers

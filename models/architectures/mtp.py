@@ -64,7 +64,7 @@ class Hidden:
 
 def follow(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, x: Tensor) -> list[Tensor]:
     """MTP prefill: nodes that write the block's KV cache for a step's tokens with last hidden
-    states x (T, n_embd)."""
+    states x (T, n_embd), normed or not as the architecture has it."""
     written = replace(hidden, rows=hidden.store(x))
     _, inputs = _inputs_of(model, batch, written.load())
     keys_of, _ = attention_of(model.hparams)
@@ -82,10 +82,9 @@ def guess(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden) -> tu
     kv = keys_of(inputs, h, layer)
     inputs = inputs._replace(query_scale=model.rotary.query_scale(batch.pos))
     x = residual_stream(b, h, layer, y, inputs.x, attention(inputs, kv, h, Cached(memory, batch), layer))
-    x = _normed(model, b, x)
-    head = "nextn.shared_head_head"
-    logits = model.head(x) if head not in b else model.scale_logits(b.linear(head, x))
-    return logits, hidden.store(x)
+    normed, head = _normed(model, b, x), "nextn.shared_head_head"
+    logits = model.head(normed) if head not in b else model.scale_logits(b.linear(head, normed))
+    return logits, hidden.store(x if h.architecture.mtp.as_layer else normed)
 
 
 def _inputs_of(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, AttentionInputs]:
@@ -97,8 +96,8 @@ def _inputs_of(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, Atte
     x = model.weights.embedding(batch.tokens) if own is None else get_rows(own, batch.tokens)
     before = b.norm("nextn.hnorm", before, h)
     y = b.linear("nextn.eh_proj", concat_columns(b.norm("nextn.enorm", x, h), before))
-    full, _ = model.rotary.angles(rope_positions(batch))
-    return y, AttentionInputs(b, b.norm("attn_norm", y, h), full)
+    angles = model.rotary.angles(rope_positions(batch))[h.is_local(h.n_layer)]
+    return y, AttentionInputs(b, b.norm("attn_norm", y, h), angles)
 
 
 def _normed(model: Model, b: Weights, x: Tensor) -> Tensor:

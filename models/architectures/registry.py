@@ -51,7 +51,7 @@ _MIXER_MOE = MoE(Presence.REQUIRED, own_width=False, router=RouterScore.MIXER)
 _SOFTMAX_MOE = MoE(Presence.REQUIRED, normalize=None, balanced=Presence.OPTIONAL)
 _SHARED_KEY_MOE = MoE(Presence.REQUIRED, own_width=False)
 _OPTIONAL_MOE = MoE(Presence.OPTIONAL, own_width=False)
-_MTP, _UNUSED_MTP = MTP(enabled=True), MTP(known=True)
+_MTP, _UNUSED_MTP, _MTP_LAYER = MTP(enabled=True), MTP(known=True), MTP(enabled=True, as_layer=True)
 _FILE_SCALES = Scales(from_file=True)
 _CLASSES = RankingHead(enabled=True, softmax=True)
 
@@ -376,13 +376,13 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope=Rope(local_base=0),
         attention=replace(_GROUPED_WINDOWS, sinks=Presence.OPTIONAL),
         moe=replace(_SIGMOID_MOE, normalize=True, in_any_layer=True),
-        mtp=_UNUSED_MTP,
+        mtp=_MTP_LAYER,
     ),
     "step35": Architecture(
         rope=Rope(local_base=0, half_of_full=True),
         attention=replace(_GROUPED_WINDOWS, gate=OutputGate.OWN_WEIGHT, gate_optional=True),
         moe=replace(_SIGMOID_MOE, in_any_layer=True),
-        mtp=_UNUSED_MTP,
+        mtp=_MTP_LAYER,
     ),
     "spark2_5": Architecture(
         rope=Rope(local_base=0), attention=replace(_GROUPED_WINDOWS, gate=OutputGate.OWN_WEIGHT), ffn=_GELU_GLU

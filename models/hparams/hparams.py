@@ -243,9 +243,10 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
             "attention.sliding_window",
             None if architecture.attention.window == REQUIRED_KEY else architecture.attention.window,
         )
-    local = _local_layers(keys, n_layer) if window else (False,) * n_layer
+    n_windowed = n_layer + n_mtp * architecture.mtp.as_layer
+    local = _local_layers(keys, n_layer, n_windowed) if window else (False,) * n_layer
     mla = read_mla(keys, n_embd // n_head) if architecture.attention.mla else None
-    local_blocks = [*local, *[False] * n_mtp]
+    local_blocks = [*local, *[False] * (n_blocks - len(local))]
     most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, local_blocks, mla)
     eps_key, other = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
     if not architecture.norm.layer_norm or (eps_key not in keys and other in keys):  # Phi MoE's has the other
@@ -569,14 +570,14 @@ def _sparsity(keys: Keys, n_layer: int) -> tuple[float | None, ...]:
     return tuple(None if v == -np.inf else float(v) for v in values)
 
 
-def _local_layers(keys: Keys, n_layer: int) -> tuple[bool, ...]:
-    """Flags of the sliding-window layers: `sliding_window_pattern` has them, or a period."""
+def _local_layers(keys: Keys, n_layer: int, n: int) -> tuple[bool, ...]:
+    """Flags of the sliding-window layers, `n` with MTP blocks: `sliding_window_pattern` has them, or a period."""
     key, attention = "attention.sliding_window_pattern", TRAITS[keys.arch].attention
     value = keys.get(key, attention.window_period)
     if isinstance(value, np.ndarray) and value.dtype.kind in "biu":
         if len(value) != n_layer:  # some files leave out MTP blocks
             keys.check_length(key, value)
-        return tuple(value[:n_layer].astype(bool).tolist())
+        return tuple(value[:n].astype(bool).tolist())
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise keys.error(key, f"is neither a period nor a flag for each of {n_layer} layers")
     return tuple(value == 0 or (layer + (not attention.full_first)) % value != 0 for layer in range(n_layer))

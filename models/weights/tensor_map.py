@@ -139,8 +139,9 @@ def mtp_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
     yield from _one(b + "eh_proj.weight", h.n_embd, 2 * h.n_embd)
     yield from _norm(b + "enorm", h)
     yield from _norm(b + "hnorm", h)
-    behind = f"blk.{h.n_layer}.{name}" if (name := h.architecture.mtp.norm_name) else ""
-    yield from _norm(b + "shared_head_norm", h, behind, required=h.architecture.mtp.layer_norm or bool(behind))
+    name, other = h.architecture.mtp.norm_name, f"blk.{h.n_layer}.layer_output_norm"
+    behind = other if name or (h.architecture.mtp.as_layer and f"{other}.weight" in present) else ""
+    yield from _norm(b + "shared_head_norm", h, behind, required=h.architecture.mtp.layer_norm or bool(name))
     yield from _one(b + "embed_tokens.weight", h.n_vocab, h.n_embd, required=False)
     yield from _one(b + "shared_head_head.weight", h.n_vocab, h.n_embd, required=False)
 

@@ -33,7 +33,8 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     metadata = {name: value for name, value in values.items() if value is not None}
     h = read_hparams({"general.architecture": s.arch} | metadata, s.n_vocab, "a spec")
     if h.experts and h.architecture.moe.in_any_layer:
-        with_router = tuple(i % 3 > 0 for i in range(h.n_layer))
+        mimo = s.arch == "mimo2"  # whose MTP blocks are dense there
+        with_router = tuple(i % 3 > 0 and not (mimo and i >= h.n_layer) for i in range(h.n_layer + s.n_mtp))
         h = replace(h, experts=replace(h.experts, in_layers=with_router))
     present: dict[str, TensorInfo] = {}
     for i in range(h.n_layer + s.n_mtp):

@@ -52,6 +52,13 @@ NEXTN = {
 
 LING = MAPPED["bailingmoe3"]
 MAPPED_NEXTN = {  # llama.cpp is the only reference of these
+    "step35": _with(
+        MAPPED["step35"],
+        {"attention.head_count": [2, 4, 4, 2, 4], "attention.head_count_kv": [1, 2, 2, 1, 2]}
+        | {"swiglu_clamp_exp": [0.0, 0.0, 0.3, 0.2, 0.0], "swiglu_clamp_shexp": [0.0, 0.2, 0.0, 0.4, 0.0]}
+        | {"attention.sliding_window_pattern": [False, True, True, False, True]},
+    ),
+    "mimo2": _with(MAPPED["mimo2"], {"attention.sliding_window_pattern": [False, True, True, False, True]}, fused=True),
     "deepseek32": _with(MAPPED["deepseek32"]),  # whose layers choose 4 cells, and its head none
     "bailingmoe3": _with(
         LING, {"attention.head_count_kv": [0, 1, 0, 1], "swiglu_clamp_exp": [*LING.keys["swiglu_clamp_exp"], 0.2]}

@@ -56,8 +56,10 @@ NAMES = {
     "cohere2moe, a head of its own": ("much",),
     "nemotron_h_moe": ("much",),
     "nemotron_h_moe of shorter rows": ("much",),
-    "deepseek32": (),
+    "deepseek32": ("much",),
     "bailingmoe3": (),
+    "step35": (),
+    "mimo2": ("much",),
 }  # neither Mistral 4 nor DeepSeek 2 of other forms guess there, nor by more blocks than one
 Told = tuple[str, int, int]  # a text, and how many tokens were guessed and came true
 
