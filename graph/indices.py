@@ -135,6 +135,10 @@ def computed_bounds(t: Tensor) -> Ranges:
         return ((0, t.attrs["n_rows"]),)
     if t.op == "text_begins":
         return ((-1, 1),)
+    if t.op in ("get_ids", "block_starts"):
+        return ((0, t.attrs["limit"]),)
+    if t.op == "block_cells":
+        return ((0, t.attrs["spare"] + 1),)
     if t.op == "chunk_starts":
         return ((0, t.attrs["length"]),)
     if t.op == "chunk_ends":
@@ -151,7 +155,7 @@ def _names(op: str) -> tuple[str, ...]:
 
 
 _TAKEN = {"tables", "slot", "pos", "cells", "pairs", "begin", "end", "targets", "start", "count", "first", "ids"}
-_TAKEN |= {"list_ptr", "chain", "mask_row", "order", "component"}
+_TAKEN |= {"block_tables", "list_ptr", "chain", "mask_row", "order", "component"}
 FARTHEST = 2**24  # position that f32 tells from its neighbours
 
 
@@ -187,14 +191,19 @@ def _bounds(src: Mapping[str, Tensor], t: Tensor) -> dict[str, Bounds]:
         bounds["slot"] = 0, src["tables"].shape[0]
     if "tables" in src and "pos" in src:
         bounds["pos"] = 0, src["tables"].shape[1] * PAGE
-    if t.op == "chunk_ends":
+    if t.op in ("chunk_ends", "block_starts"):
         bounds["pos"] = 0, t.attrs["limit"]
+    if "block_tables" in src:
+        bounds["block_tables"] = 0, src["blocks"].shape[0]
     if "frequency" in src:  # positions that angles are computed of
         bounds["pos"] = 1 - FARTHEST, FARTHEST
     if "component" in src:
         bounds["component"] = 0, src["pos"].shape[0]
-    if "cells" in src:
-        bounds["cells"] = 0, src["cache"].shape[0] * PAGE
+    if t.op == "block_cells":
+        bounds["cells"] = 0, (t.attrs["spare"] + 1) * min(t.attrs["size"], PAGE)
+    elif "cells" in src:
+        cells = src["cache"].shape[2] if t.op == "store_blocks" else PAGE
+        bounds["cells"] = 0, src["cache"].shape[0] * cells
     if "pairs" in src:
         bounds["pairs"] = 0, src["cache"].shape[0]
     for name in {"begin", "end"} & src.keys():  # -1: none

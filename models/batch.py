@@ -13,7 +13,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from logitless.graph.dtype import KV_TYPES
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.causal_attention import causal_attention
-from logitless.graph.ops.attention.chunks import chunk_ends, chunk_starts
 from logitless.graph.ops.attention.encoder_attention import full_attention
 from logitless.graph.ops.attention.hadamard import hadamard
 from logitless.graph.ops.attention.mla import (
@@ -27,6 +26,8 @@ from logitless.graph.ops.attention.paged_attention import (
     PAGE,
     attention,
     biased_attention,
+    chunk_ends,
+    chunk_starts,
     load_v,
     store_k,
     store_v,

@@ -56,6 +56,17 @@ for _dtype in (name for name in DTYPES if name not in ("i32", "u32") and not nam
     get_rows.case(_case(_dtype))
 
 
+@op("table i32 (N, 1, K)", "ids i32 (T)", gives="i32 (T, K)", needs="limit > 0")
+def get_ids(table: Array, ids: Array, *, limit: int) -> Array:
+    """table (N, 1, K) i32 at ids (T,): indices (T, K) below `limit`, the nearest for what is not."""
+    return np.clip(table[ids, 0], 0, limit - 1)
+
+
+@get_ids.case
+def _(r: np.random.Generator) -> Case:
+    return [r.integers(-1, 7, (9, 1, 3)).astype(np.int32), np.array([8, 0, 5, 8], np.int32)], {"limit": 6}
+
+
 @op("tokens i32 (T)", gives="f32 (T, n)")
 def token_columns(tokens: Array, *, n: int) -> Array:
     """(T, n): tokens (T,) plus 1 in each of n columns, as a short convolution keeps them; 0 stands for no token."""

@@ -41,6 +41,15 @@ def gather_f32(table_at, ids_at, y_at, k, group_nbytes, begin, end, scratch):
             y[i] = x[i]
 
 
+@kernel("get_ids")
+def get_ids(table_at, ids_at, y_at, k, limit, begin, end, scratch):
+    """Gather rows of indices, within their bounds. A unit is a row."""
+    for t in range(begin, end):
+        x, y = i32p(table_at + np.int64(i32p(ids_at)[t]) * k * 4), i32p(y_at + t * k * 4)
+        for i in range(k):
+            y[i] = min(max(x[i], 0), limit - 1)
+
+
 def float_reader(dtype):
     """f(group, k, r): one element of a packed group of floats, as f32."""
     k_interleave = LAYOUTS[dtype].k_interleave

@@ -29,6 +29,8 @@ ATTENTION_BLOCK = 48  # kernels/attention/causal.py: BLOCK
 
 
 lower_plain(
+    block_starts=lambda T, size, **_: ((size,), T, 4096),
+    block_cells=lambda T, size, spare, **_: ((size, spare), T, 4096),
     chunk_ends=lambda T, size, **_: ((T, size), T, 4096),
     chunk_starts=lambda T, length, size, **_: ((length, size), T, 4096),
     rope_angles=lambda T, P, magnitude, **_: ((P, bits(magnitude)), T, 8),
@@ -181,6 +183,50 @@ def _(t: Tensor, at: At) -> list[Task] | None:
     args = (*map(at, t.src), at(t), heads, tables.shape[1], t.attrs["n"], block, t.attrs["last"])
     scratch = 4 * (tables.shape[1] * PAGE // block + 64 + 2 * 16 * size) + 64
     return [Task(f"chosen_blocks:{k.dtype}:{size}", args, rows * heads, 1, scratch)]
+
+
+HEADS_OF_UNIT = 32  # of compressed attention, whose units convert rows for themselves
+
+
+@lower("compressed_attention")
+def _(t: Tensor, at: At) -> list[Task] | None:
+    q, k, tables, slot, pos, sinks, *more = t.src
+    n, heads, size = q.shape
+    if size % 2:
+        return None
+    group = min(HEADS_OF_UNIT, max(8, -(-n * heads // (UNITS_PER_CORE * cores()))), heads)
+    blocks, block_tables, chosen = [*more, *(k, tables, q)[len(more) :]]
+    args = (*map(at, (q, k, tables, slot, pos, sinks, blocks, block_tables, chosen)), at(t), heads, group)
+    args = (*args, tables.shape[1], t.attrs["window"], t.attrs.get("size", 1), blocks.shape[2] if more else 0)
+    args = (*args, chosen.shape[1] if len(more) == 3 else 0, bits(t.attrs["scale"]))
+    scratch = 4 * (64 * size + group * (32 + 2 * size + 2 + PAGE + 1)) + 192
+    return [Task(f"compressed_attention:{k.dtype}:{size}", args, n * -(-heads // group), 1, scratch)]
+
+
+@lower("chosen_rows")
+def _(t: Tensor, at: At) -> list[Task] | None:
+    q, _, k, tables, *_ = t.src
+    rows, heads, size = q.shape
+    if size % 2:
+        return None
+    block = t.attrs["size"]
+    args = (*map(at, t.src), at(t), tables.shape[1], t.attrs["n"], block, k.shape[2])
+    scratch = 4 * (tables.shape[1] * PAGE // block + 32 + 32 * size + 8 * 32) + 64
+    return [Task(f"chosen_rows:{k.dtype}:{size}:{heads}", args, rows, 1, scratch)]
+
+
+@lower("block_pool")
+def _(t: Tensor, at: At) -> list[Task]:
+    (size, _, width), half = t.src[1].shape, t.shape[1]
+    args = (*map(at, t.src), at(t), size, width, half, t.src[2].shape[1])
+    return [Task("block_pool", args, t.shape[0], 1, 8 * half + 64)]
+
+
+@lower("store_blocks")
+def _(t: Tensor, at: At) -> list[Task]:
+    cache, rows, cells = t.src
+    args = (at(cache), at(rows), at(cells), rows.shape[2], cache.shape[0] * cache.shape[2])
+    return [Task(f"store_blocks:{cache.dtype}", args, rows.shape[0], 4)]
 
 
 CAUSAL, BOUNDS, FULL = range(3)  # kernels/attention/ranges.py

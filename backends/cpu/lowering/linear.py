@@ -101,6 +101,7 @@ def _(t: Tensor, at: At) -> list[Task]:
 
 lower_plain(
     pack_act=lambda T, K, **_: ((T, K), -(-K // K_CHUNK), max(1, 256 // T)),
+    get_ids=lambda T, K, limit, **_: ((K, limit), T, 256),
     token_columns=lambda T, n, **_: ((n,), T, 4096),
     ngram_rows=lambda T, M, R, stop, **_: ((M, R // 2 - M - 1, stop), T, 256),
 )

@@ -37,8 +37,7 @@ from logitless.engine.runner.placement import PlacementOptions
 from logitless.graph.backend import Backend, Location
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.causal_attention import causal_attention
-from logitless.graph.ops.attention.chunks import chunk_ends
-from logitless.graph.ops.attention.paged_attention import attention, store_k
+from logitless.graph.ops.attention.paged_attention import attention, chunk_ends, store_k
 from logitless.graph.ops.elementwise import silu
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear_attention import causal_conv

@@ -1,4 +1,4 @@
-"""Kernels of the bounds of chunked attention (graph/ops/attention/chunks.py)."""
+"""Kernels of the bounds of chunked attention (graph/ops/attention/paged_attention.py)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def _row_mover(dtype, cells_last, *, load):
     """
     kind = KV_TYPES[dtype]
     page_of_element = page_nbytes(dtype, 1)
-    make = partial(block_mover, kind) if kind.bits else partial(_number_mover, dtype)
+    make = partial(block_mover, kind) if kind.bits else partial(number_mover, dtype)
     move = make(cells_last=cells_last, load=load)
 
     def run(cache_at, rows_at, cells_at, heads, size, n_cells, begin, end, scratch):
@@ -52,7 +52,7 @@ def _f32_to_bf16(x):
     return np.uint16(to_bf16(np.uint32(bits_of(x))) >> np.uint32(16))
 
 
-def _number_mover(dtype, *, cells_last, load):
+def number_mover(dtype, *, cells_last, load):
     """f(x, page, cell, size): store a row of plain numbers, or load it."""
     pointer, to_cache, from_cache = {
         "f32": (f32p, np.float32, np.float32),

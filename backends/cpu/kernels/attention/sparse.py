@@ -1,4 +1,4 @@
-"""Sparse attention (graph/ops/attention/mla.py): the choice of cells, and attention over those.
+"""Sparse attention: the choice of cells (graph/ops/attention/mla.py), and attention over those; compressed attention.
 
 Keys and values of 32 cells at a time are converted to f32 side by side, wherever they lie, so that a token costs
 what it attends to, not its whole context. Its arithmetic does not depend on other tokens: what is chosen for it
@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from logitless.backends.cpu.kernels.attention.kv_store import number_mover
 from logitless.backends.cpu.kernels.attention.paged_attention import LN_2, LOG2_E
 from logitless.backends.cpu.kernels.attention.tile import (
     BLOCK,
@@ -22,7 +23,16 @@ from logitless.backends.cpu.kernels.attention.tile import (
     softmax_step,
     weighted_sum,
 )
-from logitless.backends.cpu.kernels.ir.registry import bits_f32, f32p, i32p, kernel, u32p
+from logitless.backends.cpu.kernels.ir.registry import (
+    bf16_to_f32,
+    bits_f32,
+    f16_to_f32,
+    f32p,
+    i32p,
+    kernel,
+    u16p,
+    u32p,
+)
 from logitless.backends.cpu.kernels.ir.scalar_math import exp_exact
 
 TOP_BIT, ALL_BITS = np.uint32(1 << 31), np.uint32((1 << 32) - 1)
@@ -220,13 +230,8 @@ def _write_best(bits, count, n, size, end, y_at):
     return written
 
 
-@kernel("chosen_cells")
-def chosen_cells(dtype, head_size, n_heads):
-    """Lists of the cells of the n pools with the greatest scores. A unit is a token.
-
-    Scratch per thread: scores of all pools, 32 cells, a page, rows and a block of keys, scores of 8 heads."""
-    size, heads = int(head_size), int(n_heads)
-    gather, key_page = _gather_keys(dtype, size), page_nbytes(dtype, size)
+def _index_scores(size, heads):
+    """f(q, weights, block, s, total): scores of 32 cells, whose keys are (2, D, 16); s: room for 8 rows of them."""
     score8, score4, score2, score1 = (scores(size, n, "f32", (0, 0, 0, 0)) for n in (8, 4, 2, 1))
     some4, some2, some1 = heads % 8 > 3, heads % 4 > 1, heads % 2 > 0
     page_nbytes_f32 = PAGE * size * 4
@@ -240,7 +245,6 @@ def chosen_cells(dtype, head_size, n_heads):
 
     @njit(forceinline=True)
     def of_block(q, w_at, block_at, s_at, total_at):
-        """Scores of 32 cells."""
         total, second = f32p(total_at), block_at + page_nbytes_f32
         for c in range(BLOCK):
             total[c] = 0
@@ -260,6 +264,18 @@ def chosen_cells(dtype, head_size, n_heads):
         if some1:
             score1(q + row * size * 4, block_at, second, s_at, q, q, q, q)
             add(total, s_at, f32p(w_at + row * 4), 1)
+
+    return of_block
+
+
+@kernel("chosen_cells")
+def chosen_cells(dtype, head_size, n_heads):
+    """Lists of the cells of the n pools with the greatest scores. A unit is a token.
+
+    Scratch per thread: scores of all pools, numbers of 32 cells, a page and a block of keys, scores of 8 heads."""
+    size, heads = int(head_size), int(n_heads)
+    gather, key_page = _gather_keys(dtype, size), page_nbytes(dtype, size)
+    of_block, page_nbytes_f32 = _index_scores(size, heads), PAGE * size * 4
 
     def run(q_at, w_at, k_at, tables_at, slot_at, pos_at, y_at, table_pages, n, pool, begin, end, scratch):
         cells_at = scratch + (table_pages * PAGE // pool + BLOCK) * 4
@@ -322,5 +338,212 @@ def chosen_blocks(dtype, head_size):
             y = f32p(y_of)
             for i in range(_write_best(u32p(scratch), count, n, block, pos[t] + 1, y_of), n * block):
                 y[i] = np.float32(-1)
+
+    return run
+
+
+def _row_reader(dtype, size):
+    """f(row, lane, keys, values): a row of plain numbers as f32: in a lane of keys [2][D][16], and of values [32][D].
+    Without values (0) only the former."""
+    pointer, number = {"f32": (f32p, np.float32), "f16": (u16p, f16_to_f32), "bf16": (u16p, bf16_to_f32)}[dtype]
+
+    @njit(forceinline=True)
+    def read(row, lane, keys_at, values_at):
+        x, keys = pointer(row), f32p(keys_at + (lane // PAGE * PAGE * size + lane % PAGE) * 4)
+        if values_at:
+            values = f32p(values_at + lane * size * 4)
+            for d in range(size):
+                values[d] = number(x[d])
+            for d in range(size):
+                keys[d * PAGE] = values[d]
+        else:
+            for d in range(size):
+                keys[d * PAGE] = number(x[d])
+
+    return read
+
+
+@njit(forceinline=True)
+def _block_cell(table, block, block_size, page_cells):
+    """Cell, of `page_cells` a page, of a block of tokens."""
+    last = block * block_size + block_size - 1
+    return np.int64(table[last // PAGE]) * page_cells + last % PAGE // min(block_size, PAGE)
+
+
+@kernel("chosen_rows")
+def chosen_rows(dtype, head_size, n_heads):
+    """Lists of the n blocks of tokens with the greatest scores. A unit is a token.
+
+    Scratch per thread: scores of all blocks, a block of keys, scores of 8 heads."""
+    size, heads = int(head_size), int(n_heads)
+    read, row_nbytes, of_block = _row_reader(dtype, size), page_nbytes(dtype, size) // PAGE, _index_scores(size, heads)
+
+    def run(
+        q_at, w_at, k_at, tables_at, slot_at, pos_at, y_at, table_pages, n, block_size, page_cells, begin, end, scratch
+    ):
+        block_at = scratch + (table_pages * PAGE // block_size + BLOCK) * 4
+        s_at, slot, pos = block_at + BLOCK * size * 4, i32p(slot_at), i32p(pos_at)
+        for t in range(begin, end):
+            count, table = (np.int64(pos[t]) + 1) // block_size, i32p(tables_at + np.int64(slot[t]) * table_pages * 4)
+            for start in range(0, count if count > n else 0, BLOCK):
+                for lane in range(min(BLOCK, count - start)):
+                    cell = _block_cell(table, start + lane, block_size, page_cells)
+                    read(k_at + cell * row_nbytes, lane, block_at, 0)
+                of_block(q_at + t * heads * size * 4, w_at + t * heads * 4, block_at, s_at, scratch + start * 4)
+            y_of = y_at + np.int64(t) * n * 4
+            for i in range(_write_best(u32p(scratch), count, n, 1, count, y_of), n):
+                f32p(y_of)[i] = np.float32(-1)
+
+    return run
+
+
+@kernel("compressed_attention")
+def compressed_attention(dtype, head_size):
+    """Attention over a window and rows of blocks, in blocks of 32 rows. A unit is some heads of a token.
+
+    Scratch per thread: 32 rows as keys and as values, and for each head of a unit scores (32), query (D), visible
+    cells (2), and its state as in attention."""
+    size = int(head_size)
+    row_nbytes, tile_nbytes = page_nbytes(dtype, size) // PAGE, BLOCK * size * 4
+    read, clear, finish = _row_reader(dtype, size), clear_rows(size), divide(size)
+    score8, score4, score2, score1 = (scores(size, n, "f32", (0, 0, 0, 0)) for n in (8, 4, 2, 1))
+    softmax8, softmax4, softmax2, softmax1 = (softmax_step(size, n, masked=True) for n in (8, 4, 2, 1))
+    sum4, sum2, sum1 = (weighted_sum(size, n) for n in (4, 2, 1))
+
+    @njit(forceinline=True)
+    def of_block(keys, values, s_at, q_at, seen_at, o_at, l_at, tops_at, rows, count):
+        second, cap, row = keys + PAGE * size * 4, np.float32(0), 0
+        while row < rows:
+            left = rows - row
+            n = 8 if left >= 8 else 4 if left >= 4 else 2 if left >= 2 else 1
+            q, s, seen = q_at + row * size * 4, s_at + row * BLOCK * 4, seen_at + row * 8
+            tops, l, o = tops_at + row * 4, l_at + row * PAGE * 4, o_at + row * size * 4
+            if n == 8:
+                score8(q, keys, second, s, q, q, q, q)
+                softmax8(s, tops, l, o, seen, cap)
+                sum4(s, values, o, 0, count)
+                sum4(s + 4 * BLOCK * 4, values, o + 4 * size * 4, 0, count)
+            elif n == 4:
+                score4(q, keys, second, s, q, q, q, q)
+                softmax4(s, tops, l, o, seen, cap)
+                sum4(s, values, o, 0, count)
+            elif n == 2:
+                score2(q, keys, second, s, q, q, q, q)
+                softmax2(s, tops, l, o, seen, cap)
+                sum2(s, values, o, 0, count)
+            else:
+                score1(q, keys, second, s, q, q, q, q)
+                softmax1(s, tops, l, o, seen, cap)
+                sum1(s, values, o, 0, count)
+            row += n
+
+    def run(
+        q_at, k_at, tables_at, slot_at, pos_at, sinks_at, blocks_at, block_tables_at, chosen_at, y_at, heads, group,
+        table_pages, window, block_size, page_cells, n_chosen, scale_bits, begin, end, scratch,
+    ):  # fmt: skip
+        scale, slot, pos, sinks = bits_f32(scale_bits) * LOG2_E, i32p(slot_at), i32p(pos_at), f32p(sinks_at)
+        values_at = scratch + tile_nbytes
+        s_at = values_at + tile_nbytes
+        q_at_, seen_at = s_at + group * BLOCK * 4, s_at + group * (BLOCK + size) * 4
+        o_at = seen_at + (group * 8 + 63) // 64 * 64
+        l_at = o_at + group * size * 4
+        tops_at = l_at + group * PAGE * 4
+        q, seen, tops = f32p(q_at_), i32p(seen_at), f32p(tops_at)
+        groups = (heads + group - 1) // group
+        for unit in range(begin, end):
+            t, head = unit // groups, unit % groups * group
+            rows, at = min(group, heads - head), (t * heads + head) * size * 4
+            source = f32p(q_at + at)
+            for i in range(rows * size):
+                q[i] = source[i] * scale
+            clear(o_at, l_at, tops_at, rows)
+            table = i32p(tables_at + np.int64(slot[t]) * table_pages * 4)
+            block_table = i32p(block_tables_at + np.int64(slot[t]) * table_pages * 4)
+            chosen_of = chosen_at + np.int64(t) * n_chosen * 4
+            chosen = f32p(chosen_of)
+            in_window = min(window, np.int64(pos[t]) + 1)
+            first, n_blocks = np.int64(pos[t]) + 1 - in_window, 0
+            if page_cells:
+                n_blocks = _length(chosen_of, n_chosen) if n_chosen else (np.int64(pos[t]) + 1) // block_size
+            for start in range(0, in_window + n_blocks, BLOCK):
+                count = min(BLOCK, in_window + n_blocks - start)
+                for lane in range(count):
+                    i = start + lane
+                    if i < in_window:
+                        row = k_at + (np.int64(table[(first + i) // PAGE]) * PAGE + (first + i) % PAGE) * row_nbytes
+                    else:
+                        block = np.int64(chosen[i - in_window]) if n_chosen else i - in_window
+                        row = blocks_at + _block_cell(block_table, block, block_size, page_cells) * row_nbytes
+                    read(row, lane, scratch, values_at)
+                for r in range(rows):
+                    seen[2 * r], seen[2 * r + 1] = 0, count
+                of_block(scratch, values_at, s_at, q_at_, seen_at, o_at, l_at, tops_at, rows, count)
+            for r in range(rows):
+                f32p(l_at)[r * PAGE] += exp_exact(sinks[head + r] - tops[r] * LN_2)
+                finish(o_at + r * size * 4, l_at + r * PAGE * 4, y_at + at + r * size * 4)
+
+    return run
+
+
+@kernel("block_pool")
+def block_pool(
+    k_at, bias_at, tables_at, slot_at, pos_at, y_at, block_size, width, half, table_pages, begin, end, scratch
+):
+    """Rows of blocks of tokens: for each element a softmax over the block. A unit is a token.
+
+    Scratch per thread: greatest scores, sums of weights."""
+    slot, pos, top, total = i32p(slot_at), i32p(pos_at), f32p(scratch), f32p(scratch + half * 4)
+    for t in range(begin, end):
+        y, stop = f32p(y_at + np.int64(t) * half * 4), np.int64(pos[t]) + 1
+        for j in range(half):
+            y[j], top[j], total[j] = np.float32(0), np.float32(-np.inf), np.float32(0)
+        if stop % block_size:
+            continue
+        table = i32p(tables_at + np.int64(slot[t]) * table_pages * 4)
+        first = max(0, stop - block_size * (width // half))
+        for again in range(2):
+            for p in range(first, stop):
+                cell = np.int64(table[p // PAGE]) * PAGE + p % PAGE
+                start = half if width > half and p >= stop - block_size else 0
+                value = f32p(k_at + (cell * 2 * width + start) * 4)
+                score = f32p(k_at + ((cell * 2 + 1) * width + start) * 4)
+                bias = f32p(bias_at + (p % block_size * width + start) * 4)
+                if again == 0:
+                    for j in range(half):
+                        top[j] = max(top[j], score[j] + bias[j])
+                else:
+                    for j in range(half):
+                        weight = exp_exact(score[j] + bias[j] - top[j])
+                        total[j] += weight
+                        y[j] += weight * value[j]
+        for j in range(half):
+            y[j] /= total[j]
+
+
+@kernel("block_starts")
+def block_starts(pos_at, y_at, size, begin, end, scratch):
+    """First positions of blocks. A unit is a position."""
+    for t in range(begin, end):
+        i32p(y_at)[t] = i32p(pos_at)[t] // size * size
+
+
+@kernel("block_cells")
+def block_cells(pos_at, cells_at, y_at, size, spare, begin, end, scratch):
+    """Cells of blocks, by their last tokens. A unit is a token."""
+    for t in range(begin, end):
+        ends = (i32p(pos_at)[t] + 1) % size == 0
+        i32p(y_at)[t] = i32p(cells_at)[t] // min(size, PAGE) if ends else spare
+
+
+@kernel("store_blocks")
+def store_blocks(dtype):
+    """Store rows into cells that lie one behind the other. A unit is a row; cells outside the cache are skipped."""
+    move = number_mover(dtype, cells_last=False, load=False)
+
+    def run(cache_at, rows_at, cells_at, size, n_cells, begin, end, scratch):
+        for t in range(begin, end):
+            cell = np.int64(i32p(cells_at)[t])
+            if 0 <= cell < n_cells:
+                move(rows_at + np.int64(t) * size * 4, cache_at, cell, size)
 
     return run
