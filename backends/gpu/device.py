@@ -21,6 +21,7 @@ from logitless.backends.gpu.attention import (  # noqa: F401
     attention_cpu,
     causal,
     chunks,
+    compressed,
     encoder,
     hadamard,
     kv_store,

@@ -87,6 +87,15 @@ Kernel(
 )
 
 
+Kernel(
+    "get_ids",
+    [Arg("X", "i32"), Arg("IDS", "i32"), Arg("Y", "i32", "w")],
+    ["uint n", "uint n_k", "uint limit"],
+    "  FOR_EACH(i, n) Y[i] = min(max(X[UINT(IDS[i / n_k]) * n_k + i % n_k], 0), INT(limit) - 1);",
+    wg=64,
+)
+
+
 @lower("get_rows")
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     table, ids = t.src
@@ -115,6 +124,7 @@ def _padded(x: Tensor, N: int, before: int, after: int, **_: Any) -> tuple[int, 
 
 
 lower_plain(
+    get_ids=lambda T, K, limit, **_: (T * K, K, limit),
     pad_rows=_padded,
     token_columns=lambda T, n, **_: (T * n, n),
     ngram_rows=lambda T, M, R, stop, **_: (T * (R // 2 - M - 1), M, R // 2 - M - 1, stop),

@@ -1,4 +1,4 @@
-"""Bounds of chunked attention (graph/ops/attention/chunks.py)."""
+"""Bounds of chunked attention (graph/ops/attention/paged_attention.py)."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ for _dtype in CACHE_TYPES:
     _scores(_dtype)
 
 # Code that counts the list's places for which a condition on `key` and `c` holds, in `found`.
-_COUNT = """
+COUNT = """
     {{
       uint own = 0u;
       for (uint c = LID; c < count; c += WG) {{
@@ -96,6 +96,10 @@ _COUNT = """
       for (uint i = 0u; i < WG; i++) found += parts[i];
       BARRIER();
     }}"""
+CHOICE = """
+#define KEY(bits) ((bits) ^ (((bits) >> 31) != 0u ? 0xffffffffu : 0x80000000u)) /* in the order of the numbers */
+#define IS_CHOSEN(key, place) ((key) > least || ((key) == least && (place) <= last))
+"""
 Kernel(
     "choose_cells",
     [Arg("S", "f32"), Arg("POS", "i32"), Arg("Y", "f32", "w")],
@@ -106,14 +110,14 @@ Kernel(
   if (count > most) {{
     for (uint j = 0u; j < 32u; j++) {{
       uint tried = least | (0x80000000u >> j);
-      {_COUNT.format(condition="key >= tried")}
+      {COUNT.format(condition="key >= tried")}
       if (found >= most) least = tried;
     }}
-    {_COUNT.format(condition="key > least")}
+    {COUNT.format(condition="key > least")}
     uint equal = most - found;
     for (uint j = 0u; j < 31u; j++) {{
       uint tried = last | (0x40000000u >> j);
-      {_COUNT.format(condition="key == least && c < tried")}
+      {COUNT.format(condition="key == least && c < tried")}
       if (found < equal) last = tried;
     }}
   }}
@@ -146,10 +150,7 @@ Kernel(
     cpu=[{"WG": 1}],
     soft=[{"WG": 16}],
     local=[("uint", "parts", "WG")],
-    functions="""
-#define KEY(bits) ((bits) ^ (((bits) >> 31) != 0u ? 0xffffffffu : 0x80000000u)) /* in the order of the numbers */
-#define IS_CHOSEN(key, place) ((key) > least || ((key) == least && (place) <= last))
-""",
+    functions=CHOICE,
 )
 
 

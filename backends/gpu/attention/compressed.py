@@ -1,0 +1,311 @@
+"""Compressed attention over a window and rows of blocks of tokens, the choice of blocks, and their rows.
+
+Attention is that of latent rows, whose places are found before a group reads them."""
+
+from __future__ import annotations
+
+from logitless.backends.gpu.attention.kv_store import TO_BF16
+from logitless.backends.gpu.attention.mla import FUNCTIONS, HEADS, SIZES
+from logitless.backends.gpu.attention.sparse import CHOICE, COUNT, WG
+from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, lower_plain
+from logitless.graph.ops.attention.paged_attention import PAGE
+from logitless.graph.tensor import Tensor
+
+TYPES = {"f32": "f32", "f16": "u16", "bf16": "u16"}
+# The row of a block in its cache: words block_size, page_cells.
+BLOCK_ROW = """
+FN uint ROW_IN_PAGE(uint last, uint block_size) { return last % 16u / min(block_size, 16u); }
+"""
+
+
+def _element(buffer: str, dtype: str, at: str) -> str:
+    return {
+        "f32": f"{buffer}[{at}]",
+        "f16": f"F16(LOAD16({buffer}, {at}))",
+        "bf16": f"U2F(LOAD16({buffer}, {at}) << 16)",
+    }[dtype]
+
+
+def _attention(dtype: str) -> None:
+    element = f"((place >> 31) != 0u ? {_element('B', dtype, 'at')} : {_element('K', dtype, 'at')})"
+    Kernel(
+        f"compressed_attention_{dtype}",
+        [
+            *(Arg("Q", "f32"), Arg("K", TYPES[dtype]), Arg("TABLE", "i32"), Arg("SLOT", "i32"), Arg("POS", "i32")),
+            *(Arg("S", "f32"), Arg("B", TYPES[dtype]), Arg("OTHERS", "i32"), Arg("CHOSEN", "f32")),
+            Arg("Y", "f32", "w"),
+        ],
+        [
+            *("uint n_heads", "uint size", "uint table_pages", "float factor", "uint window"),
+            *("uint block_size", "uint page_cells", "uint n_chosen"),
+        ],
+        f"""
+  uint t = GY, head = GX * HEADS, n_own = min(UINT(HEADS), n_heads - head);
+  uint stop = UINT(POS[t]) + 1u, table = UINT(SLOT[t]) * table_pages;
+  uint in_window = min(window, stop), n_blocks = page_cells > 0u ? stop / block_size : 0u;
+  if (n_chosen > 0u) {{
+    n_blocks = 0u;
+    while (n_blocks < n_chosen && CHOSEN[t * n_chosen + n_blocks] >= 0.0f) n_blocks++;
+  }}
+  uint n_rows = in_window + n_blocks;
+  for (uint x = LID; x < HEADS * size; x += WG)
+    q[x] = Q[(t * n_heads + head + min(x / size, n_own - 1u)) * size + x % size];
+  for (uint x = LID; x < HEADS; x += WG) {{
+    most_of[x] = S[head + min(x, n_own - 1u)];
+    total_of[x] = 1.0f;
+  }}
+  PRECISE float out_[PER * HEADS];
+  EACH_ELEMENT {{ EACH_HEAD {{ out_[i * HEADS + h] = 0.0f; }} }}
+  BARRIER();
+  for (uint first = 0u; first < n_rows; first += CELLS) {{
+    for (uint own = LID; own < CELLS; own += WG) {{
+      uint cell = first + own, place = 0u;
+      PRECISE float s[HEADS];
+      EACH_HEAD {{ s[h] = 0.0f; }}
+      if (cell < n_rows) {{
+        if (cell < in_window) {{
+          uint p = stop - in_window + cell;
+          place = UINT(TABLE[table + p / 16u]) * 16u + p % 16u;
+        }} else {{
+          uint block = cell - in_window;
+          if (n_chosen > 0u) block = UINT(CHOSEN[t * n_chosen + block]);
+          uint last = block * block_size + block_size - 1u;
+          place = UINT(OTHERS[table + last / 16u]) * page_cells + ROW_IN_PAGE(last, block_size) | 0x80000000u;
+        }}
+        places[own] = place;
+        for (uint e = 0u; e < size; e++) {{
+          uint at = (place & 0x7fffffffu) * size + e;
+          float x = {element};
+          EACH_HEAD {{ s[h] = FMA(q[h * size + e], x, s[h]); }}
+        }}
+      }}
+      EACH_HEAD {{ weights[h * CELLS + own] = cell < n_rows ? s[h] * factor : -INF; }}
+    }}
+    BARRIER();
+    for (uint x = LID; x < HEADS; x += WG) {{
+      float most = most_of[x];
+      for (uint c = 0u; c < CELLS; c++) most = max(most, weights[x * CELLS + c]);
+      was_of[x] = EXP(most_of[x] - most);
+      most_of[x] = most;
+    }}
+    BARRIER();
+    for (uint x = LID; x < HEADS * CELLS; x += WG)
+      weights[x] = weights[x] == -INF ? 0.0f : EXP(weights[x] - most_of[x / CELLS]);
+    BARRIER();
+    for (uint x = LID; x < HEADS; x += WG) {{
+      PRECISE float total = total_of[x] * was_of[x];
+      for (uint c = 0u; c < CELLS; c++) total = total + weights[x * CELLS + c];
+      total_of[x] = total;
+    }}
+    EACH_ELEMENT {{ EACH_HEAD {{ out_[i * HEADS + h] = out_[i * HEADS + h] * was_of[h]; }} }}
+    for (uint c = 0u; c < min(UINT(CELLS), n_rows - first); c++) {{
+      uint place = places[c];
+      EACH_ELEMENT {{
+        uint e = min(LID + i * WG, size - 1u), at = (place & 0x7fffffffu) * size + e;
+        float x = {element};
+        EACH_HEAD {{ out_[i * HEADS + h] = FMA(weights[h * CELLS + c], x, out_[i * HEADS + h]); }}
+      }}
+    }}
+    BARRIER();
+  }}
+  EACH_ELEMENT {{
+    uint e = LID + i * WG;
+    EACH_HEAD {{
+      if (h < n_own && e < size) Y[(t * n_heads + head + h) * size + e] = out_[i * HEADS + h] / total_of[h];
+    }}
+  }}""",
+        simt=[{"WG": 128, "CELLS": 128, "HEADS": HEADS["simt"], "MAX_SIZE": size} for size in SIZES],
+        cpu=[{"WG": 1, "CELLS": 16, "HEADS": HEADS["cpu"], "MAX_SIZE": size} for size in SIZES],
+        soft=[{"WG": 16, "CELLS": 16, "HEADS": HEADS["soft"], "MAX_SIZE": size} for size in SIZES],
+        local=[
+            ("float", "q", "HEADS * MAX_SIZE"),
+            ("float", "weights", "HEADS * CELLS"),
+            ("uint", "places", "CELLS"),
+            *[("float", name, "HEADS") for name in ("most_of", "total_of", "was_of")],
+        ],
+        functions=FUNCTIONS + BLOCK_ROW,
+    )
+
+
+def _scores(dtype: str) -> None:
+    Kernel(
+        f"row_scores_{dtype}",
+        [
+            *(Arg("Q", "f32"), Arg("W", "f32"), Arg("K", TYPES[dtype]), Arg("TABLE", "i32"), Arg("SLOT", "i32")),
+            *(Arg("POS", "i32"), Arg("Y", "f32", "w")),
+        ],
+        ["uint n", "uint width", "uint n_heads", "uint size", "uint table_pages", "uint block_size", "uint page_cells"],
+        f"""
+  FOR_EACH(i, n) {{
+    uint t = i / width, last = i % width * block_size + block_size - 1u;
+    PRECISE float total = 0.0f;
+    if (last <= UINT(POS[t])) {{
+      uint page = UINT(TABLE[UINT(SLOT[t]) * table_pages + last / 16u]);
+      uint row_at = (page * page_cells + ROW_IN_PAGE(last, block_size)) * size;
+      for (uint h = 0u; h < n_heads; h++) {{
+        PRECISE float s = 0.0f;
+        for (uint e = 0u; e < size; e++) {{
+          float x = {_element("K", dtype, "row_at + e")};
+          s = FMA(Q[(t * n_heads + h) * size + e], x, s);
+        }}
+        total = FMA(W[t * n_heads + h], max(s, 0.0f), total);
+      }}
+    }}
+    Y[i] = total;
+  }}""",
+        wg=WG,
+        functions=BLOCK_ROW,
+    )
+
+
+def _store(dtype: str) -> None:
+    value = {"f32": "C[at] = X[i]", "f16": "STORE16(C, at, TO_F16(X[i]))", "bf16": "STORE16(C, at, TO_BF16(X[i]))"}
+    Kernel(
+        f"store_blocks_{dtype}",
+        [Arg("C", TYPES[dtype], "rw"), Arg("X", "f32"), Arg("CELLS", "i32")],
+        ["uint n", "uint size"],
+        f"""
+  FOR_EACH(i, n) {{
+    uint at = UINT(CELLS[i / size]) * size + i % size;
+    {value[dtype]};
+  }}""",
+        wg=WG,
+        functions=TO_BF16 if dtype == "bf16" else "",
+    )
+
+
+for _dtype in TYPES:
+    _attention(_dtype)
+    _scores(_dtype)
+    _store(_dtype)
+# The n-th greatest score and the last chosen one of those that equal it; then each thread lists some blocks.
+Kernel(
+    "choose_rows",
+    [Arg("POS", "i32"), Arg("S", "f32"), Arg("Y", "f32", "w")],
+    ["uint width", "uint most", "uint block_size"],
+    f"""
+  uint t = GX, from = t * width, count = (UINT(POS[t]) + 1u) / block_size, least = 0u, last = 0u, found = 0u;
+  if (count > most) {{
+    for (uint j = 0u; j < 32u; j++) {{
+      uint tried = least | (0x80000000u >> j);
+      {COUNT.format(condition="key >= tried")}
+      if (found >= most) least = tried;
+    }}
+    {COUNT.format(condition="key > least")}
+    uint equal = most - found;
+    for (uint j = 0u; j < 31u; j++) {{
+      uint tried = last | (0x40000000u >> j);
+      {COUNT.format(condition="key == least && c < tried")}
+      if (found < equal) last = tried;
+    }}
+  }}
+  uint each = (count + WG - 1u) / WG, begin = min(LID * each, count), end = min(begin + each, count);
+  for (uint again = 0u; again < 2u; again++) {{
+    uint own = 0u, before = 0u;
+    for (uint i = 0u; again > 0u && i < LID; i++) before += parts[i];
+    for (uint c = begin; c < end; c++) {{
+      if (count <= most || IS_CHOSEN(KEY(F2U(S[from + c])), c)) {{
+        if (again > 0u) Y[t * most + before + own] = FLOAT(c);
+        own++;
+      }}
+    }}
+    if (again == 0u) parts[LID] = own;
+    BARRIER();
+  }}
+  for (uint i = min(count, most) + LID; i < most; i += WG) Y[t * most + i] = -1.0f;""",
+    simt=[{"WG": 128}],
+    cpu=[{"WG": 1}],
+    soft=[{"WG": 16}],
+    local=[("uint", "parts", "WG")],
+    functions=CHOICE,
+)
+Kernel(
+    "block_pool",
+    [
+        *(Arg("K", "f32"), Arg("BIAS", "f32"), Arg("TABLE", "i32"), Arg("SLOT", "i32"), Arg("POS", "i32")),
+        Arg("Y", "f32", "w"),
+    ],
+    ["uint n", "uint block_size", "uint width", "uint half_n", "uint table_pages"],
+    """
+  FOR_EACH(i, n) {
+    uint t = i / half_n, j = i % half_n, stop = UINT(POS[t]) + 1u, seen = block_size * (width / half_n);
+    uint table = UINT(SLOT[t]) * table_pages;
+    float top = -INF;
+    PRECISE float total = 0.0f;
+    PRECISE float sum = 0.0f;
+    if (stop % block_size == 0u) {
+      for (uint again = 0u; again < 2u; again++) {
+        for (uint p = stop - min(stop, seen); p < stop; p++) {
+          uint column = j + (width > half_n && p + block_size >= stop ? half_n : 0u);
+          uint at = (UINT(TABLE[table + p / 16u]) * 16u + p % 16u) * 2u * width + column;
+          float s = K[at + width] + BIAS[p % block_size * width + column];
+          if (again == 0u) {
+            top = max(top, s);
+          } else {
+            float weight = EXP(s - top);
+            total = total + weight;
+            sum = FMA(weight, K[at], sum);
+          }
+        }
+      }
+    }
+    Y[i] = total > 0.0f ? sum / total : 0.0f;
+  }""",
+    wg=WG,
+)
+Kernel(
+    "block_starts",
+    [Arg("POS", "i32"), Arg("Y", "i32", "w")],
+    ["uint n", "uint size"],
+    "  FOR_EACH(t, n) Y[t] = POS[t] / INT(size) * INT(size);",
+    wg=WG,
+)
+Kernel(
+    "block_cells",
+    [Arg("POS", "i32"), Arg("CELLS", "i32"), Arg("Y", "i32", "w")],
+    ["uint n", "uint size", "uint of_page", "uint spare"],
+    "  FOR_EACH(t, n) Y[t] = (POS[t] + 1) % INT(size) == 0 ? CELLS[t] / INT(of_page) : INT(spare);",
+    wg=WG,
+)
+
+
+@lower("compressed_attention")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+    q, k, tables, slot, pos, sinks, *more = t.src
+    tokens, n_heads, size = q.shape
+    if size > SIZES[-1]:
+        return None
+    blocks, others, chosen = [*more, *(k, tables, q)[len(more) :]]
+    sizes = (t.attrs.get("size", 1), blocks.shape[2] if more else 0, chosen.shape[1] if len(more) > 2 else 0)
+    words = (n_heads, size, tables.shape[1], bits(t.attrs["scale"]), t.attrs["window"], *sizes)
+    bufs = (q, k, tables, slot, pos, sinks, blocks, others, chosen, t)
+    groups, room = -(-n_heads // HEADS[shape.name]), next(n for n in SIZES if n >= size)
+    return [dispatch(f"compressed_attention_{k.dtype}", shape, bufs, words, (groups, tokens), MAX_SIZE=room)]
+
+
+@lower("chosen_rows")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    q, weights, k, tables, slot, pos = t.src
+    (tokens, n_heads, size), block = q.shape, t.attrs["size"]
+    width = tables.shape[1] * PAGE // block
+    n = tokens * width
+    words = (n, width, n_heads, size, tables.shape[1], block, k.shape[2])
+    bufs = (q, weights, k, tables, slot, pos, None)
+    return [
+        dispatch(f"row_scores_{k.dtype}", shape, bufs, words, groups_for(n, shape, WG), 4 * n),
+        dispatch("choose_rows", shape, (pos, None, t), (width, t.attrs["n"], block), (tokens, 1), 4 * n),
+    ]
+
+
+@lower("store_blocks")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    rows, name = t.src[1], f"store_blocks_{t.dtype}"
+    return [dispatch(name, shape, t.src, (rows.size, rows.shape[2]), groups_for(rows.size, shape, WG))]
+
+
+lower_plain(
+    block_pool=lambda T, B, C, P, overlap, **_: (T * C // (1 + overlap), B, C, C // (1 + overlap), P),
+    block_starts=lambda T, size, **_: (T, size),
+    block_cells=lambda T, size, spare, **_: (T, size, min(size, PAGE), spare),
+)
