@@ -300,8 +300,10 @@ class AsyncLLM:
             raise RequestError(f"pooling_task: {pooling_task!r} is not there; 'embed' is, and rerank() ranks documents")
         served = await self._ready()
         embedder = served.embedder
-        kind = pooling or self.config.pooling or (embedder.for_texts if embedder is not None else "")
-        if embedder is None or kind not in ("mean", "cls", "last"):
+        if embedder is None:
+            raise RequestError("this model makes no vectors of texts")
+        kind = pooling or self.config.pooling or embedder.for_texts
+        if kind not in ("mean", "cls", "last"):
             raise RequestError(f"pooling: {kind!r} gives no embeddings; mean, cls and last do")
         with public_errors():
             parser = self._requests(served)

@@ -8,11 +8,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from logitless.graph.dtype import KV_TYPES
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.causal_attention import causal_attention
+from logitless.graph.ops.attention.compressed import (
+    block_cells,
+    block_pool,
+    cells_per_page,
+    chosen_rows,
+    compressed_attention,
+    store_blocks,
+)
 from logitless.graph.ops.attention.encoder_attention import full_attention
 from logitless.graph.ops.attention.hadamard import hadamard
 from logitless.graph.ops.attention.mla import (
@@ -52,7 +60,7 @@ from logitless.models.kv_pool import PagePool, Pool
 
 def cache_types(h: Hparams, type_k: str, type_v: str) -> tuple[str, ...]:
     """Types of a layer's caches: keys and values, or the one cache of MLA, which serves as both."""
-    return (type_k,) if h.mla else (type_k, type_v)
+    return (type_k,) if h.mla or h.compression else (type_k, type_v)
 
 
 def rotate(x: Tensor, cache: Tensor) -> Tensor:
@@ -301,6 +309,10 @@ class PagedMemory:
                 recurrent[i] = session.define(f"{prefix}recurrent.{i}", (n_states, *r.state_shape))
             if not h.attends(i):
                 continue
+            if h.compression:
+                kept, of_blocks = _compressed_caches(session, h, i, n_pages, n_window or n_pages, type_k, prefix)
+                window[i], full[i] = (kept, of_blocks) if n_window else ([], [*kept, *of_blocks])
+                continue
             layers, n = (window, n_window) if n_window and h.is_local(i) else (full, n_pages)
             layers[i] = [session.define(f"{prefix}k.{i}", (n, size.n_head_kv, size.head_dim, PAGE), type_k)]
             if not h.mla:
@@ -351,6 +363,21 @@ class PagedMemory:
     @property
     def pools(self) -> list[PagePool]:
         return [self.full] if self.window is None else [self.full, self.window]
+
+
+def _compressed_caches(
+    session: Session, h: Hparams, layer: int, n_pages: int, n_kept: int, dtype: str, prefix: str
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Caches of a layer's tokens, which are read for a while, and of its blocks of tokens."""
+    assert h.compression is not None
+    c, width = h.compression, h.head_dim
+    kept = [session.define(f"{prefix}k.{layer}", (n_kept, 1, PAGE, width), dtype)]
+    blocks: list[Tensor] = []
+    for which, (n, own) in enumerate(zip(c.pooled(layer, width), (width, c.index_size), strict=False)):
+        kept.append(session.define(f"{prefix}pooled.{which}.{layer}", (n_kept, 1, PAGE, n)))
+        shape = n_pages, 1, cells_per_page(c.blocks[layer]), own
+        blocks.append(session.define(f"{prefix}blocks.{which}.{layer}", shape, dtype))
+    return kept, blocks
 
 
 @dataclass(frozen=True)
@@ -420,6 +447,49 @@ class Cached:
             flat = get_rows(reshape(whole, shape=(whole.shape[0], -1)), self.batch.out.ids)
             self.chosen[of_out] = reshape(flat, shape=(-1, *whole.shape[1:]))
         return self.chosen[of_out]
+
+    def keep(self, layer: int, *rows: Tensor) -> None:
+        """Write what a layer that compresses its cache keeps of the rows (T, 1, n): the key, and inputs of pools."""
+        kept, blocks = self._kept(layer)
+        cells = self.batch.slot_mapping if self.memory.window is None else self.batch.window_slot_mapping
+        self.stored[layer] = [*(store_v(cache, new, cells) for cache, new in zip(kept, rows, strict=True)), *blocks]
+
+    def _kept(self, layer: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Caches of tokens, and of blocks, of a layer that compresses its cache."""
+        memory = self.memory
+        caches = self.stored.get(layer) or [cache for pool in memory.pools[::-1] for cache in pool.layers[layer]]
+        return caches[: len(caches) // 2 + 1], caches[len(caches) // 2 + 1 :]
+
+    def pool(self, layer: int, which: int, bias: Tensor, *, overlap: bool) -> Tensor:
+        """Rows (T, n) of the blocks that end with a row of the batch (graph/ops/attention/compressed.py), else 0."""
+        tables = self.memory.pools[-1].tables
+        cache = self._kept(layer)[0][1 + which]
+        return block_pool(cache, bias, tables, self.batch.slot, self.batch.pos, overlap=overlap)
+
+    def store_blocks(self, layer: int, which: int, rows: Tensor, size: int) -> None:
+        """Write rows (T, 1, n) of `pool`, of blocks of `size` tokens."""
+        kept, blocks = self._kept(layer)
+        spare = blocks[which].shape[0] * blocks[which].shape[2] - 1
+        cells = block_cells(self.batch.pos, self.batch.slot_mapping, size=size, spare=spare)
+        self.stored[layer][len(kept) + which] = store_blocks(blocks[which], rows, cells)
+
+    def attend_blocks(
+        self, layer: int, q: Tensor, sinks: Tensor, index: tuple[Tensor, ...], top_k: int, size: int, **attrs: Any
+    ) -> Tensor:
+        """Attention output of q (T, H, D), or (R, H, D) of the `out` rows, over a window and the blocks, of which the
+        indexer, with queries and weights `index`, chooses `top_k` where there are more."""
+        memory, batch = self.memory, self.batch
+        rows = batch.out if batch.out is not None and layer >= memory.n_layer_kv - 1 else batch
+        (k, *_), blocks = self._kept(layer)
+        if not blocks:
+            return compressed_attention(q, k, memory.pools[-1].tables, rows.slot, rows.pos, sinks, **attrs)
+        others: list[Tensor] = [blocks[0], memory.full.tables]
+        if index and memory.full.tables.shape[1] * PAGE // size > top_k:
+            own = memory.full.tables, rows.slot, rows.pos
+            others.append(chosen_rows(*index, blocks[1], *own, n=top_k, size=size))
+        return compressed_attention(
+            q, k, memory.pools[-1].tables, rows.slot, rows.pos, sinks, *others, size=size, **attrs
+        )
 
     def attend_source(self, layer: int, q: Tensor, scale: float) -> Tensor:
         """Cross-attention: the output of q (T, H, D) over the prompt's cells, which the encoder has filled."""

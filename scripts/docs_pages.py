@@ -57,6 +57,7 @@ EXAMPLES = {  # architecture → models that have it
     "deepseek2": "DeepSeek V2, V3 and R1, Kimi K2, Moonlight, GLM 4.7 Flash, Mistral Large 3",
     "deepseek2-ocr": "the text part of DeepSeek OCR",
     "deepseek32": "DeepSeek V3.2",
+    "deepseek4": "DeepSeek V4",
     "dots1": "dots.llm1",
     "ernie4_5": "Ernie 4.5",
     "ernie4_5-moe": "Ernie 4.5 MoE",

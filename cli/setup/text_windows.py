@@ -36,7 +36,7 @@ class TextRun:
 @contextmanager
 def text_run(o: SimpleNamespace, command: str) -> Iterator[TextRun]:
     """The model of -m and the windows of -f; it sets `ctx_size` where no flag does. CliError: too few tokens."""
-    from logitless.engine.loading.open_model import generating_hparams
+    from logitless.engine.loading.open_model import scoring_hparams
     from logitless.models.gguf.file import GGUFFile
     from logitless.models.model import define_model
 
@@ -44,7 +44,7 @@ def text_run(o: SimpleNamespace, command: str) -> Iterator[TextRun]:
     if not o.file:
         raise UsageError(f"{command}: -f FILE is required: the text")
     with GGUFFile.open(path) as gguf:
-        h = generating_hparams(gguf, path)
+        h = scoring_hparams(gguf, path)
         if o.ctx_size is None:
             o.ctx_size = min(N_WINDOW, h.n_ctx_whole)
         if o.ctx_size > h.n_ctx_whole:

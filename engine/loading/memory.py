@@ -12,10 +12,12 @@ from logitless.engine.kv_cache.recurrent_state import n_state_rows
 from logitless.engine.loading.options import ModelOptions, OptionConflict
 from logitless.engine.runner.placement import MIN_CTX, usable
 from logitless.graph.dtype import nbytes
+from logitless.graph.ops.attention.compressed import cells_per_page
 from logitless.models.batch import cache_types
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.layer_sizes import LayerSizes
+from logitless.models.hparams.mla import CompressionParams
 
 log = logging.getLogger("logitless.loading")
 
@@ -45,7 +47,7 @@ class CacheBytes:
     def most(self, room: int) -> int:
         """The most token slots that fit into `room` bytes."""
         together = room // max(1, self.cell)  # 0 bytes a token slot: all layers are recurrent
-        return max(together, (room - self.windows) // self.full) if self.windows else together
+        return max(together, (room - self.windows) // max(1, self.full)) if self.windows else together
 
 
 def cache_bytes(
@@ -72,12 +74,27 @@ def cache_bytes(
         return sum(_nbytes(t, row) for row in rows for t in types) + index
 
     cell = of_cell(layers) * (2 if h.cross_layers else 1)
+    if h.compression:
+        cell, full = _compressed_bytes(h, h.compression, type_k)
     if swa_full or not h.has_windows:
         return CacheBytes(cell)
-    full = of_cell([i for i in layers if not h.is_local(i)])
+    if not h.compression:
+        full = of_cell([i for i in layers if not h.is_local(i)])
     return CacheBytes(
         cell, window_pool_size(h.window, n_slots, n_ubatch, n_checkpoints) * BLOCK_SIZE * (cell - full), full
     )
+
+
+def _compressed_bytes(h: Hparams, c: CompressionParams, dtype: str) -> tuple[int, int]:
+    """Bytes of a token slot, and those of them that are of rows of blocks."""
+    kept, of_blocks = 0, 0
+    for layer, size in enumerate(c.blocks):
+        pools = c.pooled(layer, h.head_dim)
+        kept += _nbytes(dtype, h.head_dim) + 4 * sum(pools)
+        rows = sum(_nbytes(dtype, n) for n, _ in zip((h.head_dim, c.index_size), pools, strict=False))
+        of_blocks += cells_per_page(size or 1) * rows
+    of_blocks = -(-of_blocks // BLOCK_SIZE)
+    return kept + of_blocks, of_blocks
 
 
 def _nbytes(dtype: str, n: int) -> int:

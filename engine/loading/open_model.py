@@ -235,7 +235,7 @@ class OpenModel:
             adapters,
             engine,
             tuning,
-            embedder=engine.embedder,
+            embedder=None if self.hparams.compression else engine.embedder,
             sleep=sleep,
             media=media,
             kv_events=events,
@@ -354,6 +354,14 @@ def generating_hparams(gguf: GGUFFile, path: str | Path, *, encoder: bool = Fals
         raise OptionConflict(f"{path}: makes vectors of texts, it does not write: only `logitless serve` can run it")
     if h.n_encoder and not encoder:
         raise OptionConflict(f"{path}: has an encoder that reads prompts: only serve, generate, batch and plan run it")
+    return h
+
+
+def scoring_hparams(gguf: GGUFFile, path: str | Path) -> Hparams:
+    """Hyper-parameters of a model that scores texts and can be trained. OptionConflict: this one is another."""
+    h = generating_hparams(gguf, path)
+    if h.untrainable:
+        raise OptionConflict(f"{path}: {h.untrainable}: it scores no texts and cannot be fine-tuned")
     return h
 
 

@@ -26,6 +26,9 @@ def check_types(h: Hparams, type_k: str, type_v: str, of: str = "", drafter: Seq
     for flag, kind in ((f"cache-type-k{of}", type_k), (f"cache-type-v{of}", type_v)):
         if kind not in KV_TYPES:
             raise ValueError(f"--{flag} {kind}: the cache can be {', '.join(KV_TYPES)}")
+        if KV_TYPES[kind].bits and h.compression:
+            plain = ", ".join(name for name, t in KV_TYPES.items() if not t.bits)
+            raise ValueError(f"--{flag} {kind}: this model's cache can be {plain}")
         if KV_TYPES[kind].bits and odd:
             whose, size = min(odd, key=lambda pair: pair[1])
             plain = ", ".join(name for name, t in KV_TYPES.items() if not t.bits)

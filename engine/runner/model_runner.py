@@ -129,9 +129,10 @@ class ModelRunner:
             self._projector = projector, params_for(self.gguf, h, projector, options.image_tokens, options.n_ubatch)
         self._kv_types = options.type_k, options.type_v, "" if target is None else "-draft"
         check_types(h, *self._kv_types, self.drafter_file.kv_layers if self.drafter_file is not None else ())
-        if options.moves and (h.recurrent or h.n_encoder):
-            reason = "layers keep states, which" if h.recurrent else "encoder has read the prompt, which"
-            raise ValueError(f"{options.moves}: this model's {reason} cannot forget tokens")
+        if options.moves and h.remembers:
+            raise ValueError(f"{options.moves}: this model's {h.remembers} cannot forget tokens")
+        if options.embeddings and h.compression:
+            raise ValueError("--embeddings: this model makes no vectors of texts")
         self._size(options.n_ctx or h.n_ctx_train * (1 if options.unified else options.n_slots))
         n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_draft_tokens)
         self.states = DeviceStore(n_states) if h.recurrent else None
@@ -312,7 +313,7 @@ class ModelRunner:
             self.session.cached_plan(shape := draft_shape(1, self.hidden.n_block), lambda: self.build(shape))
         self.cells.prepare_copies()
         # recurrent states and windows cannot drop tokens
-        if not self.hparams.recurrent and not self.hparams.n_encoder and self.window_kv is None:
+        if not self.hparams.remembers and self.window_kv is None:
             problem = self.cells.prepare_moves(self.prepare_kernels, soon=bool(self.options.moves))
             if problem and self.options.moves:
                 raise DeviceError(f"{self.options.moves}: {problem}")

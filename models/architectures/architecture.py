@@ -47,6 +47,7 @@ class Residual(Enum):
 
     PLAIN = "plain"
     HYPER = "hyper-connections"  # several streams, mixed with each other at each block (GLM 5.3)
+    HYPER_OUTPUT = "hyper-connections, the output's too"  # the output is a weighted sum of them (DeepSeek V4)
     INDEPENDENT = "independent hyper-connections"  # the same, each apart but for the block (Hunyuan 4)
     GATED = "gated hyper-connections"  # each apart, with gates of elements, of low rank (Qwen 4)
     ATTENTION = "attention"  # a block's input is attention over the streams of earlier layers (Kimi K3)
@@ -74,6 +75,7 @@ class RouterScore(StrEnum):
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"
+    ROOT_SOFTPLUS = "root of softplus"  # DeepSeek V4
     MIXER = "mixer"  # SparseMixer (Liu et al., 2024)
 
 
@@ -164,6 +166,7 @@ class Attention:
     optional: bool = False
     causal: bool = True  # default; False: bidirectional; the model makes embeddings, not text
     mla: bool = False  # multi-head latent attention (models/architectures/mla.py)
+    compressed: bool = False  # a token sees a window, and a row for each block of tokens (DeepSeek V4)
     indexer: Indexer | None = None
     qk_norm: QKNorm = QKNorm.OPTIONAL
     qk_norm_after_rope: bool = False
@@ -232,6 +235,7 @@ class MoE:
     parallel_dense: bool = False
     # a dense block with the same input may exist; the output is their sum, divided by √2 (Grok)
     beside_dense: bool = False
+    hashed: bool = False  # the first layers have a table of each token's experts (DeepSeek V4)
     early_router: bool = False  # the router reads the residual stream before attention (SmallThinker)
     # so do the experts, by a norm of their own, beside a dense block as wide as the model (Arctic)
     early_experts: bool = False

@@ -8,6 +8,7 @@ those of tokens that end one are read. What it needs of the tokens before is a c
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import log
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ class AttentionInputs(NamedTuple):
     angles: Tensor  # (T, 2, n/2) RoPE cos and sin
     query_scale: Tensor | None = None  # (T, 1, 1): attention-temperature scale of queries
     bias: tuple[Tensor, ...] = ()  # of scores, as AttentionParams has it
+    starts: Mapping[int, Tensor] = {}  # angles of the first positions of blocks, by their size
 
     def scaled_query(self, q: Tensor) -> Tensor:
         """Queries (T, H, D) times their attention-temperature scale."""

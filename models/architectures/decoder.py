@@ -30,7 +30,13 @@ from logitless.models.architectures.attention import (
 )
 from logitless.models.architectures.feed_forward import feed_forward
 from logitless.models.architectures.linear_attention import OUTPUT, channel_mix, recurrent
-from logitless.models.architectures.mla import mla_attention, mla_keys
+from logitless.models.architectures.mla import (
+    compressed_attention,
+    compressed_keys,
+    keep_rows,
+    mla_attention,
+    mla_keys,
+)
 from logitless.models.architectures.rope import Rotary
 from logitless.models.batch import KeysValues, Memory, RecurrentMemory, Rows, rope_positions
 from logitless.models.hparams.hparams import Hparams
@@ -50,6 +56,7 @@ def forward(
     drafters; from the last layer with a KV cache of its own on, it has the rows of `rows.out` only."""
     layer_inputs = [] if layer_inputs is None else layer_inputs
     x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
+    w = w.with_tokens(rows.tokens) if h.experts and h.experts.n_hashed else w
     if rows.media is not None:
         x = rows.media.embedded(x)
         w = w.with_images(rows.media.is_text) if h.architecture.visual_expert else w
@@ -60,6 +67,7 @@ def forward(
     inputs = per_layer_embeddings(w, h, rows.tokens, x) if h.n_embd_per_layer else None
     angles = rotary.angles(rope_positions(rows))
     query_scale, bias = rotary.query_scale(rows.pos), rotary.score_bias(rows.pos)
+    starts = rotary.start_angles(rows.pos, h.compression.blocks if h.compression else ())
     keys_of, attention = attention_of(h)
     kv_of: dict[int, KeysValues] = {}
     first_values: list[Tensor] = []
@@ -80,8 +88,9 @@ def forward(
             if h.architecture.states.channel_mix:
                 x, recurrent_output = channel_mix(b, h, r, layer, x, recurrent_output, memory), None
         if attends and layer < h.n_layer_kv:
-            whole = AttentionInputs(b, y, angles[local])
+            whole = AttentionInputs(b, y, angles[local], starts=starts)
             kv_of[layer] = keys_of(whole, h, layer)._replace(index_k=index_keys(whole, h, layer, memory))
+            keep_rows(whole, kv_of[layer].k, h, memory, layer)
         if layer == h.n_layer_kv - 1 and rows.out is not None:  # other rows' queries are not needed
             w, x = w.of_rows(rows.out.ids), get_rows(x, rows.out.ids)  # (R, n_embd)
             inputs = None if inputs is None else get_rows(inputs, rows.out.ids)
@@ -293,6 +302,8 @@ def streams_of(h: Hparams, rotary: Rotary, x: Tensor) -> Streams | None:
 
 def attention_of(h: Hparams) -> tuple[KeysOf, Attention]:
     """The functions of keys/values and of attention: MLA's or grouped-query attention's."""
+    if h.compression:
+        return compressed_keys, compressed_attention
     return (mla_keys, mla_attention) if h.mla else (keys_values, self_attention)
 
 

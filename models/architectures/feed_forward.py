@@ -15,6 +15,7 @@ from logitless.graph.ops.elementwise import (
     sub,
     sum_to,
 )
+from logitless.graph.ops.gather import get_ids
 from logitless.graph.ops.moe import (
     expert_gather,
     expert_order,
@@ -25,7 +26,7 @@ from logitless.graph.ops.moe import (
     top_experts,
 )
 from logitless.graph.ops.norm import rms_norm
-from logitless.graph.ops.pointwise import clamp, div, elu, exp, neg, relu, sigmoid, softplus, square, step
+from logitless.graph.ops.pointwise import clamp, div, elu, exp, neg, relu, sigmoid, softplus, sqrt, square, step
 from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import concat, take_columns
 from logitless.graph.ops.training.loss import softmax
@@ -159,11 +160,22 @@ def route(b: Weights, e: Experts, x: Tensor) -> tuple[Tensor, Tensor]:
     if e.router is RouterScore.SIGMOID:
         # softmax over the chosen log-sigmoids normalises their sigmoids
         logits = log_sigmoid(logits)
-    score_bias, probs = b.bias("exp_probs_b"), exp(logits) if e.router is RouterScore.SIGMOID else softmax(logits)
+    if e.router is RouterScore.ROOT_SOFTPLUS:
+        probs = logits = sqrt(softplus(logits))
+    else:
+        probs = exp(logits) if e.router is RouterScore.SIGMOID else softmax(logits)
+    score_bias = b.bias("exp_probs_b")
     scores = add(probs, score_bias) if score_bias is not None else logits if e.n_groups == 1 else probs
-    ids = top_experts(scores if e.n_groups == 1 else mask_other_groups(e, scores), n=e.n_used)
+    if "ffn_gate_tid2eid" in b:
+        assert b.tokens is not None
+        ids = get_ids(b["ffn_gate_tid2eid"], b.tokens, limit=e.n)
+    else:
+        ids = top_experts(scores if e.n_groups == 1 else mask_other_groups(e, scores), n=e.n_used)
     if e.router is RouterScore.MIXER:
         weights = mixer_weights(logits, ids)
+    elif e.router is RouterScore.ROOT_SOFTPLUS:
+        weights = expert_gather(probs, ids)
+        weights = div(weights, sum_to(weights, shape=(x.shape[0], 1))) if e.weights_norm else weights
     else:
         weights = expert_weights(logits, ids) if e.weights_norm else expert_gather(probs, ids)
     if (times := b.scale("ffn_down_exps")) is not None:  # per-expert output scale (Gemma 4)

@@ -5,22 +5,25 @@ All heads' keys and values derive from that row.
 The weight-absorbed form computes no keys or values: each head's part of the key matrix multiplies
 the query, which then meets the compressed rows themselves, and its part of the value matrix
 multiplies their weighted sum. So there is one KV head, whose row is the RoPE part and then the
-compressed part; values are the same rows."""
+compressed part; values are the same rows.
+
+DeepSeek V4 has such rows, too, of the last tokens and of blocks of tokens. They turn at their end,
+and so the output turns back (graph/ops/attention/compressed.py)."""
 
 from __future__ import annotations
 
-from logitless.graph.ops.elementwise import broadcast_to
+from logitless.graph.ops.elementwise import broadcast_to, scaled
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.moe import expert_order, expert_rows, top_experts
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.rope import rope
 from logitless.graph.ops.shape import reshape, slice_rows
-from logitless.graph.ops.slicing import set_block, take_columns
+from logitless.graph.ops.slicing import concat, set_block, take_block, take_columns
 from logitless.graph.tensor import Tensor, const
 from logitless.models.architectures.attention import AttentionInputs, gated, index_queries
-from logitless.models.batch import AttentionParams, KeysValues, Memory
+from logitless.models.batch import AttentionParams, Cached, KeysValues, Memory
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.hparams.mla import MLAParams
+from logitless.models.hparams.mla import OVERLAPPING, POOLS, MLAParams
 
 
 def mla_keys(inputs: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
@@ -49,6 +52,59 @@ def mla_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory: 
         by_head = reshape(y, shape=(y.shape[0], h.n_head, -1))
         y = reshape(gated(by_head, queries.b.linear("attn_gate", queries.x), h), shape=y.shape)
     return queries.b.linear("attn_output", y)
+
+
+def turned(x: Tensor, angles: Tensor, n: int, *, sign: float = 1.0) -> Tensor:
+    """x (T, H, D) with RoPE of the last n elements of each head."""
+    rows, heads, size = x.shape
+    start = (0, 0, size - n)
+    part = rope(take_block(x, start=start, shape=(rows, heads, n)), angles, interleaved=True, sign=sign)
+    return set_block(x, part, start=start)
+
+
+def compressed_keys(inputs: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
+    """The row of each token, which serves as key and value (DeepSeek V4)."""
+    row = rms_norm(inputs.b.linear("attn_kv", inputs.x), inputs.b["attn_kv_a_norm"], eps=h.eps)
+    return KeysValues(turned(reshape(row, shape=(-1, 1, h.head_dim)), inputs.angles, h.rope_dim), None)
+
+
+def keep_rows(inputs: AttentionInputs, k: Tensor, h: Hparams, memory: Memory, layer: int) -> None:
+    """Write the rows k of a layer's tokens and of the blocks that they end, if the model compresses its cache."""
+    if h.compression is None:
+        return
+    assert isinstance(memory, Cached)
+    b, size = inputs.b, h.compression.blocks[layer]
+    names = POOLS[: len(h.compression.pooled(layer, h.head_dim))]
+    pools = (concat(*(b.linear(f"{name}_{part}", inputs.x) for part in ("kv", "gate"))) for name in names)
+    memory.keep(layer, k, *(reshape(x, shape=(x.shape[0], 1, -1)) for x in pools))
+    for i, name in enumerate(names):
+        rows = memory.pool(layer, i, b[f"{name}_ape"], overlap=size == OVERLAPPING)
+        rows = rms_norm(rows, b[f"{name}_norm"], eps=h.eps)
+        rows = turned(reshape(rows, shape=(rows.shape[0], 1, -1)), inputs.starts[size], h.rope_dim)
+        memory.store_blocks(layer, i, rows, size)
+
+
+def compressed_attention(queries: AttentionInputs, _: KeysValues, h: Hparams, memory: Memory, layer: int) -> Tensor:
+    """Attention block output (T, n_embd) of the query rows."""
+    assert isinstance(memory, Cached)
+    c, b, x = h.compression, queries.b, queries.x
+    assert c is not None
+    low = rms_norm(b.linear("attn_q_a", x), b["attn_q_a_norm"], eps=h.eps)
+    q = rms_norm(reshape(b.linear("attn_q_b", low), shape=(-1, h.n_head, h.head_dim)), const(1.0), eps=h.eps)
+    q, index = turned(q, queries.angles, h.rope_dim), tuple[Tensor, ...]()
+    if c.indexes(layer):
+        each = reshape(b.linear("indexer.attn_q_b", low), shape=(-1, c.index_heads, c.index_size))
+        weights = scaled(b.linear("indexer.proj", x), (c.index_heads * c.index_size) ** -0.5)
+        index = turned(each, queries.angles, h.rope_dim), weights
+    sizes = {"top_k": c.top_k, "size": c.blocks[layer], "window": c.window}
+    y = memory.attend_blocks(layer, q, b["attn_sinks"], index, scale=h.attention_scale, **sizes)
+    y = turned(y, queries.angles, h.rope_dim, sign=-1.0)
+    n = c.n_groups  # each with a matrix of its own, as experts are
+    order = expert_order(top_experts(broadcast_to(const(0.0), shape=(x.shape[0], n)), n=n), n=n)
+    rows = expert_rows(reshape(y, shape=(x.shape[0] * n, -1)), order)
+    out = b.experts("attn_output_a", rows, order, n, c.rank)
+    out = get_rows(out, reshape(slice_rows(order, start=1, stop=2), shape=(out.shape[0],)))
+    return b.linear("attn_output_b", reshape(out, shape=(x.shape[0], -1)))
 
 
 class Heads:

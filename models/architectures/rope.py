@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from logitless.graph.execution.session import Session
+from logitless.graph.indices import FARTHEST
+from logitless.graph.ops.attention.compressed import block_starts
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.rope import mrope_angles, rope_angles
 from logitless.graph.ops.shape import reshape
@@ -47,6 +50,11 @@ class Rotary:
         if self.local_frequency is None:
             return full, full
         return full, rope_angles(pos, self.local_frequency, magnitude=1.0)
+
+    def start_angles(self, pos: Tensor, sizes: Iterable[int]) -> dict[int, Tensor]:
+        """Cos and sin of the first positions of the blocks of these sizes that pos (T,) lie in; 0: no blocks."""
+        starts = {size: block_starts(pos, size=size, limit=FARTHEST) for size in sorted({*sizes} - {0})}
+        return {size: self.angles(start)[0] for size, start in starts.items()}
 
     def query_scale(self, pos: Tensor) -> Tensor | None:
         """Attention-temperature scale (T, 1, 1) of queries at these positions, if the model has

@@ -21,7 +21,14 @@ from logitless.models.architectures.registry import ARCHITECTURES, DRAFTERS, TRA
 from logitless.models.errors import ModelFileError, unsupported
 from logitless.models.hparams.keys import MAX_LAYERS, Keys
 from logitless.models.hparams.layer_sizes import LayerSizes, read_layer_sizes, read_n_heads
-from logitless.models.hparams.mla import IndexerParams, MLAParams, read_indexer, read_mla
+from logitless.models.hparams.mla import (
+    CompressionParams,
+    IndexerParams,
+    MLAParams,
+    read_compression,
+    read_indexer,
+    read_mla,
+)
 from logitless.models.hparams.moe import Experts, read_experts
 from logitless.models.hparams.rope_scaling import RopeScaling, RopeScalingType
 from logitless.models.hparams.ssm import NGrams, RecurrentParams, read_ngrams, read_recurrent
@@ -69,6 +76,7 @@ class Hparams:
     experts: Experts | None = None
     mla: MLAParams | None = None  # head_dim and n_head_kv are then those of the compressed KV row
     indexer: IndexerParams | None = None
+    compression: CompressionParams | None = None  # of cached rows by blocks of tokens
     # MTP blocks of the file; models/architectures/mtp.py runs the first
     n_mtp: int = 0
     mtp_eps: float = 0.0  # of the MTP block's last norm
@@ -112,7 +120,18 @@ class Hparams:
         """Why the model cannot be trained, nor score texts; "": it can."""
         if not self.causal:
             return "makes vectors of texts"
+        if self.compression:
+            return "reads rows of blocks that only a cache has"
         return "has an encoder that reads prompts" if self.n_encoder else ""
+
+    @property
+    def remembers(self) -> str:
+        """The part that cannot forget tokens, nor know them at other positions; "": all can."""
+        if self.compression:
+            return "rows of blocks"
+        if self.recurrent:
+            return "layers keep states, which"
+        return "encoder has read the prompt, which" if self.n_encoder else ""
 
     @property
     def encoder(self) -> Hparams:
@@ -196,7 +215,9 @@ class Hparams:
 
     @property
     def has_windows(self) -> bool:
-        """True if the model mixes sliding-window and full-attention layers."""
+        """True if the model mixes sliding-window and full-attention layers, or both in each layer."""
+        if self.compression:
+            return True
         return len({self.is_local(layer) for layer in range(self.n_layer_kv)}) == 2 and not self.recurrent
 
     def sizes(self, layer: int) -> LayerSizes:
@@ -342,6 +363,8 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         raise keys.error("attention.indexer.types", "has no indexer in the first layer that attends")
     if architecture.attention.cross:
         h = _behind_encoder(h, keys)
+    if architecture.attention.compressed:
+        h = _compressed(h, keys)
     return _with_scales(h, keys) if architecture.scales.from_file else h
 
 
@@ -355,6 +378,22 @@ def _behind_encoder(h: Hparams, keys: Keys) -> Hparams:
         raise keys.error("decoder_start_token_id", f"is {start:g}, of {h.n_vocab} tokens")
     h = replace(h, n_encoder=h.n_layer, n_layer=n_layer, local=(False,) * n_layer, layers=())
     return replace(h, start_token=int(start), n_ctx_train=2 * h.n_ctx_train)
+
+
+def _compressed(h: Hparams, keys: Keys) -> Hparams:
+    """A model whose layers compress their cache; those without blocks have RoPE of their own, without scaling."""
+    if (h.n_head_kv, h.value_dim) != (1, h.head_dim) or h.layers:
+        raise keys.error("attention.head_count_kv", "must be 1, with values as wide as keys")
+    compression = read_compression(keys, h.n_layer, h.n_head, h.rope_dim)
+    return replace(
+        h,
+        compression=compression,
+        window=compression.n_kept,
+        local=tuple(size == 0 for size in compression.blocks),
+        rope_base=keys.positive("attention.compress_rope_freq_base", h.rope_base),
+        rope_base_local=h.rope_base,
+        rope_scaling=replace(h.rope_scaling, attn_factor=1.0, log_multiplier=1.0),  # the magnitude stays
+    )
 
 
 def _with_scales(h: Hparams, keys: Keys) -> Hparams:
@@ -437,10 +476,11 @@ def _activation(keys: Keys) -> Activation:
 def _with_streams(h: Hparams, keys: Keys) -> Hparams:
     """The model with its hyper-connections, where the architecture has them."""
     kind = TRAITS[keys.arch].residual
-    if kind not in (Residual.HYPER, Residual.INDEPENDENT, Residual.GATED):
+    if kind not in (Residual.HYPER, Residual.HYPER_OUTPUT, Residual.INDEPENDENT, Residual.GATED):
         return h
     n, apart = keys.count("hyper_connection.count"), kind is Residual.INDEPENDENT
-    iterations = keys.count("hyper_connection.sinkhorn_iterations") if kind is Residual.HYPER else 0
+    mixed = kind in (Residual.HYPER, Residual.HYPER_OUTPUT)
+    iterations = keys.count("hyper_connection.sinkhorn_iterations") if mixed else 0
     for key, value in (("count", n), ("sinkhorn_iterations", iterations)):
         if value > MAX_STREAMS:
             raise keys.error(f"hyper_connection.{key}", f"is {value}; at most {MAX_STREAMS} are supported")

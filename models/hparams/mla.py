@@ -1,9 +1,11 @@
-"""Sizes of multi-head latent attention (MLA) and of the indexers of sparse attention, from GGUF keys."""
+"""Sizes of multi-head latent attention (MLA), of compressed attention, and of indexers, from GGUF keys."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+import numpy as np
 
 from logitless.models.architectures.architecture import Pool
 from logitless.models.architectures.registry import TRAITS
@@ -11,6 +13,8 @@ from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.rope_scaling import RopeScaling, RopeScalingType
 
 MAX_POOL = 64  # cells whose keys become one
+POOLS = ("attn_compressor", "indexer_compressor")  # names of the weights that make rows of blocks
+OVERLAPPING, LONG = 4, 128  # tokens of a block: rows of the former count for the block behind them, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +121,61 @@ def read_indexer(keys: Keys, n_layer: int, n_rope: int, n_head_kv: int) -> Index
 def _values(keys: Keys, key: str) -> tuple[int, ...]:
     """The numbers of all blocks, which the file may lack."""
     return keys.counts(key, keys.layers(), 0, or_none=True)
+
+
+@dataclass(frozen=True, slots=True)
+class CompressionParams:
+    """Sizes of compressed attention (DeepSeek V4; models/architectures/mla.py)."""
+
+    window: int  # last tokens that a token sees
+    blocks: tuple[int, ...]  # tokens of a layer's blocks: 0 without blocks, OVERLAPPING with an indexer
+    n_rope: int  # last elements of a row that turn
+    n_groups: int  # of heads, whose outputs have a matrix of this rank each
+    rank: int
+    q_rank: int
+    index_heads: int  # of the indexer, which chooses among blocks
+    index_size: int  # elements of its heads and keys
+    top_k: int  # blocks that a token attends to
+
+    def indexes(self, layer: int) -> bool:
+        return self.blocks[layer] == OVERLAPPING
+
+    @property
+    def n_kept(self) -> int:
+        """Last tokens of which layers read something: the window, or tokens of blocks that are not complete."""
+        return max(self.window, *(size * (1 + (size == OVERLAPPING)) for size in self.blocks))
+
+    def pooled(self, layer: int, width: int) -> tuple[int, ...]:
+        """Elements of the values and scores that each pool of a layer keeps of a token."""
+        size = self.blocks[layer]
+        own = (width, self.index_size) if size == OVERLAPPING else (width,)[: size > 0]
+        return tuple(2 * n * (1 + (size == OVERLAPPING)) for n in own)
+
+
+def read_compression(keys: Keys, n_layer: int, n_head: int, n_rope: int) -> CompressionParams:
+    """ModelFileError names the key at fault."""
+    key = "attention.compress_ratios"
+    blocks = keys.get(key)
+    if not isinstance(blocks, np.ndarray) or len(blocks) < n_layer or blocks.dtype.kind not in "iu":
+        raise keys.error(key, f"is not a number for each of {n_layer} layers")
+    sizes = tuple(int(size) for size in blocks[:n_layer])
+    if unknown := set(sizes) - {0, OVERLAPPING, LONG}:
+        raise keys.error(key, f"has {min(unknown)}; supported are 0, {OVERLAPPING} and {LONG}")
+    n_groups = keys.count("attention.output_group_count")
+    if n_head % n_groups:
+        raise keys.error("attention.output_group_count", f"is {n_groups}, of {n_head} heads")
+    size = keys.count("attention.indexer.key_length")
+    if size < n_rope:
+        raise keys.error("attention.indexer.key_length", f"is {size}, of which {n_rope} have RoPE")
+    n_heads, top_k = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.top_k")
+    return CompressionParams(
+        keys.count("attention.sliding_window"),
+        sizes,
+        n_rope,
+        n_groups,
+        keys.count("attention.output_lora_rank"),
+        keys.count("attention.q_lora_rank"),
+        n_heads,
+        size,
+        top_k,
+    )

@@ -8,7 +8,7 @@ from logitless.models.architectures.architecture import Presence, RouterScore
 from logitless.models.architectures.registry import ARCHITECTURES, TRAITS
 from logitless.models.hparams.keys import Keys
 
-ROUTERS = {1: RouterScore.SOFTMAX, 2: RouterScore.SIGMOID}  # by expert_gating_func
+ROUTERS = {1: RouterScore.SOFTMAX, 2: RouterScore.SIGMOID, 4: RouterScore.ROOT_SOFTPLUS}  # by expert_gating_func
 GLM_VOCAB = 154880  # tokens
 
 
@@ -34,6 +34,7 @@ class Experts:
     n_ff_chunk: int = 0
     per_chunk: int = 1
     chunk_scale: float = 1.0
+    n_hashed: int = 0  # first layers whose experts follow from the token's id
 
     @property
     def n_chunks(self) -> int:
@@ -99,6 +100,7 @@ def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
         keys.count_or_none("moe_latent_size") or keys.count_or_none("expert_latent_length"),
         (),
         *_chunks(keys, n),
+        keys.count_or_none("hash_layer_count", None) if architecture.moe.hashed else 0,
     )
 
 

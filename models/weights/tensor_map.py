@@ -9,10 +9,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from logitless.models.architectures.architecture import OutputGate, Pool, Presence, QKNorm, StateKind
+from logitless.models.architectures.architecture import OutputGate, Pool, Presence, QKNorm, Residual, StateKind
 from logitless.models.gguf.file import TensorInfo
 from logitless.models.hparams.hparams import Hparams
-from logitless.models.hparams.mla import MLAParams
+from logitless.models.hparams.mla import POOLS, CompressionParams, MLAParams
 from logitless.models.hparams.moe import Experts
 from logitless.models.hparams.ssm import RecurrentParams
 
@@ -39,6 +39,7 @@ class TensorSlice:
     transposed: bool = False  # transposed within each head
     # its numbers are read one by one: it is kept as f32, and not packed as a factor of products
     as_f32: bool = False
+    limit: int = 0  # its numbers are integers from 0 on, below this
 
     @property
     def graph_shape(self) -> tuple[int, ...]:
@@ -121,7 +122,7 @@ def _tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[st
         yield f"altup_unembd_proj.{i}.weight", part
     if h.hyper_rank:
         yield from _gated_tensors(h, "output_hc")
-    elif h.n_hyper and not h.hyper_iterations:
+    elif h.n_hyper and h.architecture.residual is not Residual.HYPER:
         yield from _hyper_tensors(h, "output_hc", (h.n_hyper,))
     if h.ngrams:
         rows = max(_rows(present, "per_layer_token_embd"), h.ngrams.n_rows)
@@ -315,10 +316,36 @@ def _indexer_tensors(h: Hparams, b: str, q_rank: int = 0) -> Iterator[tuple[str,
             yield f"{b}indexer_ape.{place}.weight", own
 
 
+def _compressed_tensors(h: Hparams, c: CompressionParams, layer: int) -> Iterator[tuple[str, TensorSlice]]:
+    b, size, n_in = f"blk.{layer}.", h.head_dim, h.n_embd
+    yield from _one(b + "attn_q_a.weight", c.q_rank, n_in)
+    yield from _one(b + "attn_q_a_norm.weight", c.q_rank)
+    yield from _one(b + "attn_q_b.weight", h.n_head * size, c.q_rank)
+    yield from _one(b + "attn_kv.weight", size, n_in)
+    yield from _one(b + "attn_kv_a_norm.weight", size)
+    yield from _one(b + "attn_sinks.weight", h.n_head)
+    rows, columns = c.n_groups * c.rank, h.n_head // c.n_groups * size
+    out = b + "attn_output_a.weight"
+    yield out, TensorSlice(out, (rows, columns), n_experts=c.n_groups, in_file=(rows, columns))
+    yield from _one(b + "attn_output_b.weight", n_in, rows)
+    for name, width, kept in zip(POOLS, (size, c.index_size), c.pooled(layer, size), strict=False):
+        for part in ("kv", "gate"):
+            yield from _one(f"{b}{name}_{part}.weight", kept // 2, n_in)
+        places = f"{b}{name}_ape.weight"
+        yield places, TensorSlice(places, (c.blocks[layer], kept // 2), as_f32=True)
+        yield from _one(f"{b}{name}_norm.weight", width)
+    if c.indexes(layer):
+        yield from _one(b + "indexer.proj.weight", c.index_heads, n_in)
+        yield from _one(b + "indexer.attn_q_b.weight", c.index_heads * c.index_size, c.q_rank)
+
+
 def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
     b, size = f"blk.{layer}.", h.sizes(layer)
     if h.mla:
         yield from _mla_tensors(h, h.mla, b, present)
+        return
+    if h.compression:
+        yield from _compressed_tensors(h, h.compression, layer)
         return
     attn, kv = size.n_head * size.head_dim, size.n_head_kv * size.head_dim
     n_values = size.n_head * size.value_dim
@@ -574,6 +601,12 @@ def _feed_forward_tensors(
     b, experts, n_ff = f"blk.{layer}.", h.experts_of(layer), h.sizes(layer).n_ff
     if experts:
         yield from _expert_tensors(h, b, experts, present)
+    if experts and layer < experts.n_hashed:
+        table = b + "ffn_gate_tid2eid.weight"
+        yield (
+            table,
+            TensorSlice(table, (h.n_vocab, experts.n_used), in_graph=(h.n_vocab, 1, experts.n_used), limit=experts.n),
+        )
     if experts and h.architecture.moe.early_experts:
         yield from _norm(b + "ffn_norm_exps", h)
         yield from _dense_tensors(h, b, h.n_embd, present)
@@ -709,6 +742,8 @@ def is_unused(h: Hparams, name: str, *, mtp: bool = False) -> bool:
     if with_indexer and (".indexer." in name or ".indexer_compressor" in name):
         return True
     if h.architecture.states.kind is StateKind.RWKV7 and name.startswith("blk.0.time_mix_v") and name[16:17].isdigit():
+        return True
+    if h.architecture.moe.hashed and name.endswith(".exp_probs_b_vl.bias"):  # of rows of images
         return True
     if h.residual_period and name == "blk.0.attn_res_score.weight":
         return True

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from logitless.graph.dtype import BLOCK_TYPES, DTYPES
 from logitless.graph.execution.session import Session
 from logitless.graph.ops.elementwise import add, mul, sub
-from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.gather import get_ids, get_rows
 from logitless.graph.ops.linear import linear
 from logitless.graph.ops.moe import expert_linear
 from logitless.graph.ops.norm import centred, layer_norm, rms_norm
@@ -50,6 +50,7 @@ class Weights:
     low_rank: LowRank | None = None
     noise: Tensor | None = None  # (T, n_embd), added to the token embeddings
     directions: Mapping[int, Tensor] = field(default_factory=dict)  # (n_embd,) by layer, of control vectors
+    tokens: Tensor | None = None  # (T,) i32, where experts follow from them
     is_text: Tensor | None = None  # (T, 1): 0 for rows of images, whose products are with the visual expert's matrices
 
     def block(self, i: int) -> Weights:
@@ -70,7 +71,15 @@ class Weights:
     def of_rows(self, ids: Tensor) -> Weights:
         """Weights for these rows of a batch: their LoRA scales, and which are of images."""
         low_rank = None if self.low_rank is None else self.low_rank.of_rows(ids)
-        return replace(self, low_rank=low_rank, is_text=None if self.is_text is None else get_rows(self.is_text, ids))
+        is_text = None if self.is_text is None else get_rows(self.is_text, ids)
+        if (tokens := self.tokens) is not None:
+            n_vocab = self.tensors["token_embd.weight"].shape[0]
+            tokens = reshape(get_ids(reshape(tokens, shape=(-1, 1, 1)), ids, limit=n_vocab), shape=(-1,))
+        return replace(self, low_rank=low_rank, is_text=is_text, tokens=tokens)
+
+    def with_tokens(self, tokens: Tensor) -> Weights:
+        """Weights for a batch of these tokens (T,)."""
+        return replace(self, tokens=tokens)
 
     def with_images(self, is_text: Tensor) -> Weights:
         """Weights for a batch with rows of images, where is_text (T,) is 0."""
@@ -201,7 +210,7 @@ def check_tensors(
         # a row may have been written as a vector
         if info.shape != expected and (1, *info.shape) != expected:
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has shape {info.shape}, expected {expected}")
-        if info.dtype not in MATRIX_TYPES:
+        if info.dtype not in (("i32",) if part.limit else MATRIX_TYPES):
             raise ModelFileError(gguf.path, f"tensor '{info.name}' has type {info.dtype}, which is not supported")
         if (part.as_f32 or len(part.shape) == 1) and info.dtype not in ("f32", "f16", "bf16"):
             kind = "small matrix" if part.as_f32 else "vector"
@@ -290,6 +299,8 @@ def define_weight(session: Session, gguf: GGUFFile, name: str, part: TensorSlice
 
     def source() -> Bytes:
         numbers = loaded()
+        if part.limit and ((values := numbers.view(np.int32)).min() < 0 or values.max() >= part.limit):
+            raise ModelFileError(gguf.path, f"tensor '{info.name}' has a number that is not below {part.limit}")
         if not is_finite(numbers, dtype):
             raise ModelFileError(gguf.path, not_finite(info.name))
         if not missing:

@@ -52,6 +52,7 @@ MADE_UP = (
         "minimax-m3",
         "qwen4exp",
         "glm-dsa of shared choices",
+        "deepseek4",
     ),
 )
 

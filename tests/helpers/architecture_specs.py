@@ -535,6 +535,24 @@ MAPPED = {  # llama.cpp is the only reference of these
                 "glm-dsa, the last of shared choices": (1, 1, 0),
             }.items()
         },
+        "deepseek4": Spec(
+            "deepseek4",
+            n_layer=4,
+            n_head_kv=1,
+            head_dim=128,
+            n_expert=6,
+            n_expert_used=6,
+            untied=True,
+            keys={"attention.compress_ratios": np.array([0, 4, 128, 4], np.uint32), "attention.sliding_window": 6}
+            | {"attention.q_lora_rank": 24, "attention.output_group_count": 2, "attention.output_lora_rank": 16}
+            | {"attention.compress_rope_freq_base": 40000.0, "rope.dimension_count": 16, "hash_layer_count": 1}
+            | {"attention.indexer.head_count": 8, "attention.indexer.key_length": 64, "attention.indexer.top_k": 2}
+            | {"hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": 5}
+            | {"hyper_connection.epsilon": 1e-6, "expert_feed_forward_length": 32, "expert_shared_count": 1}
+            | {"expert_gating_func": 4, "expert_weights_norm": True, "expert_weights_scale": 1.5}
+            | {"swiglu_clamp_exp": [0.5, 0.3, 0.2, 0.4]},
+            traits=("balanced",),
+        ),
         "minimax-m3": Spec(
             "minimax-m3",
             n_layer=3,

@@ -77,6 +77,7 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         if h.indexer and i >= h.n_layer:  # which MTP blocks have without a use
             of_layer = (name for name in out if name.startswith(f"blk.{h.indexer.layers.index(True)}.indexer"))
             out |= {name.replace(name.split(".")[1], str(i), 1): out[name] for name in [*of_layer]}
-        if "balanced" in s.traits and h.experts_of(i) and not ("one unbalanced" in s.traits and i == h.n_layer - 1):
+        routed = (e := h.experts_of(i)) is not None and i >= e.n_hashed
+        if "balanced" in s.traits and routed and not ("one unbalanced" in s.traits and i == h.n_layer - 1):
             out[f"blk.{i}.exp_probs_b"] = (s.n_expert,)
     return out

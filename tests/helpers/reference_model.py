@@ -284,6 +284,10 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
         short = name.rpartition(".")[2]
         if name.endswith(FLAT):
             put(name, -rng.uniform(0.2, 2, shape) if short == "ssm_a" else rng.standard_normal(shape), "f32")
+        elif short == "ffn_gate_tid2eid":
+            table = np.argsort(rng.random((shape[0], s.n_expert)))[:, : shape[1]].astype(np.int32)
+            writer.add_tensor(f"{name}.weight", table)
+            seen[name] = table.astype(np.float64)
         elif short == "exp_probs_b":
             put(name if s.arch == "hy_v3" else f"{name}.bias", 0.2 * rng.standard_normal(shape), "f32")
         elif len(shape) == 1 or short.endswith("_norm"):

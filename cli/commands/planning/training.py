@@ -55,7 +55,7 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
 
 
 def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[str, Any]:
-    from logitless.engine.loading.open_model import generating_hparams
+    from logitless.engine.loading.open_model import scoring_hparams
     from logitless.models.gguf.file import GGUFFile
     from logitless.training import checkpoint, save
     from logitless.training.reporting import plot, progress
@@ -63,7 +63,7 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
     from logitless.training.step import Steps
 
     with GGUFFile.open(path) as gguf, ExitStack() as stack:
-        h = generating_hparams(gguf, path)
+        h = scoring_hparams(gguf, path)
         config = training_run.config_of(o, full=full)
         reader = reader_of(config, o.file, gguf, h, partial(training_run.open_media, o, None))
         plan = plan_run(config, o.file, reader, h.n_ctx_train)

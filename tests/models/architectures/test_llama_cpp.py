@@ -9,6 +9,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,7 +73,8 @@ for path, adapters, mixes, prompts in json.load(sys.stdin):
 """
 CHUNKS = """
 path, n_ctx, prompts = json.load(sys.stdin)
-server = opened(path, n_ctx)
+exact = {"flash_attn_type": xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED} if "exact" in path else {}
+server = opened(path, n_ctx, **exact)
 for prompt in prompts:
     body = {"prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 8, "ignore_eos": True}
     told = server.handle_completions(body)["choices"][0]["logprobs"]
@@ -357,32 +359,53 @@ def test_choices_of_cells_are_llama_cpps(tmp_path: Path, monkeypatch: pytest.Mon
         assert _rms((values - of_all)[np.isfinite(values)]) > 0.05, case.model.name
 
 
+def in_steps(
+    path: Path, ids: list[int], lengths: Collection[int], options: RunnerOptions
+) -> dict[int, np.ndarray[tuple[int, ...], np.dtype[np.float64]]]:
+    """Log-probabilities (512,) behind the first so many ids, which are computed in steps of `n_ubatch` tokens."""
+    engine, rows, step = ModelRunner(path, options), {}, options.n_ubatch
+    for start in range(0, len(ids), step):
+        pos = list(range(start, min(start + step, len(ids))))
+        n = len(pos)
+        batch = UBatch(ids[start : start + n], pos, [0] * n, pos, list(range(n)), [None] * n, [0] * n, n_top=513)
+        batch.tables[0] = list(range(engine.n_ctx // 16))
+        result = engine.step(batch)
+        assert result.top_ids is not None
+        assert result.logprobs is not None
+        for i in (i for i in range(n) if pos[i] + 1 in lengths):
+            rows[pos[i] + 1] = np.empty(512)
+            rows[pos[i] + 1][result.top_ids[i]] = result.logprobs[i, 1:]
+    engine.close()
+    return rows
+
+
+def test_rows_of_blocks_are_llama_cpps(tmp_path: Path) -> None:
+    """DeepSeek V4 with two chosen blocks of 4 tokens, of up to 65, and with blocks of 128."""
+    lengths = (7, 40, 127, 128, 129, 255, 256, 260)
+    ids = [1, *np.random.default_rng(1).integers(261, 512, max(lengths) - 1).tolist()]
+    yarn = YARN | {"attention.temperature_scale": None}
+    spec = replace(SPECS["deepseek4"], n_vocab=512, n_ctx_train=512, keys=SPECS["deepseek4"].keys | yarn)
+    write(path := tmp_path / "exact.gguf", replace(spec, vocabulary=True))
+    rows = in_steps(path, ids, lengths, RunnerOptions(512, 1, 100, type_k="f32", type_v="f32"))
+    lines = answers(CHUNKS, json.dumps([str(path), 512, [ids[:n] for n in lengths]]))
+    pairs = [(rows[n][id], value) for n, line in zip(lengths, lines, strict=True) for id, value in json.loads(line)]
+    assert len(pairs) >= 4 * len(lengths)
+    assert np.abs(np.subtract(*np.transpose(pairs))).max() < 5e-4
+
+
 @pytest.mark.long
 def test_chunks_of_8192_positions_are_llama_cpps(tmp_path: Path) -> None:
     """Log-probabilities before and behind the end of the first chunk; those of full attention differ."""
     n_ctx, lengths = 8448, (8190, 8192, 8193, 8194, 8196, 8206)
     spec = replace(SPECS["llama4"], n_embd=32, n_layer=4, n_head=2, n_head_kv=1, n_expert=2, n_expert_used=2)
     ids = [1, *np.random.default_rng(1).integers(261, 512, max(lengths) - 1).tolist()]
-    found: list[dict[int, np.ndarray[tuple[int], np.dtype[np.float64]]]] = []
+    found = []
     for size in (8192, 2 * n_ctx):
         keys = spec.keys | {"attention.chunk_size": size}
         write(
             path := tmp_path / f"{size}.gguf", replace(spec, n_vocab=512, n_ctx_train=n_ctx, vocabulary=True, keys=keys)
         )
-        engine, rows = ModelRunner(path, RunnerOptions(n_ctx=n_ctx, n_slots=1, n_ubatch=512)), {}
-        for start in range(0, len(ids), 512):
-            pos = list(range(start, min(start + 512, len(ids))))
-            n = len(pos)
-            batch = UBatch(ids[start : start + n], pos, [0] * n, pos, list(range(n)), [None] * n, [0] * n, n_top=513)
-            batch.tables[0] = list(range(n_ctx // 16))
-            result = engine.step(batch)
-            assert result.top_ids is not None
-            assert result.logprobs is not None
-            for i in (i for i in range(n) if pos[i] + 1 in lengths):
-                rows[pos[i] + 1] = np.empty(512)
-                rows[pos[i] + 1][result.top_ids[i]] = result.logprobs[i, 1:]
-        engine.close()
-        found.append(rows)
+        found.append(in_steps(path, ids, lengths, RunnerOptions(n_ctx=n_ctx, n_slots=1, n_ubatch=512)))
     lines = answers(CHUNKS, json.dumps([str(tmp_path / "8192.gguf"), n_ctx, [ids[:n] for n in lengths]]))
     for n, line in zip(lengths, lines, strict=True):
         chunked, full = (_rms(np.array([rows[n][id] - value for id, value in json.loads(line)])) for rows in found)

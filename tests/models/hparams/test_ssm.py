@@ -53,6 +53,11 @@ from tests.models.architectures.test_registry import compute, tokens
         ("qwen4exp", {"ple.head_offsets": [0, 1, 2]}, "ple.head_offsets' has not 4 whole numbers of at least 0"),
         ("qwen4exp", {"ple.head_vocab_sizes": [1, 0, 1, 1]}, "has a number that is not a possible size"),
         ("qwen4exp", {"ple.head_offsets": [0, 1, 2, 371]}, "'per_layer_token_embd.weight' has shape"),
+        ("deepseek4", {"attention.compress_ratios": [0, 4]}, "compress_ratios' is not a number for each of 4 layers"),
+        ("deepseek4", {"attention.compress_ratios": [0, 4, 8, 4]}, "ratios' has 8; supported are 0, 4 and 128"),
+        ("deepseek4", {"attention.output_group_count": 3}, "output_group_count' is 3, of 4 heads"),
+        ("deepseek4", {"attention.indexer.key_length": 8}, "indexer.key_length' is 8, of which 16 have RoPE"),
+        ("deepseek4", {"attention.head_count_kv": 2}, "head_count_kv' must be 1, with values as wide as keys"),
         (
             "glm-dsa",
             {"attention.indexer.types": [0, 1, 1]},

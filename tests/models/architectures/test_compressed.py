@@ -1,0 +1,89 @@
+"""Refusals of DeepSeek V4, one line each: requests without a cache, options, damaged tables of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from logitless import LLM, RequestError
+from logitless.backends.cpu.backend import CPUBackend
+from logitless.engine.loading.open_model import scoring_hparams
+from logitless.engine.loading.options import OptionConflict
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
+from logitless.graph.execution.session import Session
+from logitless.models.errors import ModelFileError
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import define_model, hparams_of
+from logitless.training.run import FineTuning
+from tests.helpers.architecture_specs import MAPPED
+from tests.helpers.reference_model import write
+
+TABLE = "blk.0.ffn_gate_tid2eid.weight"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("blocks") / "m.gguf"
+    write(made, replace(MAPPED["deepseek4"], n_vocab=512, vocabulary=True, n_ctx_train=512))
+    return made
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> Iterator[LLM]:
+    with LLM(path, ctx_size=256) as model:
+        yield model
+
+
+@pytest.mark.parametrize(
+    ("ask", "line"),
+    [
+        (lambda llm: llm.score(["once upon"]), "this model reads rows of blocks that only a cache has: it scores no"),
+        (lambda llm: llm.finetune([{"text": "once"}]), "it scores no texts and cannot be fine-tuned"),
+        (lambda llm: llm.embed(["once upon"]), "makes no vectors"),
+    ],
+)
+def test_requests_without_a_cache_are_one_line(llm: LLM, ask: Callable[[LLM], Any], line: str) -> None:
+    with pytest.raises(RequestError, match=line):
+        ask(llm)
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"moves": "--context-shift"}, "--context-shift: this model's rows of blocks cannot forget tokens"),
+        ({"embeddings": True}, "--embeddings: this model makes no vectors of texts"),
+        ({"type_k": "q8_0"}, "--cache-type-k q8_0: this model's cache can be f32, f16, bf16"),
+        ({"type_v": "q4_0"}, "--cache-type-v q4_0: this model's cache can be f32, f16, bf16"),
+    ],
+)
+def test_options_that_blocks_do_not_allow_are_one_line(path: Path, options: dict[str, Any], line: str) -> None:
+    with pytest.raises(ValueError, match=f"^{line}$"):
+        ModelRunner(path, RunnerOptions(n_ctx=64, n_slots=1, threads=1, **options))
+
+
+def test_training_and_scoring_commands_are_refused(path: Path) -> None:
+    with GGUFFile.open(path) as gguf, pytest.raises(OptionConflict, match="only a cache has: it scores no texts"):
+        scoring_hparams(gguf, path)
+    line = "'deepseek4' reads rows of blocks that only a cache has and cannot be fine-tuned"
+    with Session([CPUBackend(1)]) as session, pytest.raises(ModelFileError, match=line):
+        FineTuning(session, path, [{"text": "once"}])
+
+
+@pytest.mark.parametrize("wrong", [-1, 6])
+def test_table_with_an_expert_that_does_not_exist_is_one_line(path: Path, tmp_path: Path, wrong: int) -> None:
+    with GGUFFile.open(path) as gguf:
+        at = gguf.bytes_of(TABLE)
+        data = path.read_bytes()
+        where = data.index(at.tobytes())
+    changed = np.frombuffer(data, np.uint8).copy()
+    changed[where + 40 : where + 44] = np.array([wrong], "<i4").view(np.uint8)
+    (damaged := tmp_path / "damaged.gguf").write_bytes(changed.tobytes())
+    with GGUFFile.open(damaged) as gguf, Session([CPUBackend(1)]) as session:
+        model = define_model(session, gguf, hparams_of(gguf), 64)
+        with pytest.raises(ModelFileError, match=f"damaged.gguf: tensor '{TABLE}' has a number that is not below 6"):
+            session.source_of(model.weights.tensors[TABLE])()
