@@ -242,10 +242,11 @@ class VulkanProgram:
 
     def _record(self, variant: int) -> list[Recording]:
         others = next(iter(self._recordings.values()), ())
-        self._recordings[variant] = recordings = []
+        recordings = []
         for i, group in enumerate(self._submissions.groups):
             varies = any(launch.content.number is not None for launch in group)
             recordings.append(self._recorded(group, variant) if varies or not others else others[i])
+        self._recordings[variant] = recordings  # only now: a driver may be out of memory for one of them
         return recordings
 
     def _recorded(self, launches: Sequence[Launch], variant: int) -> Recording:

@@ -19,7 +19,7 @@ from logitless.backends.errors import DeviceError, DeviceLost, KernelRefused
 from logitless.cli.commands.benchmark.bench import greedy
 from logitless.cli.commands.planning import plan
 from logitless.cli.progress import CompileProgress
-from logitless.engine.batch import DeviceFailed, UBatch
+from logitless.engine.batch import DeviceFailed, StepFailed, UBatch
 from logitless.engine.loading.open_model import load_weights
 from logitless.engine.loading.options import OptionConflict
 from logitless.engine.requests import CompletionRequest, Failed, Finished, Token
@@ -531,8 +531,22 @@ def test_a_variant_of_the_sampler_is_compiled_and_tested_at_its_first_use(
     engine.load()
     backend: Any = engine.session.backends[0]
     compiled = backend.pipelines._pipelines if device == "vulkan:0" else backend.programs._programs
-    for codes, variants in (((samplers.GREEDY,), {0}), ((samplers.DIST,), {0, 1})):
-        step(engine, [5, 9, 3], codes)
+    owner, name = (backend.pipelines, "get") if device == "vulkan:0" else (backend.programs, "program")
+    real = getattr(owner, name)
+
+    def full(kernel: Any, defines: Any) -> Any:
+        if dict(defines).get("VARIANT") == samplers.USUAL:
+            raise MemoryError(f"{device}: out of memory")
+        return real(kernel, defines)
+
+    for codes, variants in (((samplers.GREEDY,), {0}), ((samplers.TOP_K, samplers.GREEDY), {0, 1})):
+        with monkeypatch.context() as patch:  # a driver without memory for a variant's compiler
+            patch.setattr(owner, name, full)
+            expected = step(engine, [5, 9, 3]), step(engine, [7, 1, 2])
+            if samplers.TOP_K in codes:
+                with pytest.raises(StepFailed, match="out of memory"):
+                    step(engine, [5, 9, 3], codes)
+        assert step(engine, [5, 9, 3], codes) == expected[0] != expected[1]
         prepare_all(engine)
         assert {dict(defines)["VARIANT"] for name, defines in compiled if name == "sample"} == variants
         assert tested == {-1, *variants}
