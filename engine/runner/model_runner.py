@@ -441,9 +441,8 @@ class ModelRunner:
             self._fall_back(error)
         raise DeviceFailed(f"{test.backend.name} failed the self-test of {', '.join(new_failures)}")
 
-    def _test_first_use(self, chains: npt.NDArray[np.int32]) -> None:
-        """Test the variant of kernels that these sampler chains need, where it is new. Raises DeviceFailed."""
-        variant = samplers.variant_of(chains)
+    def _test_first_use(self, variant: int) -> None:
+        """Test this variant of kernels, where it is new. Raises DeviceFailed."""
         for test in [test for test in self._self_tests if test.use(variant)]:
             self._go_on_testing(test)
 
@@ -720,7 +719,8 @@ class ModelRunner:
         feeds = self.feeds_of(plan)
         feeds.write(batch)
         if self._self_tests and shape.n_out:
-            self._test_first_use(plan.input_buffers["sample.chain"])
+            chains = plan.input_buffers["sample.chain"]
+            self._test_first_use(samplers.ALL if shape.n_probs else samplers.variant_of(chains))
         if feeds.row_scales is not None:
             mixes = [batch.mixes.get(slot, ()) for slot in batch.slot]
             feeds.row_scales[:] = self.adapters.row_scales(mixes, shape.n_tokens)
