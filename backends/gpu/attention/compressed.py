@@ -5,8 +5,8 @@ Attention is that of latent rows, whose places are found before a group reads th
 from __future__ import annotations
 
 from logitless.backends.gpu.attention.kv_store import TO_BF16
-from logitless.backends.gpu.attention.mla import FUNCTIONS, HEADS, SIZES
-from logitless.backends.gpu.attention.sparse import CHOICE, COUNT, WG
+from logitless.backends.gpu.attention.mla import FUNCTIONS, HEADS
+from logitless.backends.gpu.attention.sparse import CHOICE, COUNT, LATENT_SIZES, WG
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, lower_plain
 from logitless.graph.ops.attention.paged_attention import PAGE
@@ -115,9 +115,9 @@ def _attention(dtype: str) -> None:
       if (h < n_own && e < size) Y[(t * n_heads + head + h) * size + e] = out_[i * HEADS + h] / total_of[h];
     }}
   }}""",
-        simt=[{"WG": 128, "CELLS": 128, "HEADS": HEADS["simt"], "MAX_SIZE": size} for size in SIZES],
-        cpu=[{"WG": 1, "CELLS": 16, "HEADS": HEADS["cpu"], "MAX_SIZE": size} for size in SIZES],
-        soft=[{"WG": 16, "CELLS": 16, "HEADS": HEADS["soft"], "MAX_SIZE": size} for size in SIZES],
+        simt=[{"WG": 128, "CELLS": 128, "HEADS": HEADS["simt"], "MAX_SIZE": size} for size in LATENT_SIZES],
+        cpu=[{"WG": 1, "CELLS": 16, "HEADS": HEADS["cpu"], "MAX_SIZE": size} for size in LATENT_SIZES],
+        soft=[{"WG": 16, "CELLS": 16, "HEADS": HEADS["soft"], "MAX_SIZE": size} for size in LATENT_SIZES],
         local=[
             ("float", "q", "HEADS * MAX_SIZE"),
             ("float", "weights", "HEADS * CELLS"),
@@ -274,13 +274,13 @@ Kernel(
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     q, k, tables, slot, pos, sinks, *more = t.src
     tokens, n_heads, size = q.shape
-    if size > SIZES[-1]:
+    if size > LATENT_SIZES[-1]:
         return None
     blocks, others, chosen = [*more, *(k, tables, q)[len(more) :]]
     sizes = (t.attrs.get("size", 1), blocks.shape[2] if more else 0, chosen.shape[1] if len(more) > 2 else 0)
     words = (n_heads, size, tables.shape[1], bits(t.attrs["scale"]), t.attrs["window"], *sizes)
     bufs = (q, k, tables, slot, pos, sinks, blocks, others, chosen, t)
-    groups, room = -(-n_heads // HEADS[shape.name]), next(n for n in SIZES if n >= size)
+    groups, room = -(-n_heads // HEADS[shape.name]), LATENT_SIZES[-1]
     return [dispatch(f"compressed_attention_{k.dtype}", shape, bufs, words, (groups, tokens), MAX_SIZE=room)]
 
 

@@ -14,7 +14,7 @@ from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, lower
 from logitless.graph.tensor import Tensor
 
-SIZES = (128, 384, 640)  # elements of a row: the most that a variant takes
+SIZES = (384, 640)  # elements of a row: the most that a variant takes
 HEADS = {"simt": 4, "cpu": 1, "soft": 2}
 WORDS = ["uint n_heads", "uint size", "uint table_pages", "float factor", "uint with_sinks"]
 FUNCTIONS = """

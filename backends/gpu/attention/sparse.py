@@ -16,7 +16,8 @@ from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, groups_for, lower
 from logitless.graph.tensor import Tensor
 
-WG, HEAD_SIZES = 64, SIZES[:2]
+WG = 64
+LATENT_SIZES, HEAD_SIZES = SIZES[-1:], (128, 384)  # latent rows of models that choose cells have 512 and more
 
 
 def _scores(dtype: str) -> None:
@@ -192,7 +193,7 @@ def _value_of(dtype: str) -> str:
 
 
 def _attention(dtype: str, *, latent: bool) -> None:
-    element, sizes = Arg("V", ELEMENT[dtype]), SIZES if latent else HEAD_SIZES
+    element, sizes = Arg("V", ELEMENT[dtype]), LATENT_SIZES if latent else HEAD_SIZES
     key_scales, value_scales = ([Arg(name, "u16")] * (ELEMENT[dtype] == "u8") for name in ("KS", "VS"))
     Kernel(
         f"sparse_{'latent_' * latent}attention_{dtype}",
@@ -293,7 +294,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     latent = t.op == "sparse_latent_attention"
     q, k, *values, tables, slot, cells = t.src[: 5 if latent else 6]
     tokens, n_heads, size = q.shape
-    sizes = SIZES if latent else HEAD_SIZES
+    sizes = LATENT_SIZES if latent else HEAD_SIZES
     if size > sizes[-1] or not fits(size, k) or any(v.dtype != k.dtype for v in values):
         return None
     n_kv, sinks = k.shape[1], t.src[5 if latent else 6 :]
