@@ -21,14 +21,14 @@ def move_cells(
     rounded to the cache's type again."""
     source, to, turn = (feed(name, (n_cells,), "i32") for name in ("from", "to", "turn"))
     full, local = rotary.shift_angles(turn), rotary.shift_angles(turn, local=True)
-    n_layer, written = h.n_layer, []
+    written = []
     for i, (keys, *_) in memory.full.layers.items():
-        layer, angles = i, local if h.is_local(i) and rotary.local_frequency is not None else full
-        if drafter is not None and i >= n_layer:
-            h, layer, angles = drafter.file.hparams, i - n_layer, drafter.rotary.shift_angles(turn)
+        of, layer, angles = h, i, local if h.is_local(i) and rotary.local_frequency is not None else full
+        if drafter is not None and i >= h.n_layer:
+            of, layer, angles = drafter.file.hparams, i - h.n_layer, drafter.rotary.shift_angles(turn)
         k = load_k(keys, source)
-        if h.has_rope(layer):
-            k = rotate(rope(rotate(k, keys), angles, interleaved=h.interleaved), keys)
+        if of.has_rope(layer):
+            k = rotate(rope(rotate(k, keys), angles, interleaved=of.interleaved), keys)
         written.append(store_k(keys, k, to))
     for i, (_, *values) in memory.full.layers.items():
         if i in memory.indexed:

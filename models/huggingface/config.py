@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 
 from logitless.models.errors import ModelFileError, shown
+from logitless.models.gguf.types import ValueType
+from logitless.models.gguf.write import Key
 from logitless.models.param import FLOAT_MAX
 
 INDEX = "model.safetensors.index.json"
@@ -208,6 +210,13 @@ class Config:
         if not isinstance(values, list) or not all(map(_is_float, values)):
             raise self.error(name, "is no list of numbers")
         return values
+
+    def checked(self, keys: dict[str, Key]) -> dict[str, Key]:
+        """The keys. ModelFileError: the settings make a count for which GGUF has no room."""
+        for name, key in keys.items():
+            if key.type is ValueType.UINT32 and not 0 <= key.value < 1 << 32:
+                raise ModelFileError(self.path, f"makes the key '{name}' {key.value:.6g}, which is no possible size")
+        return keys
 
     @property
     def head_dim(self) -> int:

@@ -149,7 +149,7 @@ def _keys(config: Config, family: Family, tensors: dict[str, TensorInfo]) -> dic
         own["block_count"] = u32(config.count("num_hidden_layers") + n_mtp)
         own["nextn_predict_layers"] = u32(n_mtp)
     keys |= {name if name.startswith("tokenizer.") else f"{family.arch}.{name}": key for name, key in own.items()}
-    return keys | sampling_keys(config) | vocabulary_keys(config, embedding.shape[0])
+    return config.checked(keys) | sampling_keys(config) | vocabulary_keys(config, embedding.shape[0])
 
 
 def _numbers(config: Config, family: Family, checkpoint: Checkpoint) -> dict[str, Key]:
@@ -310,6 +310,8 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
                 shape = before if move is None else move.shape(before, config)
             except IndexError:
                 raise checkpoint.error(name, f"has {len(before)} dimensions, which no {target} has") from None
+            except ValueError as error:
+                raise checkpoint.error(name, str(error)) from None
             small = len(before) < 2 or _SMALL.search(target) is not None
             own = tuple(group)
             scale = target.removesuffix(".weight") + ".scale"

@@ -88,6 +88,8 @@ def half(i: int, *, in_turn: bool = False, axis: int = -2) -> Move:
 
     def rows(shape: Shape, _: Config) -> Shape:
         new = list(shape)
+        if new[axis] % 2:
+            raise ValueError(f"has {new[axis]} rows, of which no half is one of two matrices")
         new[axis] //= 2
         return tuple(new)
 
@@ -112,6 +114,8 @@ def third(i: int) -> Move:
     """Queries (0), keys (1) or values (2) of one matrix."""
 
     def rows(shape: Shape, _: Config) -> Shape:
+        if shape[0] % 3:
+            raise ValueError(f"has {shape[0]} rows, of which no third is one of three matrices")
         return shape[0] // 3, *shape[1:]
 
     return Move(lambda array, _: array.reshape(3, -1, *array.shape[1:])[i], rows)

@@ -70,7 +70,8 @@ def _keys(s: Settings, vision: Vision) -> dict[str, Key]:
     else:
         own = {**dict(common_keys(s)), **dict(image_keys(s))}
         keys |= dict(activation_keys(s))
-    return keys | {f"clip.{kind}.{name}": key for name, key in {**own, **dict(vision.keys(s))}.items()}
+    own |= dict(vision.keys(s))
+    return s.whole.checked(keys | {f"clip.{kind}.{name}": key for name, key in own.items()})
 
 
 def _tensors(s: Settings, vision: Vision, checkpoint: Checkpoint) -> Iterator[tuple[str, TensorInfo]]:
@@ -91,6 +92,8 @@ def _tensors(s: Settings, vision: Vision, checkpoint: Checkpoint) -> Iterator[tu
                 shape = weight.shape if move is None else move.shape(weight.shape, config)
             except IndexError:
                 raise checkpoint.error(name, f"has {len(weight.shape)} dimensions, which no {target} has") from None
+            except ValueError as error:
+                raise checkpoint.error(name, str(error)) from None
             small = len(shape) < 2 or _SMALL.search(target) is not None
             plain = (weight.floats or weight) if small or move is not None else weight
             dtype = "f32" if small or len(shape) == 4 else plain.dtype

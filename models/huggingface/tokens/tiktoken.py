@@ -16,6 +16,7 @@ from msgspec import Struct
 from logitless.models.errors import ModelFileError
 from logitless.models.tokenizer.bpe import BYTE_OF_CHAR
 
+_MOST_BYTES = 1024  # of a token; the time to find its merge grows with their square
 _CHARS = {byte: char for char, byte in BYTE_OF_CHAR.items()}
 
 
@@ -83,13 +84,18 @@ def read_tekken(path: Path) -> tuple[dict[bytes, int], list[str]]:
     if not 3 <= n_special < n < 1 << 24:
         raise ModelFileError(path, f"has {n_special} special tokens of {n}")
     listed = dict(enumerate(_OF_TEKKEN)) if whole.special_tokens is None else {}
-    listed |= {t.rank: t.token_str for t in whole.special_tokens or ()}
+    own = {t.rank: t.token_str for t in whole.special_tokens or ()}
+    if len(own) < len(whole.special_tokens or ()) or not all(0 <= rank < n_special for rank in own):
+        raise ModelFileError(path, f"'special_tokens' has a rank twice, or one that is not from 0 to {n_special - 1}")
+    listed |= own
     return _checked(path, ranks, n - n_special), [listed.get(i, f"<SPECIAL_{i}>") for i in range(n_special)]
 
 
 def _checked(path: Path, ranks: dict[bytes, int], n: int) -> dict[bytes, int]:
     if sorted(ranks.values()) != list(range(n)) or not all(bytes([byte]) in ranks for byte in range(256)):
         raise ModelFileError(path, "has not one token for each rank and each byte")
+    if max(map(len, ranks)) > _MOST_BYTES:
+        raise ModelFileError(path, f"has a token of {max(map(len, ranks))} bytes; at most {_MOST_BYTES} are supported")
     return ranks
 
 

@@ -44,6 +44,7 @@ _SPECIAL = {  # name in tokenizer_config.json and config.json → GGUF's
 }
 _MORE_ENDS = ("eot_token_id", "eom_token_id")
 _PREFIX = "tokenizer.ggml."
+_OF_ADDED = ("added_tokens.json", "tokenizer_config.json")  # files of tokens behind those of the vocabulary
 
 
 class Vocabulary:
@@ -167,15 +168,16 @@ def _file(folder: Path) -> Path:
 
 def _read(path: Path) -> Vocabulary:
     """A copy of the file's vocabulary, for whoever opens a model reads it several times."""
-    stat = path.stat()
-    vocabulary = copy(_parsed(path, (stat.st_mtime_ns, stat.st_size)))
+    files = [path, *(path.with_name(name) for name in _OF_ADDED)]
+    stats = [file.stat() for file in files if file.exists()]
+    vocabulary = copy(_parsed(path, tuple((stat.st_ino, stat.st_mtime_ns, stat.st_size) for stat in stats)))
     for name in ("tokens", "types", "scores", "keys"):
         setattr(vocabulary, name, copy(getattr(vocabulary, name)))
     return vocabulary
 
 
 @lru_cache(maxsize=1)
-def _parsed(path: Path, version: tuple[int, int]) -> Vocabulary:
+def _parsed(path: Path, version: tuple[tuple[int, int, int], ...]) -> Vocabulary:
     if path.name == "tokenizer.json":
         return _of_json(path)
     if path.name == "tekken.json":
@@ -344,8 +346,8 @@ def _of_sentencepiece(path: Path) -> Vocabulary:
 
 def _added_tokens(path: Path, n: int) -> tuple[dict[int, str], set[str]]:
     """Tokens behind the file's n, by added_tokens.json and tokenizer_config.json, and those that are special."""
-    added = read_json(path.with_name("added_tokens.json"))
-    config = path.with_name("tokenizer_config.json")
+    plain, config = (path.with_name(name) for name in _OF_ADDED)
+    added = read_json(plain)
     settings = read_json(config).get("added_tokens_decoder") or {}
     tokens = settings.values() if isinstance(settings, dict) else (settings,)
     if not all(isinstance(token, dict) and isinstance(token.get("content"), str) for token in tokens):

@@ -503,6 +503,8 @@ def test_settings_of_repositories_mean_those_of_transformers(family: str, tmp_pa
             {"layers_block_type": ["mamba", "mlp", "moe", "mlp"]},
             "'layers_block_type' has not one kind of FFN",
         ),
+        ("llama", {"partial_rotary_factor": -1}, "config.json: makes the key 'llama.rope.dimension_count' -"),
+        ("cohere2moe", {"num_shared_experts": 2**31 - 1}, "makes the key 'cohere2moe.expert_shared_feed_forward_len"),
         ("gemma3n", {"activation_sparsity_pattern": ["x"]}, "'activation_sparsity_pattern' is no list of numbers"),
         ("gemma4", {"per_layer_config": {"5": {"head_dim": 1e9}}}, "'head_dim' is '1000000000.0', not a count"),
         (
@@ -524,6 +526,23 @@ def test_sizes_that_do_not_fit_are_refused_in_one_line(
     (folder / "config.json").write_text(json.dumps(recorded(family)["config"] | changes))
     with pytest.raises(ModelFileError, match=problem), GGUFFile.open(folder) as gguf:
         plan_copy(gguf).write(tmp_path / "out.gguf")
+
+
+@pytest.mark.parametrize(
+    ("family", "tensor", "problem"),
+    [
+        ("openelm", "transformer.layers.0.ffn.proj_1.weight", "has 129 rows, of which no half is one of two matrices"),
+        ("gptneox", "gpt_neox.layers.0.attention.query_key_value.weight", "has shape|sizes that do not fit"),
+    ],
+)
+def test_matrix_of_parts_with_a_row_too_many_is_named(family: str, tensor: str, problem: str, tmp_path: Path) -> None:
+    shapes = recorded(family)["tensors"]
+    tensors = {name: weight(name, shape) for name, shape in shapes.items()}
+    tensors[tensor] = weight(tensor, [shapes[tensor][0] + 1, shapes[tensor][1]])
+    write_tensors(write_folder(tmp_path / "model", family) / "model.safetensors", tensors)
+    with pytest.raises(ModelFileError, match=problem) as error, GGUFFile.open(tmp_path / "model") as gguf:
+        plan_copy(gguf).write(tmp_path / "out.gguf")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")

@@ -268,21 +268,42 @@ def test_ids_of_tekken_are_behind_its_special_tokens(shared_data: Path, tmp_path
     (tmp_path / "qwen.tiktoken").unlink()
     (tmp_path / "tekken.json").write_text(json.dumps(whole))
     assert from_metadata(vocabulary_values(tmp_path, 1536)).encode("[IMG]", add_special=False) == [5]
-    for damage in ({"vocab": vocab[1:]}, {"config": config | {"default_num_special_tokens": 1}}, {"vocab": [5]}):
+    odd = (
+        {"vocab": vocab[1:]},
+        {"config": config | {"default_num_special_tokens": 1}},
+        {"vocab": [5]},
+        *({"special_tokens": [{"rank": rank, "token_str": "x"}, *whole["special_tokens"]]} for rank in (-1, 1, 20)),
+    )
+    for damage in odd:
         (tmp_path / "tekken.json").write_text(json.dumps(whole | damage))
         with pytest.raises(
-            ModelFileError, match=r"tekken.json: (is no vocabulary of M|has not one token|has 1 special)"
+            ModelFileError,
+            match=r"tekken.json: (is no vocabulary of M|has not one token|has 1 special|'special_tokens' has a r)",
         ):
             vocabulary_values(tmp_path, 1536)
 
 
-@pytest.mark.parametrize("line", [b"!!! 5", b"YQ== x", b"YQ==", b"YQ== 0", b"YQ== 999999999999"])
+TOO_LONG = base64.b64encode(b"a" * 1025) + b" 256"
+
+
+@pytest.mark.parametrize("line", [b"!!! 5", b"YQ== x", b"YQ==", b"YQ== 0", b"YQ== 999999999999", TOO_LONG])
 def test_file_of_tiktoken_that_is_none_is_refused(line: bytes, tmp_path: Path) -> None:
     write_ranks(tmp_path / "tiktoken.model", list(BYTE_OF_CHAR))
     with (tmp_path / "tiktoken.model").open("ab") as file:
         file.write(b"\n" + line)
-    with pytest.raises(ModelFileError, match=r"tiktoken.model: (is no vocabulary of tiktoken|has not one token)"):
+    with pytest.raises(
+        ModelFileError, match=r"tiktoken.model: (is no vocabulary of tiktoken|has not one token|has a tok)"
+    ):
         vocabulary_values(tmp_path, 272)
+
+
+def test_token_that_is_added_to_a_vocabulary_that_was_read_before_is_read(tmp_path: Path) -> None:
+    write_ranks(tmp_path / "tiktoken.model", list(BYTE_OF_CHAR))
+    tokens = []
+    for added in ({"300": {"content": "<a>"}}, {"300": {"content": "<bc>"}}, {"300": {"content": "<d>"}}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added}))
+        tokens.append(vocabulary_values(tmp_path, 600)["tokenizer.ggml.tokens"][300])
+    assert tokens == [b"<a>", b"<bc>", b"<d>"]
 
 
 def test_tokenizer_model_that_is_none_is_refused(tmp_path: Path) -> None:
