@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import pytest
 
 from logitless.engine.loading.open_model import open_model
 from logitless.engine.loading.options import ModelOptions, OptionConflict
+from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.models.drafters.drafter_file import drafter_kind
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
+from tests.helpers.architecture_specs import MAPPED
 from tests.helpers.drafter_files import write_dflash, write_eagle3, write_gemma4_assistant
 from tests.helpers.reference_model import Spec, write
 from tests.models.architectures.test_gemma3n import SMALL as GEMMA4
@@ -156,3 +159,18 @@ def test_the_kind_of_a_drafter_is_read_once_until_the_file_changes(
     (other := tmp_path / "m.gguf").hardlink_to(model)
     other.replace(path)
     assert drafter_kind(path) == ""
+
+
+def test_cells_of_an_indexer_and_of_a_drafter_are_moved_together(tmp_path: Path) -> None:
+    write(model := tmp_path / "m.gguf", s := replace(MAPPED["minimax-m3"], n_vocab=400, n_ctx_train=64))
+    write_eagle3(drafter := tmp_path / "d.gguf", s)
+    moves = RunnerOptions(n_ctx=48, n_slots=1, n_draft_tokens=2, drafter=str(drafter), moves="--context-shift")
+    engine = ModelRunner(model, moves)
+    engine.load()
+    caches = list(chain.from_iterable(engine.memory.full.layers.values()))
+    for i, cache in enumerate(caches):
+        engine.session.write(cache.name, np.full(cache.shape, i + 1, np.float16))
+    engine.move_cells([(i, 16 + i, 0) for i in range(16)])
+    for i, cache in enumerate(caches):
+        np.testing.assert_array_equal(engine.session.read(cache.name)[1], i + 1)
+    engine.close()
