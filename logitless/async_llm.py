@@ -344,8 +344,8 @@ class AsyncLLM:
         items = [dict(t) if isinstance(t, Mapping) else plain_prompt(f"texts[{i}]", t) for i, t in listed]
         if not items:
             return []
-        n_ctx = served.info.n_ctx_train or served.info.n_ctx
-        scores = []
+        assert served.engine is not None
+        n_ctx, scores = served.engine.hparams.n_ctx_whole, []
         with public_errors():
             parser = self._writes(served)
             served.info.check_trainable()
@@ -415,7 +415,7 @@ class AsyncLLM:
                 "method": {"type": method, **({method: {"grader": dict(grader)}} if grader is not None else {})},
                 "hyperparameters": hyperparameters,
             }
-            n_ctx = self.model.hparams.n_ctx_train
+            n_ctx = self.model.hparams.n_ctx_whole
             around, weights = self._around(), tuning.weights
             row = new_job(
                 body,

@@ -22,7 +22,7 @@ from logitless.training.head import evaluation, gradients
 from logitless.training.step import Feeds, Steps
 from logitless.training.trainable import FULL, Trainable
 
-_UNIT = 16  # windows are multiples of this long, so that few plans serve all texts
+_UNIT = 16  # windows are multiples of this long, or as long as possible, so that few plans serve all texts
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ def score(tuned: AdaptedModel, example: Example, *, gradient: bool = False) -> S
     if n < 1:
         raise ValueError("a text needs at least two tokens to be scored")
     length = -(-n // _UNIT) * _UNIT
+    length = max(n, min(length, tuned.model(length).hparams.n_ctx_whole))
     trainable = Trainable(FULL, tuned.session, tuned.model(length), (), ())
     prefix = f"score.{tuned.name}.{length}"
     steps = Steps(trainable, TrainingConfig(optimizer="sgd", batch_size=1, ctx_size=length), prefix=prefix)

@@ -28,20 +28,20 @@ async def score(request: web.Request) -> web.Response:
     """`input`: a text, token ids, a training row (text, prompt and completion, messages), or an array of these."""
     context = request.app[CONTEXT]
     served = context.writer
-    if served.engine is None:
+    if (engine := served.engine) is None:
         raise InvalidRequest("this server cannot score texts")
 
     def parse(body: dict[str, Any]) -> tuple[list[Example], bool, str, Lora | None]:
         params = read(ScoreBody, body)
         name, lora = parse_lora(params.model, params.lora, served.adapters)
-        n_ctx = served.info.n_ctx_train or served.info.n_ctx
+        n_ctx = engine.hparams.n_ctx_whole
         examples = parse_examples(params.input, context.parser_for(request), served.template, n_ctx)
         return examples, params.gradient_norm, name or context.config.model, lora
 
     served.info.check_trainable()
     examples, gradient, model, lora = await context.parsed(request, parse)
     await context.embeds(request, model, [example.tokens.tolist() for example in examples])
-    scores = [await context.service.ask(partial(_score, served.engine, e, gradient, lora)) for e in examples]
+    scores = [await context.service.ask(partial(_score, engine, e, gradient, lora)) for e in examples]
     n_tokens = sum(len(e.tokens) for e in examples)
     data = [text_score(i, e, s) for i, (e, s) in enumerate(zip(examples, scores, strict=True))]
     return json_response(Scores(model=model, data=data, usage=PromptUsage(n_tokens, n_tokens)))

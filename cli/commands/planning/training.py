@@ -66,7 +66,7 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
         h = scoring_hparams(gguf, path)
         config = training_run.config_of(o, full=full)
         reader = reader_of(config, o.file, gguf, h, partial(training_run.open_media, o, None))
-        plan = plan_run(config, o.file, reader, h.n_ctx_train)
+        plan = plan_run(config, o.file, reader, h.n_ctx_whole)
         settings = plan.settings
         session = stack.enter_context(training_run.open_session(o))
         adapter = None if full else finetune.adapter_of(config)

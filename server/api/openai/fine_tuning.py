@@ -30,7 +30,7 @@ async def create(request: web.Request) -> web.Response:
     config = context.config
     context.writer.info.check_trainable()
     names = config.names | {tuning.base}
-    n_ctx = tuning.engine.hparams.n_ctx_train
+    n_ctx = tuning.engine.hparams.n_ctx_whole
 
     def parse(body: dict[str, Any]) -> Row:
         name = body.get("model")

@@ -1,4 +1,4 @@
-"""Refusals of DeepSeek V4, one line each: requests without a cache, options, damaged tables of experts."""
+"""Refusals of models that choose cells or blocks, one line each: no cache, options, damaged tables of experts."""
 
 from __future__ import annotations
 
@@ -87,3 +87,14 @@ def test_table_with_an_expert_that_does_not_exist_is_one_line(path: Path, tmp_pa
         model = define_model(session, gguf, hparams_of(gguf), 64)
         with pytest.raises(ModelFileError, match=f"damaged.gguf: tensor '{TABLE}' has a number that is not below 6"):
             session.source_of(model.weights.tensors[TABLE])()
+
+
+def test_texts_longer_than_an_indexer_chooses_are_named_before_a_run(tmp_path: Path) -> None:
+    s = MAPPED["minimax-m3"]  # two blocks of two cells
+    write(tmp_path / "m.gguf", replace(s, n_vocab=512, vocabulary=True, n_ctx_train=512))
+    with LLM(tmp_path / "m.gguf", ctx_size=64, parallel=1, device="cpu") as llm:
+        with pytest.raises(RequestError, match=r"field 'input\[1\]': 5 tokens exceed the context of 4"):
+            llm.score([[5, 6, 7, 8], [5, 6, 7, 8, 9]])
+        with pytest.raises(RequestError, match="context_length': must be between 2 and 4, got 5"):
+            llm.finetune([{"text": "once"}], context_length=5)
+        assert np.isfinite(llm.score([[5, 6, 7, 8]])[0].loss)
