@@ -156,7 +156,7 @@ class Signature:
 
     def _check_sources(self, op_name: str, src: Sequence[Any]) -> None:
         repeated = any(s.repeated for s in self.sources)
-        least = sum(not s.optional and not s.repeated for s in self.sources)
+        least = max(1, sum(not s.optional and not s.repeated for s in self.sources))
         if len(src) < least or (len(src) > len(self.sources) and not repeated):
             takes = ", ".join(map(str, self.sources))
             raise ValueError(f"{op_name}: takes {takes}, not {_count(len(src), 'tensor')}")

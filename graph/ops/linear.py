@@ -117,7 +117,13 @@ def tiled_product(tiles: Array, b: Array, *, m: int, transposed: bool) -> Array:
     return a @ (b.T if transposed else b)
 
 
-@op("x f32 (M, N)", "a f32 (K, M)|(_, K, _)", "b f32 (K, N)", gives="x")
+@op(
+    "x f32 (M, N)",
+    "a f32 (K, M)|(_, K, _)",
+    "b f32 (K, N)",
+    gives="x",
+    needs="len(a.shape) == 2 or M <= a.shape[0] * a.shape[2]",
+)
 def add_product(x: Array, a: Array, b: Array) -> Array:
     """x (M, N) + `matmul_tn` of a (K, M), or what `pack_tiles` made of it, and b (K, N), in one pass."""
     return x + (matmul_tn.reference(a, b) if a.ndim == 2 else tiled_product.reference(a, b, m=len(x), transposed=False))

@@ -6,13 +6,15 @@ import numpy as np
 import pytest
 
 from logitless.graph.op import OPS, op
+from logitless.graph.ops.attention.compressed import block_cells, compressed_attention
 from logitless.graph.ops.attention.paged_attention import attention, store_k
 from logitless.graph.ops.elementwise import add, glu
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.linear import linear
+from logitless.graph.ops.linear import add_product, linear
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.shape import reshape, slice_rows
-from logitless.graph.tensor import feed, variable
+from logitless.graph.ops.slicing import concat
+from logitless.graph.tensor import Tensor, feed, variable
 from logitless.graph.testing.evaluate import evaluate
 
 
@@ -40,6 +42,14 @@ def test_op_declaration_defines_shape_and_gradient() -> None:
         OPS.pop("thrice", None)
 
 
+def compressed(size: int, n_cells: int, *others: str) -> Tensor:
+    """Attention over blocks of so many tokens in pages of so many cells, with these optional sources."""
+    sources = [feed("q", (2, 4, 8)), variable("k", (9, 1, 16, 8)), feed("tables", (2, 3), "i32")]
+    sources += [*(feed(name, (2,), "i32") for name in ("slot", "pos")), feed("sinks", (4,))]
+    more = {"blocks": variable("blocks", (9, 1, n_cells, 8)), "tables": feed("block_tables", (2, 3), "i32")}
+    return compressed_attention(*sources, *(more[name] for name in others), scale=1.0, window=3, size=size)
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -64,6 +74,20 @@ def test_op_declaration_defines_shape_and_gradient() -> None:
             ),
             r"attention: expected q \(T, H, D\), k \(pages, G, D, 16\).*'k'",
         ),
+        (lambda: concat(), r"concat: takes \*parts \(…, _\), not 0 tensors"),
+        (
+            lambda: add_product(feed("x", (63, 7)), feed("a", (6, 30, 6)), feed("b", (30, 7))),
+            r"add_product: needs .*M = 63 .*\[6, 30, 6\]",
+        ),
+        *(
+            (
+                lambda size=size: block_cells(*(feed(n, (3,), "i32") for n in "pc"), size=size, spare=0),
+                f"size = {size},",
+            )
+            for size in (0, 3, -16)
+        ),
+        (lambda: compressed(1, 16, "blocks"), r"compressed_attention: needs .*N = 16, size = 1 "),
+        (lambda: compressed(3, 5, "blocks", "tables"), r"compressed_attention: needs .*N = 5, size = 3 "),
         (lambda: feed("x", (2, 32), "q8_0"), r"feed 'x': numpy has no q8_0"),
         (lambda: variable("w", (2, 33), "q8_0").nbytes, r"q8_0 packs 32 elements.*\(2, 33\)"),
     ],

@@ -16,8 +16,8 @@ from logitless.graph.ops.attention.paged_attention import PAGE, random_sinks
 
 
 def cells_per_page(size: int) -> int:
-    """Cells of a page for blocks of so many tokens, a divisor or a multiple of a page."""
-    return max(1, PAGE // size)
+    """Cells of a page for blocks of so many tokens; 0 unless they divide a page or are a multiple of it."""
+    return max(1, PAGE // size) if size > 0 and (PAGE % size == 0 or size % PAGE == 0) else 0
 
 
 @op("pos i32 (T)", gives="pos", needs="size > 0")
@@ -29,7 +29,7 @@ def block_starts(pos: Array, *, size: int, limit: int) -> Array:
 block_starts.case(lambda r: ([np.array([0, 3, 4, 127, 128, 7001], np.int32)], {"size": 4, "limit": 7002}))
 
 
-@op("pos i32 (T)", "cells i32 (T)", gives="pos", needs="size > 0 <= spare")
+@op("pos i32 (T)", "cells i32 (T)", gives="pos", needs="cells_per_page(size) > 0 and spare >= 0")
 def block_cells(pos: Array, cells: Array, *, size: int, spare: int) -> Array:
     """(T,) i32: cells of the blocks that end with these tokens, at positions pos (T,) and in cells (T,); `spare` for
     a token that ends none."""
@@ -165,7 +165,8 @@ def chosen_rows(
     "block_tables i32 (S, P)?",
     "chosen f32 (T, n)?",
     gives="q",
-    needs="window > 0 and (blocks is None or (blocks.dtype == k.dtype and N == cells_per_page(size)))",
+    needs="window > 0 and (blocks is None or block_tables is not None and blocks.dtype == k.dtype and "
+    "N == cells_per_page(size))",
 )
 def compressed_attention(
     q: Array,
