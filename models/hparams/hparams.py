@@ -359,7 +359,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         causal=_causal(keys),
     )
     h = _with_streams(h, keys)
-    if indexer and indexer.shared and not h.indexes(next(i for i in range(n_layer) if h.attends(i))):
+    if indexer and indexer.shared and not h.indexes(next(filter(h.attends, range(n_layer)), 0)):
         raise keys.error("attention.indexer.types", "has no indexer in the first layer that attends")
     if architecture.attention.cross:
         h = _behind_encoder(h, keys)

@@ -103,6 +103,8 @@ def read_indexer(keys: Keys, n_layer: int, n_rope: int, n_head_kv: int) -> Index
         pool, last = keys.count(f"{key}.block_size"), keys.count_or_none(f"{key}.local_blocks", None)
         n_dense = keys.count_or_none("leading_dense_block_count")
         layers = tuple(layer >= n_dense for layer in range(n_layer))
+        if last > n:
+            raise keys.error(f"{key}.local_blocks", f"is {last}, of {n} blocks that are chosen")
         if n_heads != n_head_kv:
             raise keys.error(f"{key}.head_count", f"is {n_heads}, for {n_head_kv} key heads")
     elif kind.pool is not Pool.NONE:

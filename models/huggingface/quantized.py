@@ -35,6 +35,8 @@ log = logging.getLogger("logitless.huggingface")
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # columns of the eight codes in a number of 32 bits
 _UNUSED = (".input_scale", ".weight_shape", ".k_scale", ".v_scale", ".q_scale", ".input_global_scale", ".bias_scale")
 _METHODS = ("fp8", "fbgemm_fp8", "awq", "gptq", "compressed-tensors", "mxfp4", "bitsandbytes", "modelopt", "bitnet")
+_MOST_F16 = 65504
+_OF_BITNET = {"linear_class": ("bitlinear", "autobitlinear"), "quantization_mode": ("offline", "online")}
 _PARTS = (
     *("qzeros", "scales", "g_idx", "weight_zero_point", "weight_g_idx", "weight_scale_2", "weight_global_scale"),
     *("weight_scale", "weight_scale_inv", "SCB", "weight_format"),
@@ -214,6 +216,9 @@ class _Reader:
     def _check_bitnet(self) -> None:
         if self._settings.get("use_rms_norm"):
             raise self._config.error("quantization_config", "has use_rms_norm, which is not supported")
+        for key, kinds in _OF_BITNET.items():
+            if self._settings.get(key) not in (None, *kinds):
+                raise self._config.error("quantization_config", f"has a {key} that is neither {' nor '.join(kinds)}")
 
     def _ternary(self, module: str) -> Weight:
         """BitNet: codes -1, 0 and 1 with one factor of all: four rows of a quarter each in a byte, or floats that are
@@ -226,15 +231,22 @@ class _Reader:
         scale = self._part(f"{module}.weight_scale", 1, dtypes=_FLOATS) if packed else weight
         divides = self._settings.get("linear_class", "bitlinear") == "bitlinear"
 
+        def checked(factor: float) -> np.float32:
+            if not abs(factor) <= _MOST_F16:
+                raise self._checkpoint.error(name, f"has the factor {factor:.4g}, which 16-bit floats have not")
+            return np.float32(factor)
+
         def codes(parts: Sequence[Part]) -> tuple[U8, np.float32]:
             """Codes from 0, (n, k), and the factor."""
             if packed:
                 bits = weight.raw(parts).reshape(1, n // 4, k) >> np.array([0, 2, 4, 6], np.uint8)[:, None, None] & 3
-                factor = _floats(scale, parts)[0]
-                return bits.reshape(n, k).astype(np.uint8), np.float32(1) / factor if divides and factor else factor
+                if bits.max() > 2:
+                    raise self._checkpoint.error(name, "has a code of 3, but ternary ones are 0, 1 and 2")
+                factor = float(_floats(scale, parts)[0])
+                return bits.reshape(n, k).astype(np.uint8), checked(1 / factor if divides and factor else factor)
             values = _floats(weight, parts)
-            mean = max(np.abs(values).mean(dtype=np.float32), np.float32(1e-5))
-            return (np.clip(np.round(values / mean), -1, 1) + 1).astype(np.uint8), np.float32(mean)
+            mean = checked(max(np.abs(values).mean(dtype=np.float64), 1e-5))
+            return (np.clip(np.round(values / mean), -1, 1) + 1).astype(np.uint8), mean
 
         def floats(parts: Sequence[Part]) -> Array:
             bits, factor = codes(parts)

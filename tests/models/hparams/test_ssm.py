@@ -68,6 +68,12 @@ from tests.models.architectures.test_registry import compute, tokens
         ("glm5-next", {"attention.indexer.kpool": 3}, "indexer.kpool' is 3; it must be one number from 2 to 64"),
         ("glm5-next", {"attention.indexer.kpool_select_tail": False}, "kpool_select_tail' is false, which is not"),
         ("qwen4exp", {"attention.compress_ratios": [0, 2, 0, 4]}, "compress_ratios' is 4; it must be one number"),
+        ("glm5-next", {"nextn_predict_layers": 2}, "indexer.types' has no indexer in the first layer that attends"),
+        (
+            "minimax-m3",
+            {"attention.indexer.local_blocks": 3},
+            "indexer.local_blocks' is 3, of 2 blocks that are chosen",
+        ),
         ("minimax-m3", {"attention.indexer.head_count": 4}, "indexer.head_count' is 4, for 2 key heads"),
         ("mamba2", {"ssm.conv_kernel": 65}, "key 'mamba2.ssm.conv_kernel' is 65; supported are 2 to 64"),
         ("falcon-h1", {"ssm.state_size": None}, "key 'falcon-h1.ssm.state_size' is missing"),

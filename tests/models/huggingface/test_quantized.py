@@ -285,6 +285,8 @@ def test_mxfp4_blocks_keep_their_numbers(tmp_path: Path) -> None:
     [
         ({"quant_method": "hqq"}, "has the method 'hqq', which is not supported; supported are fp8"),
         ({"quant_method": "gptq", "bits": 3}, "has weights of 3 bits; supported are 4"),
+        (BITNET | {"linear_class": "linear"}, "has a linear_class that is neither bitlinear nor autobitlinear"),
+        (BITNET | {"quantization_mode": 7}, "has a quantization_mode that is neither offline nor online"),
         ({"quant_method": "awq", "bits": 4}, r"q_proj.scales' is missing|qzeros' is I32|groups of scales|expected"),
     ],
 )
@@ -334,3 +336,32 @@ def test_damaged_4_bit_weights_are_refused_in_one_line(
     with pytest.raises(ModelFileError, match=problem) as error:
         GGUFFile.open(tmp_path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts", "problem"),
+    [
+        (BITNET, {"weight": ("U8", np.uint8(3 << 4))}, "_proj.weight' has a code of 3, but ternary ones are 0, 1"),
+        (BITNET, {"weight_scale": ("F32", np.float32(1e-6))}, r"_proj.weight' has the factor 1e\+06, which 16-bit"),
+        (BITNET, {"weight_scale": ("F32", np.float32(np.nan))}, "_proj.weight' has the factor nan, which 16-bit"),
+        (
+            BITNET | {"quantization_mode": "online"},
+            {"weight": ("F32", np.float32(np.inf))},
+            "has the factor inf, which",
+        ),
+    ],
+)
+def test_ternary_weights_that_are_none_are_named_when_they_are_read(
+    settings: dict[str, Any], parts: dict[str, tuple[str, Any]], problem: str, tmp_path: Path
+) -> None:
+    def damaged(shape: tuple[int, int]) -> tuple[Parts, Array]:
+        whole, values = bitnet(shape, divides=True)
+        whole = {k: v for k, v in whole.items() if k == "weight" or "quantization_mode" not in settings}
+        for end, (dtype, value) in parts.items():
+            size = whole[end][1].shape if dtype == whole[end][0] else shape
+            whole[end] = dtype, np.full(size, value)
+        return whole, values
+
+    quantized_folder(tmp_path, settings, damaged)
+    with GGUFFile.open(tmp_path) as gguf, pytest.raises(ModelFileError, match=problem):
+        gguf.bytes_of("blk.0.ffn_up.weight")
