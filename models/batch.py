@@ -310,8 +310,8 @@ class PagedMemory:
             if not h.attends(i):
                 continue
             if h.compression:
-                kept, of_blocks = _compressed_caches(session, h, i, n_pages, n_window or n_pages, type_k, prefix)
-                window[i], full[i] = (kept, of_blocks) if n_window else ([], [*kept, *of_blocks])
+                of_tokens, of_blocks = _compressed_caches(session, h, i, n_pages, n_window or n_pages, type_k, prefix)
+                window[i], full[i] = (of_tokens, of_blocks) if n_window else ([], [*of_tokens, *of_blocks])
                 continue
             layers, n = (window, n_window) if n_window and h.is_local(i) else (full, n_pages)
             layers[i] = [session.define(f"{prefix}k.{i}", (n, size.n_head_kv, size.head_dim, PAGE), type_k)]
@@ -366,18 +366,18 @@ class PagedMemory:
 
 
 def _compressed_caches(
-    session: Session, h: Hparams, layer: int, n_pages: int, n_kept: int, dtype: str, prefix: str
+    session: Session, h: Hparams, layer: int, n_pages: int, n_window: int, dtype: str, prefix: str
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Caches of a layer's tokens, which are read for a while, and of its blocks of tokens."""
     assert h.compression is not None
     c, width = h.compression, h.head_dim
-    kept = [session.define(f"{prefix}k.{layer}", (n_kept, 1, PAGE, width), dtype)]
-    blocks: list[Tensor] = []
+    of_tokens = [session.define(f"{prefix}k.{layer}", (n_window, 1, PAGE, width), dtype)]
+    of_blocks: list[Tensor] = []
     for which, (n, own) in enumerate(zip(c.pooled(layer, width), (width, c.index_size), strict=False)):
-        kept.append(session.define(f"{prefix}pooled.{which}.{layer}", (n_kept, 1, PAGE, n)))
+        of_tokens.append(session.define(f"{prefix}pooled.{which}.{layer}", (n_window, 1, PAGE, n)))
         shape = n_pages, 1, cells_per_page(c.blocks[layer]), own
-        blocks.append(session.define(f"{prefix}blocks.{which}.{layer}", shape, dtype))
-    return kept, blocks
+        of_blocks.append(session.define(f"{prefix}blocks.{which}.{layer}", shape, dtype))
+    return of_tokens, of_blocks
 
 
 @dataclass(frozen=True)
@@ -450,11 +450,11 @@ class Cached:
 
     def keep(self, layer: int, *rows: Tensor) -> None:
         """Write what a layer that compresses its cache keeps of the rows (T, 1, n): the key, and inputs of pools."""
-        kept, blocks = self._kept(layer)
+        caches, blocks = self._caches(layer)
         cells = self.batch.slot_mapping if self.memory.window is None else self.batch.window_slot_mapping
-        self.stored[layer] = [*(store_v(cache, new, cells) for cache, new in zip(kept, rows, strict=True)), *blocks]
+        self.stored[layer] = [*(store_v(c, new, cells) for c, new in zip(caches, rows, strict=True)), *blocks]
 
-    def _kept(self, layer: int) -> tuple[list[Tensor], list[Tensor]]:
+    def _caches(self, layer: int) -> tuple[list[Tensor], list[Tensor]]:
         """Caches of tokens, and of blocks, of a layer that compresses its cache."""
         memory = self.memory
         caches = self.stored.get(layer) or [cache for pool in memory.pools[::-1] for cache in pool.layers[layer]]
@@ -463,15 +463,15 @@ class Cached:
     def pool(self, layer: int, which: int, bias: Tensor, *, overlap: bool) -> Tensor:
         """Rows (T, n) of the blocks that end with a row of the batch (graph/ops/attention/compressed.py), else 0."""
         tables = self.memory.pools[-1].tables
-        cache = self._kept(layer)[0][1 + which]
+        cache = self._caches(layer)[0][1 + which]
         return block_pool(cache, bias, tables, self.batch.slot, self.batch.pos, overlap=overlap)
 
     def store_blocks(self, layer: int, which: int, rows: Tensor, size: int) -> None:
         """Write rows (T, 1, n) of `pool`, of blocks of `size` tokens."""
-        kept, blocks = self._kept(layer)
+        caches, blocks = self._caches(layer)
         spare = blocks[which].shape[0] * blocks[which].shape[2] - 1
         cells = block_cells(self.batch.pos, self.batch.slot_mapping, size=size, spare=spare)
-        self.stored[layer][len(kept) + which] = store_blocks(blocks[which], rows, cells)
+        self.stored[layer][len(caches) + which] = store_blocks(blocks[which], rows, cells)
 
     def attend_blocks(
         self, layer: int, q: Tensor, sinks: Tensor, index: tuple[Tensor, ...], top_k: int, size: int, **attrs: Any
@@ -480,7 +480,7 @@ class Cached:
         indexer, with queries and weights `index`, chooses `top_k` where there are more."""
         memory, batch = self.memory, self.batch
         rows = batch.out if batch.out is not None and layer >= memory.n_layer_kv - 1 else batch
-        (k, *_), blocks = self._kept(layer)
+        (k, *_), blocks = self._caches(layer)
         if not blocks:
             return compressed_attention(q, k, memory.pools[-1].tables, rows.slot, rows.pos, sinks, **attrs)
         others: list[Tensor] = [blocks[0], memory.full.tables]

@@ -388,7 +388,7 @@ def _compressed(h: Hparams, keys: Keys) -> Hparams:
     return replace(
         h,
         compression=compression,
-        window=compression.n_kept,
+        window=compression.n_recent,
         local=tuple(size == 0 for size in compression.blocks),
         rope_base=keys.positive("attention.compress_rope_freq_base", h.rope_base),
         rope_base_local=h.rope_base,

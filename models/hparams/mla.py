@@ -143,7 +143,7 @@ class CompressionParams:
         return self.blocks[layer] == OVERLAPPING
 
     @property
-    def n_kept(self) -> int:
+    def n_recent(self) -> int:
         """Last tokens of which layers read something: the window, or tokens of blocks that are not complete."""
         return max(self.window, *(size * (1 + (size == OVERLAPPING)) for size in self.blocks))
 
