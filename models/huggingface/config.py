@@ -84,6 +84,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "hidden_act": "gelu",
     },
 }
+_ROOM = {ValueType.UINT32: (0, 1 << 32), ValueType.INT32: (-1 << 31, 1 << 31)}
 _MOST_OF_HEAD = 1 << 16
 _MOST_BYTES = 1 << 28  # of one JSON file
 
@@ -214,8 +215,9 @@ class Config:
     def checked(self, keys: dict[str, Key]) -> dict[str, Key]:
         """The keys. ModelFileError: the settings make a count for which GGUF has no room."""
         for name, key in keys.items():
-            if key.type is ValueType.UINT32 and not 0 <= key.value < 1 << 32:
-                raise ModelFileError(self.path, f"makes the key '{name}' {key.value:.6g}, which is no possible size")
+            kind, values = (key.type, [key.value]) if key.item is None else (key.item, key.value)
+            if kind in _ROOM and (odd := [n for n in values if not _ROOM[kind][0] <= n < _ROOM[kind][1]]):
+                raise ModelFileError(self.path, f"makes the key '{name}' {odd[0]:.6g}, which is no possible size")
         return keys
 
     @property

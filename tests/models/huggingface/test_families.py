@@ -504,6 +504,7 @@ def test_settings_of_repositories_mean_those_of_transformers(family: str, tmp_pa
             "'layers_block_type' has not one kind of FFN",
         ),
         ("llama", {"partial_rotary_factor": -1}, "config.json: makes the key 'llama.rope.dimension_count' -"),
+        ("openelm", {"num_query_heads": [2**31, 4, 6]}, "makes the key 'openelm.attention.head_count' 2.1"),
         ("cohere2moe", {"num_shared_experts": 2**31 - 1}, "makes the key 'cohere2moe.expert_shared_feed_forward_len"),
         ("gemma3n", {"activation_sparsity_pattern": ["x"]}, "'activation_sparsity_pattern' is no list of numbers"),
         ("gemma4", {"per_layer_config": {"5": {"head_dim": 1e9}}}, "'head_dim' is '1000000000.0', not a count"),
