@@ -114,6 +114,13 @@ def test_op_without_a_gradient_rule_is_named() -> None:
     assert backward(sum_to(add(y, const(0.0)), shape=()), [feed("z", ())]) == {}
 
 
+def test_gradient_of_latent_attention_without_an_f32_cache_names_the_op() -> None:
+    q, tables, ids = feed("q", (3, 4, 32)), feed("tables", (1, 2), "i32"), feed("ids", (3,), "i32")
+    y = OPS["latent_attention"](q, variable("k", (2, 1, 32, 16), "f16"), tables, ids, ids, scale=1.0)
+    with pytest.raises(ValueError, match=r"^latent_attention: there is no gradient with a cache .*'k' f16"):
+        backward(sum_to(y, shape=()), [q])
+
+
 def test_gradient_of_a_wrong_shape_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(OPS["silu"], "vjp_rule", lambda g, y, x: (sum_to(g, shape=()),))
     x, loss = x_and_loss()

@@ -42,7 +42,8 @@ def latent_attention(
 def _(
     g: Tensor, y: Tensor, q: Tensor, k: Tensor, tables: Tensor, slot: Tensor, pos: Tensor, *sinks: Tensor, scale: float
 ) -> tuple[Tensor | None, ...]:
-    require(not sinks, "latent_attention", "attention sinks have no gradient", q)
+    require(not sinks, "latent_attention", "there is no gradient with sinks", q)
+    require(k.dtype == "f32", "latent_attention", "there is no gradient with a cache that is not f32", q, k)
     v = transpose(k, axes=KEYS_AS_VALUES)
     dq, dk, dv = split_rows(attention_back(g, q, k, v, tables, slot, pos, scale=scale), (q, k, v))
     return dq, add(dk, transpose(dv, axes=KEYS_AS_VALUES)), None, None, None
