@@ -23,7 +23,7 @@ _NEVER = re.compile(  # small, or read one by one
     r"_norm\.weight|ffn_gate_inp\.weight|ffn_gate_tid2eid\.weight|altup|laurel|per_layer_model_proj|ssm_conv1d"
     r"|shortconv\.conv\.weight|indexer\.[kq]_proj\.weight|time_mix_(first|w[012]|v[012]|a[012]|g[12])\.weight"
     r"|time_mix_(decay_w[12]|lerp_fused)\.weight|attn_rel_b\.weight|\.position_embd|sam\.(pos_embd|neck\.|net_)"
-    r"|(\.|output_)hc_\w+\.weight|indexer_compressor_\w+\.weight"
+    r"|(\.|output_)hc_\w+\.weight|indexer_compressor_\w+\.weight|attn_compressor_ape\.weight"
     r"|\.rel_pos|\.patch_(embd|merger)|a\.rvq\.codebook|mm\.a\.code_embd|^(position_embd|token_types)\.weight$"
 )
 _EMBEDDINGS = ("token_embd.weight", "per_layer_token_embd.weight")

@@ -19,6 +19,8 @@ from logitless.graph.execution.session import Session
 from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
+from logitless.models.quantization.quantize_model import plan_quantization
+from logitless.models.weights.weights import check_weights
 from logitless.training.run import FineTuning
 from tests.helpers.architecture_specs import MAPPED
 from tests.helpers.reference_model import write
@@ -72,6 +74,15 @@ def test_training_and_scoring_commands_are_refused(path: Path) -> None:
     line = "'deepseek4' reads rows of blocks that only a cache has and cannot be fine-tuned"
     with Session([CPUBackend(1)]) as session, pytest.raises(ModelFileError, match=line):
         FineTuning(session, path, [{"text": "once"}])
+
+
+def test_quantized_file_keeps_what_is_read_row_by_row(path: Path, tmp_path: Path) -> None:
+    with GGUFFile.open(path) as gguf:
+        plan_quantization(gguf, "Q8_0").write(tmp_path / "q.gguf")
+    with GGUFFile.open(tmp_path / "q.gguf") as gguf:
+        check_weights(gguf, hparams_of(gguf))
+        types = {name: gguf.tensors[f"blk.1.attn_compressor_{name}.weight"].dtype for name in ("kv", "ape")}
+    assert types == {"kv": "q8_0", "ape": "f32"}
 
 
 @pytest.mark.parametrize("wrong", [-1, 6])
