@@ -124,8 +124,11 @@ class SelfTest:
 
     def _cached(self) -> dict[str, str]:
         content = disk_cache.read(self._path) if self.backend.identity else b""
-        results: dict[str, str] = json.loads(content) if content else {}
-        return results
+        try:
+            results = json.loads(content or b"{}")
+        except ValueError:
+            results = {}
+        return results if isinstance(results, dict) else {}  # another version's file counts as none
 
     def _save(self) -> None:
         if self._new and self.backend.identity:

@@ -439,6 +439,9 @@ def test_the_next_start_goes_on_with_what_had_no_time(tmp_path: Path, monkeypatc
     third = Wrong()
     third.identity = "driver 1"
     assert self_test.SelfTest(third, kinds("silu")).untested == []
+    for content in (b"version 2", b'["silu"]'):  # another version's
+        disk_cache.write(again._path, content)
+        assert self_test.SelfTest(third, kinds("silu")).untested == ["silu"]
 
 
 @pytest.mark.parametrize(
