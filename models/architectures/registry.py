@@ -272,7 +272,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope=_INTERLEAVED,
         attention=Attention(compressed=True, sinks=Presence.REQUIRED),
         ffn=FeedForward(one_limit=True, clamps_input=True),
-        moe=replace(_ANY_ROUTER_MOE, hashed=True),
+        moe=replace(_ANY_ROUTER_MOE, hashed=True, balanced=Presence.REQUIRED),
         mtp=_UNUSED_MTP,
         residual=Residual.HYPER_OUTPUT,
     ),

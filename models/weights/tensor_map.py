@@ -601,6 +601,11 @@ def _feed_forward_tensors(
     b, experts, n_ff = f"blk.{layer}.", h.experts_of(layer), h.sizes(layer).n_ff
     if experts:
         yield from _expert_tensors(h, b, experts, present)
+        balanced = h.architecture.moe.balanced if layer >= experts.n_hashed else Presence.ABSENT
+        if balanced is not Presence.ABSENT:
+            balance = b + "exp_probs_b"
+            source = balance if balance in present else balance + ".bias"
+            yield balance + ".bias", TensorSlice(source, (experts.n,), required=balanced is Presence.REQUIRED)
     if experts and layer < experts.n_hashed:
         table = b + "ffn_gate_tid2eid.weight"
         yield (
@@ -641,10 +646,6 @@ def _expert_tensors(
 ) -> Iterator[tuple[str, TensorSlice]]:
     yield from _one(b + "ffn_gate_inp.weight", e.n, h.n_embd)
     yield from _one(b + "ffn_gate_inp.bias", e.n, required=False)
-    if (balanced := h.architecture.moe.balanced) is not Presence.ABSENT:
-        balance = b + "exp_probs_b"
-        source = balance if balance in present else balance + ".bias"
-        yield balance + ".bias", TensorSlice(source, (e.n,), required=balanced is Presence.REQUIRED)
     if h.architecture.moe.parallel_dense:
         yield from _one(b + "ffn_gate_inp.scale", h.n_embd)
         yield from _one(b + "ffn_down_exps.scale", e.n, required=False)

@@ -85,6 +85,17 @@ def test_quantized_file_keeps_what_is_read_row_by_row(path: Path, tmp_path: Path
     assert types == {"kv": "q8_0", "ape": "f32"}
 
 
+def test_bias_of_scores_is_in_all_layers_but_those_with_a_table_of_experts(path: Path) -> None:
+    with GGUFFile.open(path) as gguf:
+        h, name = hparams_of(gguf), "blk.{}.exp_probs_b.bias"
+        bias = gguf.tensors.pop(name.format(1))
+        with pytest.raises(ModelFileError, match=f"tensor '{name.format(1)}' is missing"):
+            check_weights(gguf, h)
+        gguf.tensors |= {name.format(i): bias for i in range(2)}
+        with pytest.raises(ModelFileError, match=f"tensor '{name.format(0)}' is unknown"):
+            check_weights(gguf, h)
+
+
 @pytest.mark.parametrize("wrong", [-1, 6])
 def test_table_with_an_expert_that_does_not_exist_is_one_line(path: Path, tmp_path: Path, wrong: int) -> None:
     with GGUFFile.open(path) as gguf:
