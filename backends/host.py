@@ -60,6 +60,10 @@ class Host:
         """True for AMD Zen, whose prefetchers need other help than Intel's."""
         return self.name.startswith("znver")
 
+    def prefetches_rows(self, rows: int) -> bool:
+        """True where Zen's hardware prefetcher keeps up with tiles of so many rows: with AVX2, of one."""
+        return self.is_zen and (rows == 1 or self.has_512_bits)
+
     @functools.cached_property
     def _present(self) -> frozenset[str]:
         return frozenset(a[1:] for a in self.attributes.split(",") if a.startswith("+"))

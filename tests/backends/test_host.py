@@ -87,6 +87,8 @@ def test_requested_isa_limits_what_kernels_use(variant: str, monkeypatch: pytest
     assert not target.is_zen
     monkeypatch.setattr(isa, "host", lambda: isa.Host("znver4", machine.attributes))
     assert isa.target_host.__wrapped__().is_zen == (variant == "avx2")  # Zen 3, whose memory is AMD's
+    assert isa.target_host.__wrapped__().prefetches_rows(1) == (variant == "avx2")
+    assert not isa.target_host.__wrapped__().prefetches_rows(2)
     # whose best variant is avx2
     older = isa.Host("skylake-avx512", "+avx2,+fma,+avx512f,+avx512vl,+avx512bw")
     monkeypatch.setattr(isa, "host", lambda: older)

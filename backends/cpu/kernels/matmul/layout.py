@@ -326,8 +326,8 @@ def uses_prefetch(dtype: str, mt: int) -> bool:
     cannot keep up with floats, whose groups are as many streams.
     """
     if LAYOUTS[dtype].block == 1:
-        return target_host().is_zen and (mt > 1 or dtype != "f32")
-    return not (target_host().is_zen and LAYOUTS[dtype].quants == 512 and mt <= 2)
+        return target_host().prefetches_rows(mt) and (mt > 1 or dtype != "f32")
+    return not (target_host().prefetches_rows(mt) and LAYOUTS[dtype].quants == 512 and mt <= 2)
 
 
 @cache

@@ -98,7 +98,7 @@ class PackedBlock:
         The near ones repeat, because a processor with too many misses in flight drops prefetches.
         Zen does not, and reads fastest what is prefetched once.
         """
-        if target_host().is_zen:
+        if target_host().prefetches_rows(rows):
             return self._near_lines(ZEN_BLOCKS if rows < ZEN_ROWS else -(-ZEN_NBYTES // self.layout.block_nbytes))
         far = [(e.at(self.b, later, line), False) for line in range(0, self.layout.block_nbytes, 64)]
         return [line for pair in zip(far, self._near_lines(), strict=True) for line in pair]
