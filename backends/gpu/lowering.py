@@ -32,7 +32,7 @@ CHUNK = 4096  # elements that are worth a group
 
 
 @dataclass(frozen=True)
-class Choice:
+class VariantChoice:
     """Variants of an op's kernel (graph/op.py), of which each run takes one: all give the same bits.
 
     `number` tells which by the values of the tensor `by`, where the host writes them; else the last runs."""
@@ -58,7 +58,7 @@ class Dispatch:
     words: tuple[int, ...]
     groups: tuple[int, int, int]
     scratch: int = 0
-    choice: Choice | None = None  # `defines` are those of the last variant
+    choice: VariantChoice | None = None  # `defines` are those of the last variant
 
 
 def bits(value: float) -> int:

@@ -53,7 +53,7 @@ class Residual(Enum):
     ATTENTION = "attention"  # a block's input is attention over the streams of earlier layers (Kimi K3)
 
 
-class Pool(Enum):
+class KeyPool(Enum):
     """Way in which an indexer scores neighbouring cells together."""
 
     NONE = "each apart"
@@ -149,7 +149,7 @@ class Temperature:
 class Indexer:
     """The indexer that chooses what a token attends to, once there is more than it chooses (DeepSeek V3.2)."""
 
-    pool: Pool = Pool.NONE
+    pool: KeyPool = KeyPool.NONE
     latent: bool = True  # its queries are of rows of low rank, and heads have weights; else it is as attention is
     interleaved: bool = False  # pairs of its RoPE are neighbours
     rope_last: bool = False  # the last elements of a head have it, not the first

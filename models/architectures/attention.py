@@ -20,7 +20,7 @@ from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import concat, set_block, take_block, take_columns, transpose
 from logitless.graph.ops.training.loss import softmax
 from logitless.graph.tensor import Tensor, const
-from logitless.models.architectures.architecture import Indexer, OutputGate, Pool, QKNorm
+from logitless.models.architectures.architecture import Indexer, KeyPool, OutputGate, QKNorm
 from logitless.models.batch import AttentionParams, Cached, KeysValues, Memory, RecurrentMemory
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.layer_sizes import LayerSizes
@@ -163,9 +163,9 @@ def index_keys(inputs: AttentionInputs, h: Hparams, layer: int, memory: Memory) 
         k = layer_norm(b.linear("indexer.attn_k", inputs.x), b["indexer.k_norm"], bias, eps=eps)
     else:
         k = b.linear("indexer.k_proj", inputs.x)
-    if kind.pool is Pool.SOFTMAX:
+    if kind.pool is KeyPool.SOFTMAX:
         k = _softmax_pool(k, b.linear("indexer_compressor_gate", inputs.x), inputs, p, layer, memory)
-    elif kind.pool is Pool.MEAN:
+    elif kind.pool is KeyPool.MEAN:
         k, angles = _mean_pool(k, angles, p, layer, memory)
     k = k if kind.latent else rms_norm(k, b["indexer.k_norm"], eps=h.eps)
     return _turned(reshape(k, shape=(-1, 1, p.size)), angles, h)
@@ -183,7 +183,7 @@ def index_queries(inputs: AttentionInputs, low: Tensor, h: Hparams, layer: int) 
         return q, scaled(b.linear("indexer.proj", inputs.x), (p.n_heads * p.size) ** -0.5)
     q = rms_norm(reshape(b.linear("indexer.q_proj", inputs.x), shape=shape), b["indexer.q_norm"], eps=h.eps)
     q = _turned(q, inputs.angles, h)
-    if kind.pool is Pool.GREATEST:
+    if kind.pool is KeyPool.GREATEST:
         return (q,)
     return q, broadcast_to(const(p.size**-0.5), shape=(q.shape[0], p.n_heads))
 

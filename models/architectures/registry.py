@@ -16,10 +16,10 @@ from logitless.models.architectures.architecture import (
     Attention,
     FeedForward,
     Indexer,
+    KeyPool,
     MoE,
     Norm,
     OutputGate,
-    Pool,
     Presence,
     QKNorm,
     RankingHead,
@@ -195,7 +195,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         _QWEN35,
         norm=Norm(pre=False, final=False),
         attention=replace(
-            _QWEN35.attention, indexer=Indexer(Pool.MEAN, latent=False, optional_key="attention.compress_ratios")
+            _QWEN35.attention, indexer=Indexer(KeyPool.MEAN, latent=False, optional_key="attention.compress_ratios")
         ),
         moe=_MOE,
         states=States(StateKind.GATED_DELTA, sigmoid_gate=True),
@@ -247,7 +247,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "glm5-next": Architecture(
         rope=_NO_ROPE,
-        attention=Attention(mla=True, indexer=Indexer(Pool.SOFTMAX)),
+        attention=Attention(mla=True, indexer=Indexer(KeyPool.SOFTMAX)),
         ffn=FeedForward(one_limit=True, clamps_input=True),
         moe=_BALANCED_MOE,
         states=States(StateKind.KDA, negated=True),
@@ -297,7 +297,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         moe=MoE(Presence.REQUIRED, own_width=False, router=RouterScore.SIGMOID, balanced=Presence.REQUIRED),
     ),
     "minimax-m3": Architecture(
-        attention=replace(_PER_HEAD, indexer=Indexer(Pool.GREATEST, latent=False)),
+        attention=replace(_PER_HEAD, indexer=Indexer(KeyPool.GREATEST, latent=False)),
         ffn=FeedForward(glu_limit=7.0),
         moe=_BALANCED_MOE,
     ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from logitless.models.architectures.architecture import Pool
+from logitless.models.architectures.architecture import KeyPool
 from logitless.models.architectures.registry import TRAITS
 from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.rope_scaling import RopeScaling, RopeScalingType
@@ -84,9 +84,9 @@ class IndexerParams:
         """Cells that a token attends to, in whole pools."""
         return self.n * self.pool
 
-    def conv_shapes(self, pool: Pool) -> tuple[tuple[int, int], ...]:
+    def conv_shapes(self, pool: KeyPool) -> tuple[tuple[int, int], ...]:
         """Shape of the rows before a token that its pool's key needs, as a convolution keeps them."""
-        columns = {Pool.SOFTMAX: 2 * self.size * (self.pool - 1), Pool.MEAN: self.size + self.n_rope}
+        columns = {KeyPool.SOFTMAX: 2 * self.size * (self.pool - 1), KeyPool.MEAN: self.size + self.n_rope}
         return ((self.pool - 1, columns[pool]),) if pool in columns else ()
 
 
@@ -99,7 +99,7 @@ def read_indexer(keys: Keys, n_layer: int, n_rope: int, n_head_kv: int) -> Index
     pool, layers, last = 1, keys.flags(f"{key}.types", n_layer) or (True,) * n_layer, 0
     if size < n_rope:
         raise keys.error(f"{key}.key_length", f"is {size}, of which {n_rope} have RoPE")
-    if kind.pool is Pool.GREATEST:
+    if kind.pool is KeyPool.GREATEST:
         pool, last = keys.count(f"{key}.block_size"), keys.count_or_none(f"{key}.local_blocks", None)
         n_dense = keys.count_or_none("leading_dense_block_count")
         layers = tuple(layer >= n_dense for layer in range(n_layer))
@@ -107,10 +107,10 @@ def read_indexer(keys: Keys, n_layer: int, n_rope: int, n_head_kv: int) -> Index
             raise keys.error(f"{key}.local_blocks", f"is {last}, of {n} blocks that are chosen")
         if n_heads != n_head_kv:
             raise keys.error(f"{key}.head_count", f"is {n_heads}, for {n_head_kv} key heads")
-    elif kind.pool is not Pool.NONE:
-        name = "attention.compress_ratios" if kind.pool is Pool.MEAN else f"{key}.kpool"
+    elif kind.pool is not KeyPool.NONE:
+        name = "attention.compress_ratios" if kind.pool is KeyPool.MEAN else f"{key}.kpool"
         sizes = _values(keys, name)
-        layers = tuple(map(bool, sizes[:n_layer])) if kind.pool is Pool.MEAN else layers
+        layers = tuple(map(bool, sizes[:n_layer])) if kind.pool is KeyPool.MEAN else layers
         pool = max(sizes)
         if set(sizes) > {0, pool} or not 2 <= pool <= MAX_POOL or n % pool:
             raise keys.error(name, f"is {pool}; it must be one number from 2 to {MAX_POOL} of which {n} is a multiple")

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from logitless.models.architectures.architecture import OutputGate, Pool, Presence, QKNorm, Residual, StateKind
+from logitless.models.architectures.architecture import KeyPool, OutputGate, Presence, QKNorm, Residual, StateKind
 from logitless.models.gguf.file import TensorInfo
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.hparams.mla import POOLS, CompressionParams, MLAParams
@@ -309,7 +309,7 @@ def _indexer_tensors(h: Hparams, b: str, q_rank: int = 0) -> Iterator[tuple[str,
     yield from _one(i + "attn_k.weight", p.size, h.n_embd)
     yield from _one(i + "attn_q_b.weight", p.n_heads * p.size, q_rank)
     yield from _one(i + "proj.weight", p.n_heads, h.n_embd)
-    if kind.pool is Pool.SOFTMAX:
+    if kind.pool is KeyPool.SOFTMAX:
         yield from _one(b + "indexer_compressor_gate.weight", p.size, h.n_embd)
         for place in range(p.pool):
             own = TensorSlice(b + "indexer_compressor_ape.weight", (p.size,), place * p.size, in_file=(p.pool, p.size))

@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 
 from logitless.backends.gpu.language.dialect import KERNELS, Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import Buffers, Choice, Dispatch, dispatch, groups_for, lower
+from logitless.backends.gpu.lowering import Buffers, Dispatch, VariantChoice, dispatch, groups_for, lower
 from logitless.backends.gpu.sampling import candidates as c
 from logitless.backends.gpu.sampling.samplers import by_sampler, constants
 from logitless.graph.ops.sampling import samplers
@@ -354,7 +354,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     whole = dispatch("sample", shape, bufs, words, groups, scratch, VARIANT=samplers.ALL, **size)
     if not t.attrs.get("n_probs", 0):
         variants = tuple(KERNELS["sample"].variant(shape, VARIANT=v, **size) for v in VARIANTS)
-        whole = replace(whole, choice=Choice(variants, chain, samplers.variant_of))
+        whole = replace(whole, choice=VariantChoice(variants, chain, samplers.variant_of))
     return [*launches, whole]
 
 

@@ -35,6 +35,7 @@ def engine(window: int = 0, untied: bool = False, n_expert: int = 0) -> Any:
         attends=lambda layer: True,
         recurrent=None,
         mla=None,
+        compression=None,
         window=window,
         is_local=lambda layer: window > 0 and layer == 0,
         experts=SimpleNamespace(n=n_expert, n_used=2) if n_expert else None,

@@ -26,7 +26,7 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.store, self.base = Store(folder), "fake"
-        self.engine = SimpleNamespace(hparams=SimpleNamespace(n_ctx_train=64))
+        self.engine = SimpleNamespace(hparams=SimpleNamespace(n_ctx_whole=64))
 
     def set_status(self, *args: Any) -> Any:
         return set_status(self.store, *args)
