@@ -87,14 +87,14 @@ def cache_bytes(
 
 def _compressed_bytes(h: Hparams, c: CompressionParams, dtype: str) -> tuple[int, int]:
     """Bytes of a token slot, and those of them that are of rows of blocks."""
-    kept, of_blocks = 0, 0
+    of_tokens, of_blocks = 0, 0
     for layer, size in enumerate(c.blocks):
         pools = c.pooled(layer, h.head_dim)
-        kept += _nbytes(dtype, h.head_dim) + 4 * sum(pools)
+        of_tokens += _nbytes(dtype, h.head_dim) + 4 * sum(pools)
         rows = sum(_nbytes(dtype, n) for n, _ in zip((h.head_dim, c.index_size), pools, strict=False))
         of_blocks += cells_per_page(size or 1) * rows
     of_blocks = -(-of_blocks // BLOCK_SIZE)
-    return kept + of_blocks, of_blocks
+    return of_tokens + of_blocks, of_blocks
 
 
 def _nbytes(dtype: str, n: int) -> int:

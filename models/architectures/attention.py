@@ -156,7 +156,7 @@ def index_keys(inputs: AttentionInputs, h: Hparams, layer: int, memory: Memory) 
     """Keys (T, 1, size) of a layer's indexer; None: the layer has none, or attends to all cells here."""
     if h.indexer is None or not memory.indexes(layer):
         return None
-    (p, kind), b, angles = _of(h), inputs.b, inputs.angles
+    (p, kind), b, angles = _indexer(h), inputs.b, inputs.angles
     if kind.latent:
         eps, bias = h.eps if kind.rms_eps else LAYER_NORM_EPS, b.bias("indexer.k_norm")
         assert bias is not None
@@ -168,7 +168,7 @@ def index_keys(inputs: AttentionInputs, h: Hparams, layer: int, memory: Memory) 
     elif kind.pool is KeyPool.MEAN:
         k, angles = _mean_pool(k, angles, p, layer, memory)
     k = k if kind.latent else rms_norm(k, b["indexer.k_norm"], eps=h.eps)
-    return _turned(reshape(k, shape=(-1, 1, p.size)), angles, h)
+    return _index_rope(reshape(k, shape=(-1, 1, p.size)), angles, h)
 
 
 def index_queries(inputs: AttentionInputs, low: Tensor, h: Hparams, layer: int) -> tuple[Tensor, ...]:
@@ -176,28 +176,28 @@ def index_queries(inputs: AttentionInputs, low: Tensor, h: Hparams, layer: int) 
     some; (): the layer has none. `low`: the rows that latent queries derive from."""
     if not h.indexes(layer):
         return ()
-    (p, kind), b = _of(h), inputs.b
+    (p, kind), b = _indexer(h), inputs.b
     shape = (-1, p.n_heads, p.size)
     if kind.latent:
-        q = _turned(reshape(b.linear("indexer.attn_q_b", low), shape=shape), inputs.angles, h)
+        q = _index_rope(reshape(b.linear("indexer.attn_q_b", low), shape=shape), inputs.angles, h)
         return q, scaled(b.linear("indexer.proj", inputs.x), (p.n_heads * p.size) ** -0.5)
     q = rms_norm(reshape(b.linear("indexer.q_proj", inputs.x), shape=shape), b["indexer.q_norm"], eps=h.eps)
-    q = _turned(q, inputs.angles, h)
+    q = _index_rope(q, inputs.angles, h)
     if kind.pool is KeyPool.GREATEST:
         return (q,)
     return q, broadcast_to(const(p.size**-0.5), shape=(q.shape[0], p.n_heads))
 
 
-def _of(h: Hparams) -> tuple[IndexerParams, Indexer]:
+def _indexer(h: Hparams) -> tuple[IndexerParams, Indexer]:
     kind = h.architecture.attention.indexer
     assert h.indexer is not None
     assert kind is not None
     return h.indexer, kind
 
 
-def _turned(x: Tensor, angles: Tensor, h: Hparams) -> Tensor:
+def _index_rope(x: Tensor, angles: Tensor, h: Hparams) -> Tensor:
     """Queries or keys (T, heads, size) with RoPE, whose elements come first."""
-    p, kind = _of(h)
+    p, kind = _indexer(h)
     if not p.n_rope:
         return x
     if kind.rope_last:

@@ -7,8 +7,8 @@ the query, which then meets the compressed rows themselves, and its part of the 
 multiplies their weighted sum. So there is one KV head, whose row is the RoPE part and then the
 compressed part; values are the same rows.
 
-DeepSeek V4 has such rows, too, of the last tokens and of blocks of tokens. They turn at their end,
-and so the output turns back (graph/ops/attention/compressed.py)."""
+DeepSeek V4 has such rows, too, of the last tokens and of blocks of tokens. RoPE rotates their last
+elements, which are values as well, so the output is rotated back (graph/ops/attention/compressed.py)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def mla_attention(queries: AttentionInputs, kv: KeysValues, h: Hparams, memory: 
     return queries.b.linear("attn_output", y)
 
 
-def turned(x: Tensor, angles: Tensor, n: int, *, sign: float = 1.0) -> Tensor:
+def rope_of_last(x: Tensor, angles: Tensor, n: int, *, sign: float = 1.0) -> Tensor:
     """x (T, H, D) with RoPE of the last n elements of each head."""
     rows, heads, size = x.shape
     start = (0, 0, size - n)
@@ -65,7 +65,7 @@ def turned(x: Tensor, angles: Tensor, n: int, *, sign: float = 1.0) -> Tensor:
 def compressed_keys(inputs: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
     """The row of each token, which serves as key and value (DeepSeek V4)."""
     row = rms_norm(inputs.b.linear("attn_kv", inputs.x), inputs.b["attn_kv_a_norm"], eps=h.eps)
-    return KeysValues(turned(reshape(row, shape=(-1, 1, h.head_dim)), inputs.angles, h.rope_dim), None)
+    return KeysValues(rope_of_last(reshape(row, shape=(-1, 1, h.head_dim)), inputs.angles, h.rope_dim), None)
 
 
 def keep_rows(inputs: AttentionInputs, k: Tensor, h: Hparams, memory: Memory, layer: int) -> None:
@@ -80,7 +80,7 @@ def keep_rows(inputs: AttentionInputs, k: Tensor, h: Hparams, memory: Memory, la
     for i, name in enumerate(names):
         rows = memory.pool(layer, i, b[f"{name}_ape"], overlap=size == OVERLAPPING)
         rows = rms_norm(rows, b[f"{name}_norm"], eps=h.eps)
-        rows = turned(reshape(rows, shape=(rows.shape[0], 1, -1)), inputs.starts[size], h.rope_dim)
+        rows = rope_of_last(reshape(rows, shape=(rows.shape[0], 1, -1)), inputs.starts[size], h.rope_dim)
         memory.store_blocks(layer, i, rows, size)
 
 
@@ -91,14 +91,14 @@ def compressed_attention(queries: AttentionInputs, _: KeysValues, h: Hparams, me
     assert c is not None
     low = rms_norm(b.linear("attn_q_a", x), b["attn_q_a_norm"], eps=h.eps)
     q = rms_norm(reshape(b.linear("attn_q_b", low), shape=(-1, h.n_head, h.head_dim)), const(1.0), eps=h.eps)
-    q, index = turned(q, queries.angles, h.rope_dim), tuple[Tensor, ...]()
+    q, index = rope_of_last(q, queries.angles, h.rope_dim), tuple[Tensor, ...]()
     if c.indexes(layer):
         each = reshape(b.linear("indexer.attn_q_b", low), shape=(-1, c.index_heads, c.index_size))
         weights = scaled(b.linear("indexer.proj", x), (c.index_heads * c.index_size) ** -0.5)
-        index = turned(each, queries.angles, h.rope_dim), weights
+        index = rope_of_last(each, queries.angles, h.rope_dim), weights
     sizes = {"top_k": c.top_k, "size": c.blocks[layer], "window": c.window}
     y = memory.attend_blocks(layer, q, b["attn_sinks"], index, scale=h.attention_scale, **sizes)
-    y = turned(y, queries.angles, h.rope_dim, sign=-1.0)
+    y = rope_of_last(y, queries.angles, h.rope_dim, sign=-1.0)
     n = c.n_groups  # each with a matrix of its own, as experts are
     order = expert_order(top_experts(broadcast_to(const(0.0), shape=(x.shape[0], n)), n=n), n=n)
     rows = expert_rows(reshape(y, shape=(x.shape[0] * n, -1)), order)
