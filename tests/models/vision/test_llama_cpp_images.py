@@ -81,10 +81,11 @@ def test_every_projector_answers_as_llama_cpp(
         model = write_text_model(tmp_path / f"{name}.gguf", spec, stories)
         files[name] = model, write_projector(tmp_path / f"{name}.mm.gguf", spec)
     n_prompts = {"deepseekocr": 2}  # whose overview has a thousand pixels a side
-    answers = theirs(
-        [(str(model), str(projector), encoded[: n_prompts.get(name)]) for name, (model, projector) in files.items()]
-    )
-    for (name, (model, projector)), expected in zip(files.items(), answers, strict=True):
+    cases = [(str(model), str(projector), encoded[: n_prompts.get(name)]) for name, (model, projector) in files.items()]
+    answers = theirs(cases)
+    for (name, (model, projector)), case, expected in zip(files.items(), cases, answers, strict=True):
+        if sum(value is not None for _, tops in expected for _, value in (tops or [])[:3]) < 6:
+            expected = theirs([case])[0]  # llama.cpp reads memory that models before it left behind
         n_compared = 0
         with Runs(model, projector) as runs:
             assert isinstance(runs.input, MediaInput)
