@@ -54,7 +54,7 @@ class AudioEncoder:
 
     @classmethod
     def tensors(cls, gguf: GGUFFile, p: AudioParams, n_text: int) -> DeclaredTensors:
-        """The same, to be checked and loaded."""
+        """The declared tensors, with the checks of a load."""
         parts = dict(cls.declared(gguf, p, n_text))
         return DeclaredTensors(p.kind, parts, audio=True, bounded=cls.bounded, biased=cls.biased)
 

@@ -68,7 +68,7 @@ def drafter_kind(path: str | Path) -> str:
 
 @lru_cache(16)  # options ask for it several times
 def _kind(path: Path, _state: tuple[int, int, int] | None) -> str:
-    """The same of a file in this state."""
+    """Kind of the drafter in a file of this inode, size and time."""
     with GGUFFile.open(path) as gguf:
         arch = gguf.metadata.get("general.architecture")
     return arch if isinstance(arch, str) and arch in DRAFTERS else ""

@@ -5,7 +5,7 @@ Attention is that of latent rows, whose places are found before a group reads th
 from __future__ import annotations
 
 from logitless.backends.gpu.attention.kv_store import TO_BF16
-from logitless.backends.gpu.attention.mla import FUNCTIONS, HEADS
+from logitless.backends.gpu.attention.mla import FUNCTIONS, HEADS, QUERIES, RESULT, SOFTMAX_STEP, variants
 from logitless.backends.gpu.attention.sparse import CHOICE, COUNT, LATENT_SIZES, WG
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, lower_plain
@@ -49,9 +49,7 @@ def _attention(dtype: str) -> None:
     while (n_blocks < n_chosen && CHOSEN[t * n_chosen + n_blocks] >= 0.0f) n_blocks++;
   }}
   uint n_rows = in_window + n_blocks;
-  for (uint x = LID; x < HEADS * size; x += WG)
-    q[x] = Q[(t * n_heads + head + min(x / size, n_own - 1u)) * size + x % size];
-  for (uint x = LID; x < HEADS; x += WG) {{
+{QUERIES}  for (uint x = LID; x < HEADS; x += WG) {{
     most_of[x] = S[head + min(x, n_own - 1u)];
     total_of[x] = 1.0f;
   }}
@@ -83,23 +81,7 @@ def _attention(dtype: str) -> None:
       EACH_HEAD {{ weights[h * CELLS + own] = cell < n_rows ? s[h] * factor : -INF; }}
     }}
     BARRIER();
-    for (uint x = LID; x < HEADS; x += WG) {{
-      float most = most_of[x];
-      for (uint c = 0u; c < CELLS; c++) most = max(most, weights[x * CELLS + c]);
-      was_of[x] = EXP(most_of[x] - most);
-      most_of[x] = most;
-    }}
-    BARRIER();
-    for (uint x = LID; x < HEADS * CELLS; x += WG)
-      weights[x] = weights[x] == -INF ? 0.0f : EXP(weights[x] - most_of[x / CELLS]);
-    BARRIER();
-    for (uint x = LID; x < HEADS; x += WG) {{
-      PRECISE float total = total_of[x] * was_of[x];
-      for (uint c = 0u; c < CELLS; c++) total = total + weights[x * CELLS + c];
-      total_of[x] = total;
-    }}
-    EACH_ELEMENT {{ EACH_HEAD {{ out_[i * HEADS + h] = out_[i * HEADS + h] * was_of[h]; }} }}
-    for (uint c = 0u; c < min(UINT(CELLS), n_rows - first); c++) {{
+{SOFTMAX_STEP}    for (uint c = 0u; c < min(UINT(CELLS), n_rows - first); c++) {{
       uint place = places[c];
       EACH_ELEMENT {{
         uint e = min(LID + i * WG, size - 1u), at = (place & 0x7fffffffu) * size + e;
@@ -109,15 +91,8 @@ def _attention(dtype: str) -> None:
     }}
     BARRIER();
   }}
-  EACH_ELEMENT {{
-    uint e = LID + i * WG;
-    EACH_HEAD {{
-      if (h < n_own && e < size) Y[(t * n_heads + head + h) * size + e] = out_[i * HEADS + h] / total_of[h];
-    }}
-  }}""",
-        simt=[{"WG": 128, "CELLS": 128, "HEADS": HEADS["simt"], "MAX_SIZE": size} for size in LATENT_SIZES],
-        cpu=[{"WG": 1, "CELLS": 16, "HEADS": HEADS["cpu"], "MAX_SIZE": size} for size in LATENT_SIZES],
-        soft=[{"WG": 16, "CELLS": 16, "HEADS": HEADS["soft"], "MAX_SIZE": size} for size in LATENT_SIZES],
+{RESULT}""",
+        **variants(LATENT_SIZES),
         local=[
             ("float", "q", "HEADS * MAX_SIZE"),
             ("float", "weights", "HEADS * CELLS"),

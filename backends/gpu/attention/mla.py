@@ -7,6 +7,9 @@ by side for each element, so a row is read as it lies for both, and once for all
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypedDict
+
 from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS as NIBBLE_FUNCTIONS
 from logitless.backends.gpu.attention.kv_nibbles import NIBBLES, family, kind_of, number
 from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, ELEMENT, before_page, fits, scales_of
@@ -26,6 +29,52 @@ FUNCTIONS = """
 #define EACH_ELEMENT for (uint i = 0u; i < PER; i++)
 #endif
 """
+
+QUERIES = """\
+  for (uint x = LID; x < HEADS * size; x += WG)
+    q[x] = Q[(t * n_heads + head + min(x / size, n_own - 1u)) * size + x % size];
+"""
+# The softmax of the scores in `weights`, those of CELLS cells, joined with that of the cells before.
+SOFTMAX_STEP = """\
+    for (uint x = LID; x < HEADS; x += WG) {
+      float most = most_of[x];
+      for (uint c = 0u; c < CELLS; c++) most = max(most, weights[x * CELLS + c]);
+      was_of[x] = EXP(most_of[x] - most);
+      most_of[x] = most;
+    }
+    BARRIER();
+    for (uint x = LID; x < HEADS * CELLS; x += WG)
+      weights[x] = weights[x] == -INF ? 0.0f : EXP(weights[x] - most_of[x / CELLS]);
+    BARRIER();
+    for (uint x = LID; x < HEADS; x += WG) {
+      PRECISE float total = total_of[x] * was_of[x];
+      for (uint c = 0u; c < CELLS; c++) total = total + weights[x * CELLS + c];
+      total_of[x] = total;
+    }
+    EACH_ELEMENT { EACH_HEAD { out_[i * HEADS + h] = out_[i * HEADS + h] * was_of[h]; } }
+"""
+RESULT = """\
+  EACH_ELEMENT {
+    uint e = LID + i * WG;
+    EACH_HEAD {
+      if (h < n_own && e < size) Y[(t * n_heads + head + h) * size + e] = out_[i * HEADS + h] / total_of[h];
+    }
+  }"""
+
+
+class Variants(TypedDict):
+    simt: list[dict[str, int]]
+    cpu: list[dict[str, int]]
+    soft: list[dict[str, int]]
+
+
+def variants(sizes: Sequence[int]) -> Variants:
+    """Variants of a kernel of attention over rows: by kind of device, for rows of at most these sizes."""
+
+    def of_kind(kind: str, wg: int, cells: int) -> list[dict[str, int]]:
+        return [{"WG": wg, "CELLS": cells, "HEADS": HEADS[kind], "MAX_SIZE": size} for size in sizes]
+
+    return {"simt": of_kind("simt", 128, 128), "cpu": of_kind("cpu", 1, 16), "soft": of_kind("soft", 16, 16)}
 
 
 def element_of(dtype: str) -> str:
@@ -51,9 +100,7 @@ def _latent(dtype: str) -> None:
         f"""
   uint t = GY, head = GX * HEADS, n_own = min(UINT(HEADS), n_heads - head);
   uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
-  for (uint x = LID; x < HEADS * size; x += WG)
-    q[x] = Q[(t * n_heads + head + min(x / size, n_own - 1u)) * size + x % size];
-  for (uint x = LID; x < HEADS; x += WG) {{
+{QUERIES}  for (uint x = LID; x < HEADS; x += WG) {{
     most_of[x] = with_sinks != 0u ? S[head + min(x, n_own - 1u)] : -INF;
     total_of[x] = with_sinks != 0u ? 1.0f : 0.0f;
   }}
@@ -75,23 +122,7 @@ def _latent(dtype: str) -> None:
       EACH_HEAD {{ weights[h * CELLS + own] = cell <= pos ? s[h] * factor : -INF; }}
     }}
     BARRIER();
-    for (uint x = LID; x < HEADS; x += WG) {{
-      float most = most_of[x];
-      for (uint c = 0u; c < CELLS; c++) most = max(most, weights[x * CELLS + c]);
-      was_of[x] = EXP(most_of[x] - most);
-      most_of[x] = most;
-    }}
-    BARRIER();
-    for (uint x = LID; x < HEADS * CELLS; x += WG)
-      weights[x] = weights[x] == -INF ? 0.0f : EXP(weights[x] - most_of[x / CELLS]);
-    BARRIER();
-    for (uint x = LID; x < HEADS; x += WG) {{
-      PRECISE float total = total_of[x] * was_of[x];
-      for (uint c = 0u; c < CELLS; c++) total = total + weights[x * CELLS + c];
-      total_of[x] = total;
-    }}
-    EACH_ELEMENT {{ EACH_HEAD {{ out_[i * HEADS + h] = out_[i * HEADS + h] * was_of[h]; }} }}
-    for (uint page = first / 16u; page <= min(pos, first + CELLS - 1u) / 16u; page++) {{
+{SOFTMAX_STEP}    for (uint page = first / 16u; page <= min(pos, first + CELLS - 1u) / 16u; page++) {{
       uint cell_page = UINT(TABLE[table + page]), row_at = {before_page(dtype)};
       uint some = min(16u, pos + 1u - page * 16u), from = page * 16u - first;
       for (uint c = 0u; c < some; c++) {{
@@ -104,15 +135,8 @@ def _latent(dtype: str) -> None:
     }}
     BARRIER();
   }}
-  EACH_ELEMENT {{
-    uint e = LID + i * WG;
-    EACH_HEAD {{
-      if (h < n_own && e < size) Y[(t * n_heads + head + h) * size + e] = out_[i * HEADS + h] / total_of[h];
-    }}
-  }}""",
-        simt=[{"WG": 128, "CELLS": 128, "HEADS": HEADS["simt"], "MAX_SIZE": size} for size in SIZES],
-        cpu=[{"WG": 1, "CELLS": 16, "HEADS": HEADS["cpu"], "MAX_SIZE": size} for size in SIZES],
-        soft=[{"WG": 16, "CELLS": 16, "HEADS": HEADS["soft"], "MAX_SIZE": size} for size in SIZES],
+{RESULT}""",
+        **variants(SIZES),
         local=[
             ("float", "q", "HEADS * MAX_SIZE"),
             ("float", "weights", "HEADS * CELLS"),

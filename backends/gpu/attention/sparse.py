@@ -11,7 +11,16 @@ from dataclasses import replace
 from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS as NIBBLE_FUNCTIONS
 from logitless.backends.gpu.attention.kv_nibbles import NIBBLES, family, kind_of, number
 from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, ELEMENT, before_page, fits, scales_of
-from logitless.backends.gpu.attention.mla import FUNCTIONS, HEADS, SIZES, element_of
+from logitless.backends.gpu.attention.mla import (
+    FUNCTIONS,
+    HEADS,
+    QUERIES,
+    RESULT,
+    SIZES,
+    SOFTMAX_STEP,
+    element_of,
+    variants,
+)
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, groups_for, lower
 from logitless.graph.tensor import Tensor
@@ -210,9 +219,7 @@ def _attention(dtype: str, *, latent: bool) -> None:
   uint t = GY, shares = (group + HEADS - 1u) / HEADS, kv = GX / shares, in_group = GX % shares * HEADS;
   uint head = kv * group + in_group, n_heads = n_kv * group, n_own = min(UINT(HEADS), group - in_group);
   uint table = UINT(SLOT[t]) * table_pages, list = (t * lists + (lists > 1u ? kv : 0u)) * length;
-  for (uint x = LID; x < HEADS * size; x += WG)
-    q[x] = Q[(t * n_heads + head + min(x / size, n_own - 1u)) * size + x % size];
-  for (uint x = LID; x < HEADS; x += WG) {{
+{QUERIES}  for (uint x = LID; x < HEADS; x += WG) {{
     most_of[x] = with_sinks != 0u ? S[head + min(x, n_own - 1u)] : -INF;
     total_of[x] = with_sinks != 0u ? 1.0f : 0.0f;
   }}
@@ -237,23 +244,7 @@ def _attention(dtype: str, *, latent: bool) -> None:
       EACH_HEAD {{ weights[h * CELLS + own] = number >= 0.0f ? s[h] * factor : -INF; }}
     }}
     BARRIER();
-    for (uint x = LID; x < HEADS; x += WG) {{
-      float most = most_of[x];
-      for (uint c = 0u; c < CELLS; c++) most = max(most, weights[x * CELLS + c]);
-      was_of[x] = EXP(most_of[x] - most);
-      most_of[x] = most;
-    }}
-    BARRIER();
-    for (uint x = LID; x < HEADS * CELLS; x += WG)
-      weights[x] = weights[x] == -INF ? 0.0f : EXP(weights[x] - most_of[x / CELLS]);
-    BARRIER();
-    for (uint x = LID; x < HEADS; x += WG) {{
-      PRECISE float total = total_of[x] * was_of[x];
-      for (uint c = 0u; c < CELLS; c++) total = total + weights[x * CELLS + c];
-      total_of[x] = total;
-    }}
-    EACH_ELEMENT {{ EACH_HEAD {{ out_[i * HEADS + h] = out_[i * HEADS + h] * was_of[h]; }} }}
-    for (uint own = 0u; own < min(UINT(CELLS), length - first); own++) {{
+{SOFTMAX_STEP}    for (uint own = 0u; own < min(UINT(CELLS), length - first); own++) {{
       if (CELL[list + first + own] < 0.0f) break;
       uint c = page_of[own] % 16u, cell_page = page_of[own] / 16u, row_at = {before_page(dtype)};
       EACH_ELEMENT {{
@@ -264,15 +255,8 @@ def _attention(dtype: str, *, latent: bool) -> None:
     }}
     BARRIER();
   }}
-  EACH_ELEMENT {{
-    uint e = LID + i * WG;
-    EACH_HEAD {{
-      if (h < n_own && e < size) Y[(t * n_heads + head + h) * size + e] = out_[i * HEADS + h] / total_of[h];
-    }}
-  }}""",
-        simt=[{"WG": 128, "CELLS": 128, "HEADS": HEADS["simt"], "MAX_SIZE": size} for size in sizes],
-        cpu=[{"WG": 1, "CELLS": 16, "HEADS": HEADS["cpu"], "MAX_SIZE": size} for size in sizes],
-        soft=[{"WG": 16, "CELLS": 16, "HEADS": HEADS["soft"], "MAX_SIZE": size} for size in sizes],
+{RESULT}""",
+        **variants(sizes),
         local=[
             ("float", "q", "HEADS * MAX_SIZE"),
             ("float", "weights", "HEADS * CELLS"),
