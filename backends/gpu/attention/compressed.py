@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from logitless.backends.gpu.attention.kv_store import TO_BF16
 from logitless.backends.gpu.attention.mla import FUNCTIONS, HEADS, QUERIES, RESULT, SOFTMAX_STEP, variants
-from logitless.backends.gpu.attention.sparse import CHOICE, COUNT, LATENT_SIZES, WG
+from logitless.backends.gpu.attention.sparse import CHOICE, LATENT_SIZES, THRESHOLD, WG
 from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, lower_plain
 from logitless.graph.ops.attention.paged_attention import PAGE
@@ -49,7 +49,8 @@ def _attention(dtype: str) -> None:
     while (n_blocks < n_chosen && CHOSEN[t * n_chosen + n_blocks] >= 0.0f) n_blocks++;
   }}
   uint n_rows = in_window + n_blocks;
-{QUERIES}  for (uint x = LID; x < HEADS; x += WG) {{
+{QUERIES}
+  for (uint x = LID; x < HEADS; x += WG) {{
     most_of[x] = S[head + min(x, n_own - 1u)];
     total_of[x] = 1.0f;
   }}
@@ -81,7 +82,8 @@ def _attention(dtype: str) -> None:
       EACH_HEAD {{ weights[h * CELLS + own] = cell < n_rows ? s[h] * factor : -INF; }}
     }}
     BARRIER();
-{SOFTMAX_STEP}    for (uint c = 0u; c < min(UINT(CELLS), n_rows - first); c++) {{
+{SOFTMAX_STEP}
+    for (uint c = 0u; c < min(UINT(CELLS), n_rows - first); c++) {{
       uint place = places[c];
       EACH_ELEMENT {{
         uint e = min(LID + i * WG, size - 1u), at = (place & 0x7fffffffu) * size + e;
@@ -160,21 +162,8 @@ Kernel(
     [Arg("POS", "i32"), Arg("S", "f32"), Arg("Y", "f32", "w")],
     ["uint width", "uint most", "uint block_size"],
     f"""
-  uint t = GX, from = t * width, count = (UINT(POS[t]) + 1u) / block_size, least = 0u, last = 0u, found = 0u;
-  if (count > most) {{
-    for (uint j = 0u; j < 32u; j++) {{
-      uint tried = least | (0x80000000u >> j);
-      {COUNT.format(condition="key >= tried")}
-      if (found >= most) least = tried;
-    }}
-    {COUNT.format(condition="key > least")}
-    uint equal = most - found;
-    for (uint j = 0u; j < 31u; j++) {{
-      uint tried = last | (0x40000000u >> j);
-      {COUNT.format(condition="key == least && c < tried")}
-      if (found < equal) last = tried;
-    }}
-  }}
+  uint t = GX, from = t * width, count = (UINT(POS[t]) + 1u) / block_size, least = 0u, last = 0u, tally = 0u;
+{THRESHOLD}
   uint each = (count + WG - 1u) / WG, begin = min(LID * each, count), end = min(begin + each, count);
   for (uint again = 0u; again < 2u; again++) {{
     uint own = 0u, before = 0u;

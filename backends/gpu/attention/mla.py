@@ -32,8 +32,7 @@ FUNCTIONS = """
 
 QUERIES = """\
   for (uint x = LID; x < HEADS * size; x += WG)
-    q[x] = Q[(t * n_heads + head + min(x / size, n_own - 1u)) * size + x % size];
-"""
+    q[x] = Q[(t * n_heads + head + min(x / size, n_own - 1u)) * size + x % size];"""
 # The softmax of the scores in `weights`, those of CELLS cells, joined with that of the cells before.
 SOFTMAX_STEP = """\
     for (uint x = LID; x < HEADS; x += WG) {
@@ -51,8 +50,7 @@ SOFTMAX_STEP = """\
       for (uint c = 0u; c < CELLS; c++) total = total + weights[x * CELLS + c];
       total_of[x] = total;
     }
-    EACH_ELEMENT { EACH_HEAD { out_[i * HEADS + h] = out_[i * HEADS + h] * was_of[h]; } }
-"""
+    EACH_ELEMENT { EACH_HEAD { out_[i * HEADS + h] = out_[i * HEADS + h] * was_of[h]; } }"""
 RESULT = """\
   EACH_ELEMENT {
     uint e = LID + i * WG;
@@ -100,7 +98,8 @@ def _latent(dtype: str) -> None:
         f"""
   uint t = GY, head = GX * HEADS, n_own = min(UINT(HEADS), n_heads - head);
   uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
-{QUERIES}  for (uint x = LID; x < HEADS; x += WG) {{
+{QUERIES}
+  for (uint x = LID; x < HEADS; x += WG) {{
     most_of[x] = with_sinks != 0u ? S[head + min(x, n_own - 1u)] : -INF;
     total_of[x] = with_sinks != 0u ? 1.0f : 0.0f;
   }}
@@ -122,7 +121,8 @@ def _latent(dtype: str) -> None:
       EACH_HEAD {{ weights[h * CELLS + own] = cell <= pos ? s[h] * factor : -INF; }}
     }}
     BARRIER();
-{SOFTMAX_STEP}    for (uint page = first / 16u; page <= min(pos, first + CELLS - 1u) / 16u; page++) {{
+{SOFTMAX_STEP}
+    for (uint page = first / 16u; page <= min(pos, first + CELLS - 1u) / 16u; page++) {{
       uint cell_page = UINT(TABLE[table + page]), row_at = {before_page(dtype)};
       uint some = min(16u, pos + 1u - page * 16u), from = page * 16u - first;
       for (uint c = 0u; c < some; c++) {{

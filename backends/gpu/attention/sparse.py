@@ -92,8 +92,8 @@ def _scores(dtype: str) -> None:
 for _dtype in CACHE_TYPES:
     _scores(_dtype)
 
-# Code that counts the list's places for which a condition on `key` and `c` holds, in `found`.
-COUNT = """
+# Code that counts the list's places for which a condition on `key` and `c` holds, in `tally`.
+_COUNT = """
     {{
       uint own = 0u;
       for (uint c = LID; c < count; c += WG) {{
@@ -102,10 +102,26 @@ COUNT = """
       }}
       parts[LID] = own;
       BARRIER();
-      found = 0u;
-      for (uint i = 0u; i < WG; i++) found += parts[i];
+      tally = 0u;
+      for (uint i = 0u; i < WG; i++) tally += parts[i];
       BARRIER();
     }}"""
+# Code that finds the n-th greatest score, `least`, and the last place of equal scores that is chosen, `last`.
+THRESHOLD = f"""\
+  if (count > most) {{
+    for (uint j = 0u; j < 32u; j++) {{
+      uint value = least | (0x80000000u >> j);
+      {_COUNT.format(condition="key >= value")}
+      if (tally >= most) least = value;
+    }}
+    {_COUNT.format(condition="key > least")}
+    uint equal = most - tally;
+    for (uint j = 0u; j < 31u; j++) {{
+      uint value = last | (0x40000000u >> j);
+      {_COUNT.format(condition="key == least && c < value")}
+      if (tally < equal) last = value;
+    }}
+  }}"""
 CHOICE = """
 #define KEY(bits) ((bits) ^ (((bits) >> 31) != 0u ? 0xffffffffu : 0x80000000u)) /* in the order of the numbers */
 #define IS_CHOSEN(key, place) ((key) > least || ((key) == least && (place) <= last))
@@ -116,21 +132,8 @@ Kernel(
     ["uint width", "uint most", "uint pool", "uint length", "uint lists", "uint whole"],
     f"""
   uint t = GX, list = t * lists + GY, from = list * width, to = list * length, end = UINT(POS[t]) + 1u;
-  uint count = whole != 0u ? end / pool : (end + pool - 1u) / pool, least = 0u, last = 0u, found = 0u;
-  if (count > most) {{
-    for (uint j = 0u; j < 32u; j++) {{
-      uint tried = least | (0x80000000u >> j);
-      {COUNT.format(condition="key >= tried")}
-      if (found >= most) least = tried;
-    }}
-    {COUNT.format(condition="key > least")}
-    uint equal = most - found;
-    for (uint j = 0u; j < 31u; j++) {{
-      uint tried = last | (0x40000000u >> j);
-      {COUNT.format(condition="key == least && c < tried")}
-      if (found < equal) last = tried;
-    }}
-  }}
+  uint count = whole != 0u ? end / pool : (end + pool - 1u) / pool, least = 0u, last = 0u, tally = 0u;
+{THRESHOLD}
   uint share = (count + WG - 1u) / WG, first = min(count, LID * share), stop = min(count, first + share), own = 0u;
   for (uint c = first; c < stop; c++) {{
     if (count <= most || IS_CHOSEN(KEY(F2U(S[from + c])), c)) own++;
@@ -219,7 +222,8 @@ def _attention(dtype: str, *, latent: bool) -> None:
   uint t = GY, shares = (group + HEADS - 1u) / HEADS, kv = GX / shares, in_group = GX % shares * HEADS;
   uint head = kv * group + in_group, n_heads = n_kv * group, n_own = min(UINT(HEADS), group - in_group);
   uint table = UINT(SLOT[t]) * table_pages, list = (t * lists + (lists > 1u ? kv : 0u)) * length;
-{QUERIES}  for (uint x = LID; x < HEADS; x += WG) {{
+{QUERIES}
+  for (uint x = LID; x < HEADS; x += WG) {{
     most_of[x] = with_sinks != 0u ? S[head + min(x, n_own - 1u)] : -INF;
     total_of[x] = with_sinks != 0u ? 1.0f : 0.0f;
   }}
@@ -244,7 +248,8 @@ def _attention(dtype: str, *, latent: bool) -> None:
       EACH_HEAD {{ weights[h * CELLS + own] = number >= 0.0f ? s[h] * factor : -INF; }}
     }}
     BARRIER();
-{SOFTMAX_STEP}    for (uint own = 0u; own < min(UINT(CELLS), length - first); own++) {{
+{SOFTMAX_STEP}
+    for (uint own = 0u; own < min(UINT(CELLS), length - first); own++) {{
       if (CELL[list + first + own] < 0.0f) break;
       uint c = page_of[own] % 16u, cell_page = page_of[own] / 16u, row_at = {before_page(dtype)};
       EACH_ELEMENT {{
