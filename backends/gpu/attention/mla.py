@@ -60,13 +60,13 @@ RESULT = """\
   }"""
 
 
-class Variants(TypedDict):
+class _Variants(TypedDict):
     simt: list[dict[str, int]]
     cpu: list[dict[str, int]]
     soft: list[dict[str, int]]
 
 
-def variants(sizes: Sequence[int]) -> Variants:
+def variants(sizes: Sequence[int]) -> _Variants:
     """Variants of a kernel of attention over rows: by kind of device, for rows of at most these sizes."""
 
     def of_kind(kind: str, wg: int, cells: int) -> list[dict[str, int]]:

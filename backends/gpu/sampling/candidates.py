@@ -157,16 +157,16 @@ MOVE_UP = f"""
       {{
         uint filled = 0u;
         for (uint base = LID * RUN; base < n + LID * RUN; base += WG * RUN) {{ /* RUN neighbours a thread */
-          uint inside = 0u, found = 0u;
+          uint inside = 0u, n_inside = 0u;
           ROLLED for (uint u = 0u; u < RUN; u++) {{
             uint i = min(base + u, n - 1u), high = keep == 3u ? KEY(i) : HIGH(i), low = LOW(i);
-            if (base + u < n && {KEPT}) {{ inside |= 1u << u; found++; }}
+            if (base + u < n && {KEPT}) {{ inside |= 1u << u; n_inside++; }}
           }}
-          uint to = filled + found;
+          uint to = filled + n_inside;
 #if WG == 1
           filled = to;
 #else
-          ra[LID] = found;
+          ra[LID] = n_inside;
           DEVICE_BARRIER(); /* everything was read, here and before, that is written over */
           ROLLED for (uint o = 1u; o < WG; o <<= 2u) {{
             rb[LID] = ra[LID] + (LID >= o ? ra[LID - o] : 0u);
@@ -177,7 +177,7 @@ MOVE_UP = f"""
           to = filled + ra[LID];
           filled += ra[WG - 1];
 #endif
-          to -= found;
+          to -= n_inside;
           ROLLED for (uint a = 0u; a < MOVED; a++) {{
             uint word[RUN], place = to;
             UNROLL for (uint u = 0u; u < RUN; u++) word[u] = WORD(a, min(base + u, n - 1u));
@@ -369,6 +369,6 @@ ZIPF = """
         }
         float s_hat = tb / tt, eps = s_hat - 1.0f, vocabulary = FLOAT(n_vocab);
         float k = power((eps * power(2.0f, mu)) / (1.0f - power(vocabulary, -eps)), 1.0f / s_hat);
-        wanted = k >= 1.0f && k < 2147483648.0f ? UINT(k) : 1u;
+        n_likely = k >= 1.0f && k < 2147483648.0f ? UINT(k) : 1u;
         BARRIER();
       }"""

@@ -156,9 +156,9 @@ BEFORE = f"""
 # The part of the order that is the goal, kept or dropped; mirostat 1 looks at it for its goal.
 PART = c.part(f"""
             if (ALL_SAMPLERS && what == MIROSTAT_1) {{
-              uint wanted = 0u;
+              uint n_likely = 0u;
               {c.ZIPF}
-              goal = UVEC2(min(wanted, n), 0u); keep = 1u; further = true;
+              goal = UVEC2(min(n_likely, n), 0u); keep = 1u; further = true;
             }} else if (taken < min(least, n)) {{ sel = 1u; goal = UVEC2(min(least, n), 0u); further = true; }}""")
 BEGIN = """
       n = n_vocab; order = 0u; is_sorted = 0u; used_dist = 0u; used_xtc = 0u; final = 0u; position = ALL;

@@ -399,16 +399,16 @@ def test_chunks_of_8192_positions_are_llama_cpps(tmp_path: Path) -> None:
     n_ctx, lengths = 8448, (8190, 8192, 8193, 8194, 8196, 8206)
     spec = replace(SPECS["llama4"], n_embd=32, n_layer=4, n_head=2, n_head_kv=1, n_expert=2, n_expert_used=2)
     ids = [1, *np.random.default_rng(1).integers(261, 512, max(lengths) - 1).tolist()]
-    found = []
+    logprobs = []
     for size in (8192, 2 * n_ctx):
         keys = spec.keys | {"attention.chunk_size": size}
         write(
             path := tmp_path / f"{size}.gguf", replace(spec, n_vocab=512, n_ctx_train=n_ctx, vocabulary=True, keys=keys)
         )
-        found.append(in_steps(path, ids, lengths, RunnerOptions(n_ctx=n_ctx, n_slots=1, n_ubatch=512)))
+        logprobs.append(in_steps(path, ids, lengths, RunnerOptions(n_ctx=n_ctx, n_slots=1, n_ubatch=512)))
     lines = answers(CHUNKS, json.dumps([str(tmp_path / "8192.gguf"), n_ctx, [ids[:n] for n in lengths]]))
     for n, line in zip(lengths, lines, strict=True):
-        chunked, full = (_rms(np.array([rows[n][id] - value for id, value in json.loads(line)])) for rows in found)
+        chunked, full = (_rms(np.array([rows[n][id] - value for id, value in json.loads(line)])) for rows in logprobs)
         assert chunked < 0.3, n
         assert n <= 8192 or full > 10 * chunked, n
 
