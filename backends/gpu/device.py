@@ -8,15 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
-from logitless.backends.gpu import (  # noqa: F401  (each registers its kernels and rules)
-    elementwise,
-    experts,
-    gather,
-    norm,
-    recurrent,
-    rope,
-    slicing,
-)
+from logitless.backends.gpu import elementwise, experts, gather, norm, recurrent, rope, slicing  # noqa: F401  (each registers its kernels and rules)
 from logitless.backends.gpu.attention import (  # noqa: F401
     attention_cpu,
     causal,

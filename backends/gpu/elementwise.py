@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, rewrite
 from logitless.graph import scalar
 from logitless.graph.ops import pointwise  # noqa: F401  (declares formulas)
@@ -61,8 +61,8 @@ def _map(key: str) -> None:
     steps = "".join(f"float {name} = {value}; " for name, value in parts)
     Kernel(
         _kernel_name(key),
-        [*(Arg(buffer, "f32") for buffer, _ in zip(BUFFERS, tree.sources, strict=False)), Arg("Y", "f32", "w")],
-        ["uint n", *(f"float {name}" for name in tree.attributes)],
+        f"f32 {' '.join(BUFFERS[: len(tree.sources)])}, w f32 Y",
+        "uint n" + "".join(f", float {name}" for name in tree.attributes),
         f"  FOR_EACH(i, n) {{ float {loads}; {steps}Y[i] = {result}; }}",
         wg=WG,
         functions=GELU_BACK if key == "gelu_back" else "",
@@ -79,8 +79,8 @@ for _name in BROADCAST:
     # 1)
     Kernel(
         f"binary_{_name}",
-        [Arg("A", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
-        ["uint n", "uint period"],
+        "f32 A B, w f32 Y",
+        "uint n period",
         "  if (period == n) {\n"
         f"    FOR_EACH(i, n) {{ float a = A[i], b = B[i]; Y[i] = {_formula}; }}\n"
         "  } else {\n"
@@ -90,8 +90,8 @@ for _name in BROADCAST:
     )
     Kernel(
         f"broadcast_{_name}",
-        [Arg("A", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
-        ["uint n", *(f"uint {v}{i}" for v in "nab" for i in range(1, MAX_DIMS)), "uint a0", "uint b0"],
+        "f32 A B, w f32 Y",
+        "uint n n1 n2 n3 a1 a2 a3 b1 b2 b3 a0 b0",
         "  FOR_EACH(i, n) {\n"
         "    uint i3 = i % n3, r = i / n3, i2 = r % n2; r /= n2;\n"
         "    uint i1 = r % n1, i0 = r / n1;\n"
@@ -103,8 +103,8 @@ for _name in BROADCAST:
 # Sums over a box of up to 4 axes of x for each element of the result, one after the other.
 Kernel(
     "sum_to",
-    [Arg("X", "f32"), Arg("Y", "f32", "w")],
-    ["uint n", *(f"uint {v}{i}" for v in "nak" for i in range(MAX_DIMS))],
+    "f32 X, w f32 Y",
+    "uint n n0 n1 n2 n3 a0 a1 a2 a3 k0 k1 k2 k3",
     """
   FOR_EACH(i, n) {
     uint i3 = i % n3, r = i / n3, i2 = r % n2; r /= n2;

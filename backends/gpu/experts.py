@@ -5,7 +5,7 @@ of its own and finds them without other threads, so no result depends on their o
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for, lower, lower_plain
 from logitless.graph.tensor import Tensor
 
@@ -16,8 +16,8 @@ WG = 64
 # everything.
 Kernel(
     "top_experts",
-    [Arg("LOGITS", "f32"), Arg("Y", "i32", "w")],
-    ["uint n", "uint n_experts", "uint n_top"],
+    "f32 LOGITS, w i32 Y",
+    "uint n n_experts n_top",
     """
   FOR_EACH(i, n) {
     uint row = i / n_experts * n_experts, rank = 0u;
@@ -29,12 +29,11 @@ Kernel(
     if (rank < n_top) Y[row / n_experts * n_top + rank] = INT(i - row);
   }""",
     functions="FN float number(float x) { return ISNAN(x) ? -INF : x; }\n",
-    wg=WG,
 )
 Kernel(
     "expert_weights",
-    [Arg("LOGITS", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint n_experts", "uint n_top"],
+    "f32 LOGITS, i32 IDS, w f32 Y",
+    "uint n n_experts n_top",
     """
   FOR_EACH(i, n) {
     uint row = i / n_top * n_experts, first = i / n_top * n_top;
@@ -44,20 +43,18 @@ Kernel(
     for (uint j = 0u; j < n_top; j++) total = total + EXP(LOGITS[row + UINT(IDS[first + j])] - top);
     Y[i] = EXP(LOGITS[row + UINT(IDS[i])] - top) / total;
   }""",
-    wg=WG,
 )
 Kernel(
     "expert_gather",
-    [Arg("X", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint n_experts", "uint n_top"],
+    "f32 X, i32 IDS, w f32 Y",
+    "uint n n_experts n_top",
     """
   FOR_EACH(i, n) Y[i] = X[i / n_top * n_experts + UINT(IDS[i])];""",
-    wg=WG,
 )
 Kernel(
     "expert_scatter",
-    [Arg("X", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint n_experts", "uint n_top"],
+    "f32 X, i32 IDS, w f32 Y",
+    "uint n n_experts n_top",
     """
   FOR_EACH(i, n) {
     uint first = i / n_experts * n_top;
@@ -65,14 +62,13 @@ Kernel(
     for (uint j = first; j < first + n_top; j++) x = UINT(IDS[j]) == i % n_experts ? X[j] : x;
     Y[i] = x;
   }""",
-    wg=WG,
 )
 # A thread has an expert: it counts the rows of those before, and then gives its own rows their
 # places, in order.
 Kernel(
     "expert_order",
-    [Arg("IDS", "i32"), Arg("ORDER", "i32", "w")],
-    ["uint n_rows", "uint n_experts"],
+    "i32 IDS, w i32 ORDER",
+    "uint n_rows n_experts",
     """
   FOR_EACH(expert, n_experts) {
     uint place = 0u;
@@ -94,19 +90,17 @@ Kernel(
 #define IDS_OF_8_ROWS uint ids[8]; /* asked of memory together; none is no expert */ \\
   UNROLL for (uint j = 0u; j < 8u; j++) ids[j] = r + j < n_rows ? UINT(IDS[r + j]) : n_experts;
 """,
-    wg=WG,
 )
 Kernel(
     "expert_rows",
-    [Arg("X", "f32"), Arg("ORDER", "i32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint n_k", "uint per_row"],
+    "f32 X, i32 ORDER, w f32 Y",
+    "uint n n_k per_row",
     "  FOR_EACH(i, n) Y[i] = X[UINT(ORDER[i / n_k]) / per_row * n_k + i % n_k];",
-    wg=WG,
 )
 Kernel(
     "expert_sum",
-    [Arg("X", "f32"), Arg("W", "f32"), Arg("ORDER", "i32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint n_n", "uint per_row", "uint n_rows"],
+    "f32 X W, i32 ORDER, w f32 Y",
+    "uint n n_n per_row n_rows",
     """
   FOR_EACH(i, n) {
     uint first = i / n_n * per_row;
@@ -115,7 +109,6 @@ Kernel(
       total = FMA(W[r], X[UINT(ORDER[n_rows + r]) * n_n + i % n_n], total);
     Y[i] = total;
   }""",
-    wg=WG,
 )
 
 

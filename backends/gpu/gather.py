@@ -4,63 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import (
-    Buffers,
-    Dispatch,
-    dispatch,
-    groups_for,
-    is_packed,
-    lower,
-    lower_plain,
-)
+from logitless.backends.gpu.language.dialect import Kernel, Shape
+from logitless.backends.gpu.lowering import Buffers, Dispatch, dispatch, groups_for, is_packed, lower, lower_plain
 from logitless.backends.gpu.matmul import unpack
 from logitless.graph.tensor import Tensor
 
 Kernel(
     "get_rows",
-    [Arg("X", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint n_k"],
+    "f32 X, i32 IDS, w f32 Y",
+    "uint n n_k",
     "  FOR_EACH(i, n) Y[i] = X[UINT(IDS[i / n_k]) * n_k + i % n_k];",
-    wg=64,
 )
 # A thread has a column: rows of one id are added in the order of the batch.
 Kernel(
     "add_rows",
-    [Arg("X", "f32"), Arg("IDS", "i32"), Arg("Y", "f32", "rw")],
-    ["uint n_k", "uint n_rows"],
+    "f32 X, i32 IDS, rw f32 Y",
+    "uint n_k n_rows",
     """
   FOR_EACH(k, n_k) {
     for (uint r = 0u; r < n_rows; r++) Y[UINT(IDS[r]) * n_k + k] = Y[UINT(IDS[r]) * n_k + k] + X[r * n_k + k];
   }""",
-    wg=64,
 )
-Kernel(
-    "fill",
-    [Arg("Y", "u32", "w")],
-    ["uint n", "uint value"],
-    "  FOR_EACH(i, n) Y[i] = value;",
-    wg=64,
-)
+Kernel("fill", "w u32 Y", "uint n value", "  FOR_EACH(i, n) Y[i] = value;")
 Kernel(
     "pad_rows",
-    [Arg("X", "f32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint before", "uint inside"],
+    "f32 X, w f32 Y",
+    "uint n before inside",
     "  FOR_EACH(i, n) { if (i >= before && i - before < inside) Y[i] = X[i - before]; else Y[i] = 0.0f; }",
-    wg=64,
 )
-Kernel(
-    "token_columns",
-    [Arg("X", "i32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint n_columns"],
-    "  FOR_EACH(i, n) Y[i] = FLOAT(X[i / n_columns] + 1);",
-    wg=64,
-)
+Kernel("token_columns", "i32 X, w f32 Y", "uint n n_columns", "  FOR_EACH(i, n) Y[i] = FLOAT(X[i / n_columns] + 1);")
 # 64 bits as two words: their product modulo 2^64, and the remainder of a division by less than 2^31, bit by bit.
 Kernel(
     "ngram_rows",
-    [Arg("X", "i32"), Arg("BEFORE", "f32"), Arg("HASHES", "i32"), Arg("Y", "i32", "w")],
-    ["uint n", "uint n_before", "uint n_heads", "uint stop"],
+    "i32 X, f32 BEFORE, i32 HASHES, w i32 Y",
+    "uint n n_before n_heads stop",
     """
   FOR_EACH(i, n) {
     uint t = i / n_heads, head = i % n_heads, last = head * n_before / n_heads + 1u;
@@ -83,16 +60,14 @@ Kernel(
     }
     Y[i] = INT(left) + HASHES[2u * (n_before + 1u + head) + 1u];
   }""",
-    wg=64,
 )
 
 
 Kernel(
     "get_ids",
-    [Arg("X", "i32"), Arg("IDS", "i32"), Arg("Y", "i32", "w")],
-    ["uint n", "uint n_k", "uint limit"],
+    "i32 X IDS, w i32 Y",
+    "uint n n_k limit",
     "  FOR_EACH(i, n) Y[i] = min(max(X[UINT(IDS[i / n_k]) * n_k + i % n_k], 0), INT(limit) - 1);",
-    wg=64,
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import MAX_GROUPS, Dispatch, bits, dispatch, lower, rows_of
 from logitless.graph.tensor import Tensor
 
@@ -38,12 +38,9 @@ SCALE = """
     PRECISE float total = 0.0f;
     for (uint j = 0u; j < PARTS; j++) total += sums[j];
     float k = 1.0f / sqrt(total / FLOAT(n) + eps);"""
-SUMS = [("float", "sums", "(WG == 1 ? 64 : WG)")]
+SUMS = "float sums[(WG == 1 ? 64 : WG)]"
 FUNCTIONS = "#define PARTS (WG == 1 ? 64u : 16u)\n#define SUMMING WG\n#define OF_ROW(i) X[row * n + (i)]\n"
-ARGS, WORDS = (
-    [Arg("X", "f32"), Arg("W", "f32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint rows", "uint n_weights", "float eps"],
-)
+ARGS, WORDS = "f32 X W, w f32 Y", "uint n rows n_weights, float eps"
 Kernel(
     "rms_norm",
     ARGS,
@@ -64,8 +61,8 @@ Kernel(
 )
 Kernel(
     "rms_norm_back",
-    [Arg("G", "f32"), Arg("X", "f32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint rows", "float eps"],
+    "f32 G X, w f32 Y",
+    "uint n rows, float eps",
     """
   for (uint row = GX; row < rows; row += NGX) {
     for (uint j = LID; j < 64u; j += WG) {
@@ -88,8 +85,7 @@ Kernel(
     for (uint i = LID; i < n; i += WG) Y[row * n + i] = k * (G[row * n + i] - X[row * n + i] * slope);
     BARRIER();
   }""",
-    wg=64,
-    local=[("float", "sums", "64"), ("float", "products", "64")],
+    local="float sums[64] products[64]",
 )
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from logitless.backends.gpu import norm
 from logitless.backends.gpu.attention import paged_attention
-from logitless.backends.gpu.language.dialect import KERNELS, Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import KERNELS, Kernel, Shape
 from logitless.backends.gpu.lowering import At, Dispatch, dispatch, groups_for
 from logitless.graph.tensor import ALIASES, Tensor
 
@@ -82,11 +82,11 @@ def round_block(value: str, thread: str, to: str) -> str:
         }}"""
 
 
-LOCAL = [("float", "mosts", "WG"), ("int", "quants", "WG")]
+LOCAL = "float mosts[WG], int quants[WG]"
 Kernel(
     "round_rows",
-    [Arg("X", "f32"), Arg("R", "u32", "w")],
-    ["uint n"],
+    "f32 X, w u32 R",
+    "uint n",
     f"""
   for (uint first = GX * (WG / 8u); first < n; first += NGX * (WG / 8u)) {{
     uint block = min(first + LID / 8u, n - 1u);
@@ -101,7 +101,7 @@ Kernel(
 )
 Kernel(
     "rms_norm_rounded",
-    [*norm.ARGS, Arg("R", "u32", "w")],
+    f"{norm.ARGS}, w u32 R",
     norm.WORDS,
     f"""
   for (uint row = GX; row < rows; row += NGX) {{{norm.SCALE}
@@ -118,13 +118,13 @@ Kernel(
   }}""",
     simt=[{"WG": norm.WG}],
     cpu=(),
-    local=[*norm.SUMS, *LOCAL],
+    local=f"{norm.SUMS}, {LOCAL}",
     functions=norm.FUNCTIONS,
 )
 # Attention's partial results are in the scratch, too: rounded rows come behind them.
 Kernel(
     "attention_join_rounded",
-    [*paged_attention.JOIN_ARGS, Arg("R", "u32", "w")],
+    f"{paged_attention.JOIN_ARGS}, w u32 R",
     paged_attention.JOIN_WORDS,
     f"""
   for (uint first = GX * (WG / 8u); first < n / 32u; first += NGX * (WG / 8u)) {{

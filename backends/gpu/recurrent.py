@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
-from logitless.backends.gpu.lowering import (
-    Buffers,
-    Dispatch,
-    bits,
-    dispatch,
-    groups_for,
-    lower,
-    lower_plain,
-)
+from logitless.backends.gpu.language.dialect import Kernel, Shape
+from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, groups_for, lower, lower_plain
 from logitless.graph.tensor import Tensor
 
 WG = 64
@@ -20,10 +12,9 @@ SIZE, COLUMNS, PARTS = 256, 16, 8
 
 Kernel(
     "text_begins",
-    [Arg("START", "i32"), Arg("Y", "i32", "w")],
-    ["uint n", "uint length"],
+    "i32 START, w i32 Y",
+    "uint n length",
     "  FOR_EACH(t, n) Y[t] = START[t] == INT(t % length) ? 0 : -1;",
-    wg=WG,
 )
 # Row t − d of a sequence, d at most `size` − 1: of x where it is not older than the sequence's
 # first row here.
@@ -33,15 +24,8 @@ SEEN = """
 """
 Kernel(
     "causal_conv",
-    [
-        Arg("X", "f32"),
-        Arg("W", "f32"),
-        Arg("S", "f32", "rw"),
-        Arg("BEGIN", "i32"),
-        Arg("END", "i32"),
-        Arg("Y", "f32", "w"),
-    ],
-    ["uint n", "uint n_columns", "uint size", "uint keeps"],
+    "f32 X W, rw f32 S, i32 BEGIN END, w f32 Y",
+    "uint n n_columns size keeps",
     """
   FOR_EACH(i, n) {
     uint t = i / n_columns, c = i % n_columns, back = 0u, state = 0u;
@@ -56,7 +40,6 @@ Kernel(
         S[(UINT(END[t]) * (size - 1u) + j) * n_columns + c] = SEEN(d);
       }
   }""",
-    wg=WG,
     functions=SEEN,
 )
 # The decay of element (d, c) of a head's state: one a head, one a row, or one an element (`axes` 2 to 4).
@@ -68,21 +51,8 @@ DECAYS = """
 # the group's memory.
 Kernel(
     "linear_attention",
-    [
-        Arg("Q", "f32"),
-        Arg("K", "f32"),
-        Arg("V", "f32"),
-        Arg("DECAY", "f32"),
-        Arg("BETA", "f32"),
-        Arg("S", "f32", "rw"),
-        Arg("BEGIN", "i32"),
-        Arg("END", "i32"),
-        Arg("Y", "f32", "w"),
-    ],
-    [
-        *("uint n", "uint rows", "uint n_heads", "uint k_heads", "uint size", "uint width", "float factor"),
-        *("uint keeps", "uint rule", "uint grouped", "uint axes"),
-    ],
+    "f32 Q K V DECAY BETA, rw f32 S, i32 BEGIN END, w f32 Y",
+    "uint n rows n_heads k_heads size width, float factor, uint keeps rule grouped axes",
     """
   uint n_parts = (width + 15u) / 16u;
   for (uint g = GX; g < n; g += NGX) {
@@ -161,14 +131,8 @@ Kernel(
   }""",
     wg=128,
     functions=DECAYS,
-    local=[
-        ("float", "s", str(SIZE * COLUMNS)),
-        ("float", "keys", str(SIZE)),
-        ("float", "queries", str(SIZE)),
-        ("float", "sums", str(PARTS * COLUMNS)),
-        ("float", "missing", str(COLUMNS)),
-        ("float", "recalled", str(COLUMNS)),
-    ],
+    local=f"float s[{SIZE * COLUMNS}] keys[{SIZE}] queries[{SIZE}] sums[{PARTS * COLUMNS}], "
+    f"float missing[{COLUMNS}] recalled[{COLUMNS}]",
 )
 
 

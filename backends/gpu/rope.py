@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, lower_plain
 from logitless.graph.tensor import Tensor
 
 for _dtype in ("i32", "f32"):
     Kernel(
         f"rope_angles_{_dtype}",
-        [Arg("P", _dtype), Arg("W", "f32"), Arg("Y", "f32", "w")],
-        ["uint n", "uint half_n", "float magnitude"],
+        f"{_dtype} P, f32 W, w f32 Y",
+        "uint n half_n, float magnitude",
         """
   FOR_EACH(i, n) {
     uint t = i / half_n, j = i % half_n;
@@ -18,12 +18,11 @@ for _dtype in ("i32", "f32"):
     Y[2u * t * half_n + j] = COS(angle) * magnitude;
     Y[(2u * t + 1u) * half_n + j] = SIN(angle) * magnitude;
   }""",
-        wg=64,
     )
 Kernel(
     "mrope_angles",
-    [Arg("P", "i32"), Arg("W", "f32"), Arg("C", "i32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint half_n", "uint n_rows", "float magnitude"],
+    "i32 P, f32 W, i32 C, w f32 Y",
+    "uint n half_n n_rows, float magnitude",
     """
   FOR_EACH(i, n) {
     uint t = i / half_n, j = i % half_n;
@@ -31,14 +30,12 @@ Kernel(
     Y[2u * t * half_n + j] = COS(angle) * magnitude;
     Y[(2u * t + 1u) * half_n + j] = SIN(angle) * magnitude;
   }""",
-    simt=[{"WG": 64}],
-    cpu=[{"WG": 1}],
 )
 # A pair of elements at a time: the first 2 · half_n of each head are turned, the rest are copied.
 Kernel(
     "rope",
-    [Arg("X", "f32"), Arg("A", "f32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint n_heads", "uint size", "uint half_n", "uint interleaved", "float direction"],
+    "f32 X A, w f32 Y",
+    "uint n n_heads size half_n interleaved, float direction",
     """
   uint pairs = size / 2u + size % 2u;
   FOR_EACH(i, n) {
@@ -54,7 +51,6 @@ Kernel(
       if (2u * p + 1u < size) Y[at + 1u] = X[at + 1u];
     }
   }""",
-    wg=64,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import At, Dispatch, bits, dispatch, groups_for, lower, lower_plain
 from logitless.graph.dtype import DTYPES
 from logitless.graph.tensor import Tensor, broadcast_strides, strides
@@ -17,9 +17,8 @@ Axes = tuple[int, ...]
 for _name, _type, _how in (("move", "u32", "Y[to] = X[from]"), ("move_add", "f32", "Y[to] = Y[to] + X[from]")):
     Kernel(
         _name,
-        [Arg("X", _type), Arg("Y", _type, "w" if _name == "move" else "rw")],
-        ["uint n", *(f"uint n{i}" for i in range(1, MAX_DIMS)), "uint x_at", "uint y_at"]
-        + [f"uint {v}{i}" for v in "ab" for i in range(MAX_DIMS)],
+        f"{_type} X, {'w' if _name == 'move' else 'rw'} {_type} Y",
+        "uint n n1 n2 n3 x_at y_at a0 a1 a2 a3 b0 b1 b2 b3",
         f"""
   FOR_EACH(i, n) {{
     uint i3 = i % n3, r = i / n3, i2 = r % n2; r /= n2;
@@ -31,8 +30,8 @@ for _name, _type, _how in (("move", "u32", "Y[to] = X[from]"), ("move_add", "f32
     )
 Kernel(
     "causal_mask",
-    [Arg("X", "f32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint rows", "uint columns", "uint past", "float fill"],
+    "f32 X, w f32 Y",
+    "uint n rows columns past, float fill",
     "  FOR_EACH(i, n) Y[i] = i % columns > i / columns % rows + past ? fill : X[i];",
     wg=WG,
 )
@@ -40,8 +39,8 @@ Kernel(
 # Cells of a cache of f32: cell c of a page is its last axis (keys) or the one before (values).
 Kernel(
     "zero_cells",
-    [Arg("CELLS", "i32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint heads", "uint size", "uint keys"],
+    "i32 CELLS, w f32 Y",
+    "uint n heads size keys",
     """
   FOR_EACH(i, n) {
     uint d = i % size, h = i / size % heads, cell = UINT(CELLS[i / size / heads]), c = cell % 16u;

@@ -164,11 +164,7 @@ def _experts_case(r: np.random.Generator, dtype: str, t: int, k: int, sizes: tup
 
 
 def _add_case(r: np.random.Generator, dtype: str, t: int, k: int, *, whole: bool) -> Case:
-    return [
-        r.normal(size=(t, k)),
-        Weight(r.normal(size=(37, k)), dtype),
-        r.normal(size=(t, 37) if whole else 37),
-    ], {}
+    return [r.normal(size=(t, k)), Weight(r.normal(size=(37, k)), dtype), r.normal(size=(t, 37) if whole else 37)], {}
 
 
 def _glu_case(r: np.random.Generator, dtype: str, t: int, k: int, activation: Literal["silu", "gelu"]) -> Case:

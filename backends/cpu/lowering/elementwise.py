@@ -103,10 +103,7 @@ def _(t: Tensor, at: At) -> list[Task]:
     return [Task("rms_norm", (at(x), at(w), at(t), n, bits(t.attrs["eps"])), rows, max(1, grain // 4))]
 
 
-lower_plain(
-    layer_norm=lambda x, eps, **_: by_rows(x, bits(eps)),
-    mean_rows=lambda R, K, **_: ((K,), R, 1),
-)
+lower_plain(layer_norm=lambda x, eps, **_: by_rows(x, bits(eps)), mean_rows=lambda R, K, **_: ((K,), R, 1))
 
 
 def grouped(x: Shape, y: Shape) -> list[tuple[bool, int]] | None:

@@ -10,39 +10,25 @@ from __future__ import annotations
 from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS, NIBBLES, family, kind_of, number
 from logitless.backends.gpu.attention.kv_store import ELEMENT, PAIRS, before_page, fits, scales_of
 from logitless.backends.gpu.attention.paged_attention import AFTER_CACHES, SIZES, sink, spans
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import KERNELS, Kernel, Shape
 from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, lower
 from logitless.graph.tensor import Tensor
 
 # These and the arguments are those of every kernel of attention, for one launch makes them all: a
 # group for each query head (their number is NGX) of each token. With two q8_0 caches they are the
-# most that push constants have room for.
-WORDS = [
-    "uint n_kv",
-    "uint size",
-    "uint table_pages",
-    "uint window",
-    "float factor",
-    "float cap",
-    "uint half_n",
-    "uint interleaved",  # of nibbles also twice the kinds of the caches, since no other word has room
-    "float direction",
-    # 1: sinks, 2: biases; 4 T: positions from which windows count are behind those seen as the last
-    "uint flags",
-]
+# most that push constants have room for. `interleaved` has of nibbles also twice the kinds of the caches, since no
+# other word has room. `flags`: 1 sinks, 2 biases; 4 T: positions from which windows count are behind those seen as
+# the last.
+WORDS = "uint n_kv size table_pages window, float factor cap, uint half_n interleaved, float direction, uint flags"
 
 # Sixteen plain numbers of a buffer, from a place.
 NUMBER = {"f32": "LLD({})", "f16": "LLDH({})", "bf16": "LU2F(LLD16({}) << 16u)"}
 SCALED = "UNROLL for (uint i = 0u; i < MAX_SIZE / 16; i++) out_[i] = out_[i] * was;"
 
 
-def _caches(dtype_k: str, dtype_v: str) -> list[Arg]:
-    buffers = [Arg("K", ELEMENT[dtype_k]), Arg("V", ELEMENT[dtype_v])]
-    if ELEMENT[dtype_k] == "u8":
-        buffers.append(Arg("KS", "u16"))
-    if ELEMENT[dtype_v] == "u8":
-        buffers.append(Arg("VS", "u16"))
-    return buffers
+def _caches(dtype_k: str, dtype_v: str) -> str:
+    key, value = ELEMENT[dtype_k], ELEMENT[dtype_v]
+    return f"{key} K, {value} V" + ", u16 KS" * (key == "u8") + ", u16 VS" * (value == "u8")
 
 
 def _key(dtype: str) -> str:
@@ -111,7 +97,7 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
     interleaves = "interleaved % 2u" if has_nibbles else "interleaved"
     Kernel(
         f"attention_{dtype_k}_{dtype_v}",
-        [Arg("Q", "f32"), *_caches(dtype_k, dtype_v), *AFTER_CACHES],
+        f"f32 Q, {_caches(dtype_k, dtype_v)}, {AFTER_CACHES}",
         WORDS,
         f"""
   uint t = GY, h = GX, n_heads = NGX, kv = h / (n_heads / n_kv);
@@ -174,7 +160,7 @@ def _attention(dtype_k: str, dtype_v: str) -> None:
         simt=(),
         cpu=[{"WG": 1, "MAX_SIZE": size} for size in SIZES],
         soft=[{"WG": 16, "MAX_SIZE": size} for size in SIZES],
-        local=[("float", "q", "MAX_SIZE"), ("float", "scores", "16"), *[("float", "row", "16")] * has_nibbles],
+        local="float q[MAX_SIZE] scores[16]" + " row[16]" * has_nibbles,
         functions=FUNCTIONS * has_nibbles,
     )
 
@@ -215,5 +201,6 @@ def _attend(t: Tensor, shape: Shape) -> list[Dispatch] | None:
         return spans(t, shape, words, rest, turned_back=t.attrs.get("sign", 1.0) < 0)
     bufs: Buffers = (q, k, v, *scales_of(k, v), *rest, t)
     words["interleaved"] += 2 * sum(kind_of(k, v))
-    room, arguments = next(n for n in SIZES if n >= size), tuple(words[word.split()[1]] for word in WORDS)
-    return [dispatch(f"attention_{'_'.join(types)}", shape, bufs, arguments, (heads, tokens), MAX_SIZE=room)]
+    room, name = next(n for n in SIZES if n >= size), f"attention_{'_'.join(types)}"
+    arguments = tuple(words[word] for _, word in KERNELS[name].words)
+    return [dispatch(name, shape, bufs, arguments, (heads, tokens), MAX_SIZE=room)]

@@ -9,11 +9,11 @@ weight times gradient of weight.
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, lower
 from logitless.graph.tensor import Tensor
 
-WORDS = ["uint n_heads", "uint n_kv", "uint size", "uint length", "uint window", "float factor", "float cap"]
+WORDS = "uint n_heads n_kv size length window, float factor cap"
 MAX_SIZE = 256
 CONSTANTS = {"MAX_SIZE": MAX_SIZE}
 SCORES = """
@@ -76,7 +76,7 @@ STATISTICS = """
 OWN = "uint t = GY, h = GX, kv = h / (n_heads / n_kv), mine = (t * n_heads + h) * size, first = FIRST(t);"
 Kernel(
     "causal_attention",
-    [Arg("Q", "f32"), Arg("K", "f32"), Arg("V", "f32"), Arg("START", "i32"), Arg("Y", "f32", "w")],
+    "f32 Q K V, i32 START, w f32 Y",
     WORDS,
     f"""
   {OWN}
@@ -104,20 +104,14 @@ Kernel(
     BARRIER();
   }}
   for (uint d = LID; d < size; d += WG) Y[mine + d] = sums[d] / total;""",
-    wg=64,
     constants=CONSTANTS,
-    local=[("float", "scores", "64"), ("float", "sums", "MAX_SIZE")],
+    local="float scores[64] sums[MAX_SIZE]",
     functions=FUNCTIONS,
 )
 # Gradient of q, and the statistics of its rows in S.
 Kernel(
     "causal_attention_back_q",
-    [
-        *(Arg(name, "f32") for name in ("G", "Q", "K", "V")),
-        Arg("START", "i32"),
-        Arg("Y", "f32", "w"),
-        Arg("S", "f32", "w"),
-    ],
+    "f32 G Q K V, i32 START, w f32 Y S",
     WORDS,
     f"""
   {OWN}
@@ -149,22 +143,15 @@ Kernel(
     uint at = (t * n_heads + h) * 3u;
     S[at] = top; S[at + 1u] = total; S[at + 2u] = product;
   }}""",
-    wg=64,
     constants=CONSTANTS,
-    local=[("float", "scores", "64"), ("float", "gradients", "64"), ("float", "sums", "MAX_SIZE")],
+    local="float scores[64] gradients[64] sums[MAX_SIZE]",
     functions=FUNCTIONS,
 )
 # Gradients of k (DK) and v (DV): a group is a row and a key head, and goes through the rows that
 # see it.
 Kernel(
     "causal_attention_back_kv",
-    [
-        *(Arg(name, "f32") for name in ("G", "Q", "K", "V")),
-        Arg("START", "i32"),
-        Arg("S", "f32"),
-        Arg("DK", "f32", "w"),
-        Arg("DV", "f32", "w"),
-    ],
+    "f32 G Q K V, i32 START, f32 S, w f32 DK DV",
     WORDS,
     """
   uint s = GY, kv = GX, mine = (s * n_kv + kv) * size, end = s / length * length + length;
@@ -191,14 +178,8 @@ Kernel(
     }
   }
   for (uint d = LID; d < size; d += WG) { DK[mine + d] = of_key[d]; DV[mine + d] = of_value[d]; }""",
-    wg=64,
     constants=CONSTANTS,
-    local=[
-        ("float", "weights", "64"),
-        ("float", "gradients", "64"),
-        ("float", "of_key", "MAX_SIZE"),
-        ("float", "of_value", "MAX_SIZE"),
-    ],
+    local="float weights[64] gradients[64] of_key[MAX_SIZE] of_value[MAX_SIZE]",
     functions=FUNCTIONS,
 )
 

@@ -5,9 +5,18 @@ Attention is that of latent rows, whose places are found before a group reads th
 from __future__ import annotations
 
 from logitless.backends.gpu.attention.kv_store import TO_BF16
-from logitless.backends.gpu.attention.mla import FUNCTIONS, HEADS, QUERIES, RESULT, SOFTMAX_STEP, variants
+from logitless.backends.gpu.attention.mla import (
+    FUNCTIONS,
+    HEADS,
+    LOCAL,
+    OF_HEADS,
+    QUERIES,
+    RESULT,
+    SOFTMAX_STEP,
+    variants,
+)
 from logitless.backends.gpu.attention.sparse import CHOICE, LATENT_SIZES, THRESHOLD, WG
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, lower_plain
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.tensor import Tensor
@@ -31,15 +40,8 @@ def _attention(dtype: str) -> None:
     element = f"((place >> 31) != 0u ? {_element('B', dtype, 'at')} : {_element('K', dtype, 'at')})"
     Kernel(
         f"compressed_attention_{dtype}",
-        [
-            *(Arg("Q", "f32"), Arg("K", TYPES[dtype]), Arg("TABLE", "i32"), Arg("SLOT", "i32"), Arg("POS", "i32")),
-            *(Arg("S", "f32"), Arg("B", TYPES[dtype]), Arg("OTHERS", "i32"), Arg("CHOSEN", "f32")),
-            Arg("Y", "f32", "w"),
-        ],
-        [
-            *("uint n_heads", "uint size", "uint table_pages", "float factor", "uint window"),
-            *("uint block_size", "uint page_cells", "uint n_chosen"),
-        ],
+        f"f32 Q, {TYPES[dtype]} K, i32 TABLE SLOT POS, f32 S, {TYPES[dtype]} B, i32 OTHERS, f32 CHOSEN, w f32 Y",
+        "uint n_heads size table_pages, float factor, uint window block_size page_cells n_chosen",
         f"""
   uint t = GY, head = GX * HEADS, n_own = min(UINT(HEADS), n_heads - head);
   uint stop = UINT(POS[t]) + 1u, table = UINT(SLOT[t]) * table_pages;
@@ -95,12 +97,7 @@ def _attention(dtype: str) -> None:
   }}
 {RESULT}""",
         **variants(LATENT_SIZES),
-        local=[
-            ("float", "q", "HEADS * MAX_SIZE"),
-            ("float", "weights", "HEADS * CELLS"),
-            ("uint", "places", "CELLS"),
-            *[("float", name, "HEADS") for name in ("most_of", "total_of", "was_of")],
-        ],
+        local=f"{LOCAL}, uint places[CELLS], {OF_HEADS}",
         functions=FUNCTIONS + BLOCK_ROW,
     )
 
@@ -108,11 +105,8 @@ def _attention(dtype: str) -> None:
 def _scores(dtype: str) -> None:
     Kernel(
         f"row_scores_{dtype}",
-        [
-            *(Arg("Q", "f32"), Arg("W", "f32"), Arg("K", TYPES[dtype]), Arg("TABLE", "i32"), Arg("SLOT", "i32")),
-            *(Arg("POS", "i32"), Arg("Y", "f32", "w")),
-        ],
-        ["uint n", "uint width", "uint n_heads", "uint size", "uint table_pages", "uint block_size", "uint page_cells"],
+        f"f32 Q W, {TYPES[dtype]} K, i32 TABLE SLOT POS, w f32 Y",
+        "uint n width n_heads size table_pages block_size page_cells",
         f"""
   FOR_EACH(i, n) {{
     uint t = i / width, last = i % width * block_size + block_size - 1u;
@@ -140,8 +134,8 @@ def _store(dtype: str) -> None:
     value = {"f32": "C[at] = X[i]", "f16": "STORE16(C, at, TO_F16(X[i]))", "bf16": "STORE16(C, at, TO_BF16(X[i]))"}
     Kernel(
         f"store_blocks_{dtype}",
-        [Arg("C", TYPES[dtype], "rw"), Arg("X", "f32"), Arg("CELLS", "i32")],
-        ["uint n", "uint size"],
+        f"rw {TYPES[dtype]} C, f32 X, i32 CELLS",
+        "uint n size",
         f"""
   FOR_EACH(i, n) {{
     uint at = UINT(CELLS[i / size]) * size + i % size;
@@ -159,8 +153,8 @@ for _dtype in TYPES:
 # The n-th greatest score and the last chosen one of those that equal it; then each thread lists some blocks.
 Kernel(
     "choose_rows",
-    [Arg("POS", "i32"), Arg("S", "f32"), Arg("Y", "f32", "w")],
-    ["uint width", "uint most", "uint block_size"],
+    "i32 POS, f32 S, w f32 Y",
+    "uint width most block_size",
     f"""
   uint t = GX, from = t * width, count = (UINT(POS[t]) + 1u) / block_size, least = 0u, last = 0u, tally = 0u;
 {THRESHOLD}
@@ -181,16 +175,13 @@ Kernel(
     simt=[{"WG": 128}],
     cpu=[{"WG": 1}],
     soft=[{"WG": 16}],
-    local=[("uint", "parts", "WG")],
+    local="uint parts[WG]",
     functions=CHOICE,
 )
 Kernel(
     "block_pool",
-    [
-        *(Arg("K", "f32"), Arg("BIAS", "f32"), Arg("TABLE", "i32"), Arg("SLOT", "i32"), Arg("POS", "i32")),
-        Arg("Y", "f32", "w"),
-    ],
-    ["uint n", "uint block_size", "uint width", "uint half_n", "uint table_pages"],
+    "f32 K BIAS, i32 TABLE SLOT POS, w f32 Y",
+    "uint n block_size width half_n table_pages",
     """
   FOR_EACH(i, n) {
     uint t = i / half_n, j = i % half_n, stop = UINT(POS[t]) + 1u, seen = block_size * (width / half_n);
@@ -219,16 +210,12 @@ Kernel(
     wg=WG,
 )
 Kernel(
-    "block_starts",
-    [Arg("POS", "i32"), Arg("Y", "i32", "w")],
-    ["uint n", "uint size"],
-    "  FOR_EACH(t, n) Y[t] = POS[t] / INT(size) * INT(size);",
-    wg=WG,
+    "block_starts", "i32 POS, w i32 Y", "uint n size", "  FOR_EACH(t, n) Y[t] = POS[t] / INT(size) * INT(size);", wg=WG
 )
 Kernel(
     "block_cells",
-    [Arg("POS", "i32"), Arg("CELLS", "i32"), Arg("Y", "i32", "w")],
-    ["uint n", "uint size", "uint of_page", "uint spare"],
+    "i32 POS CELLS, w i32 Y",
+    "uint n size of_page spare",
     "  FOR_EACH(t, n) Y[t] = (POS[t] + 1) % INT(size) == 0 ? CELLS[t] / INT(of_page) : INT(spare);",
     wg=WG,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import (
     Buffers,
     Dispatch,
@@ -23,8 +23,8 @@ WG = 64
 # A thread has a row of a head, and takes its window's keys in order with an online softmax.
 Kernel(
     "full_attention",
-    [Arg("Q", "f32"), Arg("K", "f32"), Arg("V", "f32"), Arg("COUNT", "i32"), Arg("B", "f32"), Arg("Y", "f32", "rw")],
-    ["uint n", "uint n_heads", "uint n_kv", "uint size", "uint length", "float factor", "uint reach", "uint n_bias"],
+    "f32 Q K V, i32 COUNT, f32 B, rw f32 Y",
+    "uint n n_heads n_kv size length, float factor, uint reach n_bias",
     """
   FOR_EACH(i, n) {
     uint t = i / n_heads, h = i % n_heads / (n_heads / n_kv), first = t / length * length;
@@ -47,12 +47,11 @@ Kernel(
     }
     for (uint d = 0u; d < size; d++) Y[i * size + d] = Y[i * size + d] / (last > first ? total : 1.0f);
   }""",
-    wg=WG,
 )
 Kernel(
     "mean_rows",
-    [Arg("X", "f32"), Arg("FIRST", "i32"), Arg("COUNT", "i32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint n_k"],
+    "f32 X, i32 FIRST COUNT, w f32 Y",
+    "uint n n_k",
     """
   FOR_EACH(i, n) {
     uint r = i / n_k, k = i % n_k, first = UINT(FIRST[r]), count = UINT(COUNT[r]);
@@ -60,12 +59,11 @@ Kernel(
     for (uint j = first; j < first + count; j++) total = total + X[j * n_k + k];
     Y[i] = total / FLOAT(count);
   }""",
-    wg=WG,
 )
 Kernel(
     "layer_norm",
-    [Arg("X", "f32"), Arg("W", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint rows", "float eps"],
+    "f32 X W B, w f32 Y",
+    "uint n rows, float eps",
     """
   for (uint row = GX; row < rows; row += NGX) {
     for (uint j = LID; j < 64u; j += WG) {
@@ -90,40 +88,31 @@ Kernel(
     for (uint i = LID; i < n; i += WG) Y[row * n + i] = (X[row * n + i] - mean) * k * W[i] + B[i];
     BARRIER();
   }""",
-    wg=WG,
-    local=[("float", "sums", "64")],
+    local="float sums[64]",
 )
 Kernel(
     "argmax",
-    [Arg("X", "f32"), Arg("Y", "i32", "w")],
-    ["uint rows", "uint n"],
+    "f32 X, w i32 Y",
+    "uint rows n",
     """
   FOR_EACH(row, rows) {
     uint best = 0u;
     for (uint i = 1u; i < n; i++) if (X[row * n + i] > X[row * n + best]) best = i;
     Y[row] = INT(best);
   }""",
-    wg=WG,
 )
 for _name, _from, _to, _formula in (
     ("f32_f32", "f32", "f32", "Y[i] = X[i];"),
     ("f32_f16", "f32", "u16", "STORE16(Y, i, TO_F16(X[i]));"),
     ("f16_f32", "u16", "f32", "Y[i] = F16(LOAD16(X, i));"),
 ):
-    Kernel(
-        f"cast_{_name}",
-        [Arg("X", _from), Arg("Y", _to, "w")],
-        ["uint n"],
-        f"  FOR_EACH(i, n) {{ {_formula} }}",
-        wg=WG,
-    )
+    Kernel(f"cast_{_name}", f"{_from} X, w {_to} Y", "uint n", f"  FOR_EACH(i, n) {{ {_formula} }}")
 for _dtype in layout.PACKINGS:
     Kernel(
         f"unpack_{_dtype}",
-        [*unpack.args(_dtype), Arg("Y", "f32", "w")],
-        ["uint n", "uint n_k", "uint wide"],
+        f"{unpack.args(_dtype)}, w f32 Y",
+        "uint n n_k wide",
         "  FOR_EACH(i, n) { uint row = i / n_k, k = i % n_k; ELEMENT(y, row, k) Y[i] = y; }",
-        wg=WG,
         functions=unpack.element(_dtype),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, lower
 from logitless.graph.ops.attention.hadamard import MAX_BLOCK, block_size
 from logitless.graph.tensor import Tensor
@@ -12,8 +12,8 @@ from logitless.graph.tensor import Tensor
 MAX_GROUPS = 4096  # each then has several blocks
 Kernel(
     "hadamard",
-    [Arg("X", "f32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint size", "float factor"],
+    "f32 X, w f32 Y",
+    "uint n size, float factor",
     """
   for (uint block = GX; block < n; block += NGX) {
     for (uint i = LID; i < size; i += WG) a[i] = X[block * size + i];
@@ -30,9 +30,8 @@ Kernel(
     for (uint i = LID; i < size; i += WG) Y[block * size + i] = a[i] * factor;
     BARRIER();
   }""",
-    simt=[{"WG": 32}],
-    cpu=[{"WG": 1}],
-    local=[("float", "a", str(MAX_BLOCK))],
+    wg=32,
+    local=f"float a[{MAX_BLOCK}]",
 )
 
 

@@ -6,7 +6,7 @@ The layout of pages is that of graph/dtype.py (`KVType`).
 from __future__ import annotations
 
 from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS, NIBBLES, family, kind_of, number, store
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower
 from logitless.graph.dtype import KV_TYPES
 from logitless.graph.ops.attention.paged_attention import PAGE
@@ -22,6 +22,11 @@ PAIRS += [("bf16", "bf16"), (NIBBLES, NIBBLES), ("q8_0", NIBBLES)]
 def fits(size: int, *caches: Tensor) -> bool:
     """True if heads of this size are whole blocks of the caches' types."""
     return size % 32 == 0 or not any(KV_TYPES[c.dtype].bits for c in caches)
+
+
+def cache_buffers(dtype: str, name: str, scales: str, access: str = "") -> str:
+    """Declaration of a cache's buffer, and of that of its scales where it has some."""
+    return f"{access}{ELEMENT[dtype]} {name}" + f", {access}u16 {scales}" * (ELEMENT[dtype] == "u8")
 
 
 def page_elements(dtype: str, size: int) -> int:
@@ -47,7 +52,7 @@ def scales_of(*caches: Tensor) -> tuple[Tensor, ...]:
 WHERE = """
     uint row = i / per_row, t = row / n_heads, h = row % n_heads, cell = UINT(CELLS[t]) % 16u;
     uint at = (UINT(CELLS[t]) / 16u * n_heads + h) * page;"""
-WORDS = ["uint n", "uint n_heads", "uint size", "uint page"]
+WORDS = "uint n n_heads size page"
 TO_BF16 = """
 FN uint TO_BF16(float x) { /* nearest even */
   uint bits = F2U(x);
@@ -66,18 +71,16 @@ def _load(name: str, dtype: str) -> None:
         NIBBLES: number("C", "S", "at", "cell", "d", keys=name == "load_k"),
         "q8_0": f"FLOAT((INT(LOAD8(C, {place})) << 24) >> 24) * F16(LOAD16(S, (at + size * 16u) / 2u + {scale}))",
     }[dtype]
-    scales = [Arg("S", "u16")] if ELEMENT[dtype] == "u8" else []
     Kernel(
         f"{name}_{dtype}",
-        [Arg("C", ELEMENT[dtype]), *scales, Arg("CELLS", "i32"), Arg("Y", "f32", "w")],
-        WORDS + ["uint kind"] * (dtype == NIBBLES),
+        f"{cache_buffers(dtype, 'C', 'S')}, i32 CELLS, w f32 Y",
+        WORDS + " kind" * (dtype == NIBBLES),
         f"""
   uint per_row = size;
   FOR_EACH(i, n) {{{WHERE}
     uint d = i % size;
     Y[i] = {value};
   }}""",
-        wg=64,
         functions=FUNCTIONS * (dtype == NIBBLES),
     )
 
@@ -122,13 +125,11 @@ def _store(name: str, dtype: str) -> None:
     uint d = i % size;
     {value}
   }}"""
-    scales = [Arg("S", "u16", "rw")] if ELEMENT[dtype] == "u8" else []
     Kernel(
         f"{name}_{dtype}",
-        [Arg("C", ELEMENT[dtype], "rw"), *scales, Arg("X", "f32"), Arg("CELLS", "i32")],
-        WORDS + ["uint kind"] * (dtype == NIBBLES),
+        f"{cache_buffers(dtype, 'C', 'S', 'rw ')}, f32 X, i32 CELLS",
+        WORDS + " kind" * (dtype == NIBBLES),
         body,
-        wg=64,
         functions={NIBBLES: FUNCTIONS, "bf16": TO_BF16}.get(dtype, ""),
     )
 
@@ -160,11 +161,10 @@ VALUES = """
     if (2u * p + 1u < size) PUT(V, at + cell * size + 2u * p + 1u, Z[from + 2u * p + 1u]);"""
 for _dtype, _put in (("f32", "b[i] = (v)"), ("f16", "STORE16(b, i, TO_F16(v))")):
     for _both in (False, True):
-        _values = [Arg("V", ELEMENT[_dtype], "rw"), Arg("Z", "f32")] if _both else []
         Kernel(
             f"store_{'kv' if _both else 'k'}_rope_{_dtype}",
-            [Arg("C", ELEMENT[_dtype], "rw"), Arg("X", "f32"), Arg("CELLS", "i32"), Arg("A", "f32"), *_values],
-            ["uint n", "uint n_heads", "uint size", "uint page", "uint half_n", "uint interleaved", "float direction"],
+            f"rw {ELEMENT[_dtype]} C, f32 X, i32 CELLS, f32 A" + f", rw {ELEMENT[_dtype]} V, f32 Z" * _both,
+            "uint n n_heads size page half_n interleaved, float direction",
             TURN_AND_STORE.replace("VALUES", VALUES if _both else ""),
             wg=64,
             functions=f"#define PUT(b, i, v) {_put}\n",
@@ -172,13 +172,12 @@ for _dtype, _put in (("f32", "b[i] = (v)"), ("f16", "STORE16(b, i, TO_F16(v))"))
 # Pairs are copied in order; a thread has the same words of all of them.
 Kernel(
     "copy_pages",
-    [Arg("C", "u32", "rw"), Arg("PAIRS", "i32")],
-    ["uint n", "uint n_pairs"],
+    "rw u32 C, i32 PAIRS",
+    "uint n n_pairs",
     """
   FOR_EACH(i, n) {
     for (uint p = 0u; p < n_pairs; p++) C[UINT(PAIRS[2u * p + 1u]) * n + i] = C[UINT(PAIRS[2u * p]) * n + i];
   }""",
-    wg=64,
 )
 
 

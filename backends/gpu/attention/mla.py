@@ -12,14 +12,15 @@ from typing import TypedDict
 
 from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS as NIBBLE_FUNCTIONS
 from logitless.backends.gpu.attention.kv_nibbles import NIBBLES, family, kind_of, number
-from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, ELEMENT, before_page, fits, scales_of
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, before_page, cache_buffers, fits, scales_of
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, lower
 from logitless.graph.tensor import Tensor
 
 SIZES = (384, 640)  # elements of a row: the most that a variant takes
 HEADS = {"simt": 4, "cpu": 1, "soft": 2}
-WORDS = ["uint n_heads", "uint size", "uint table_pages", "float factor", "uint with_sinks"]
+LOCAL = "float q[HEADS * MAX_SIZE] weights[HEADS * CELLS]"
+OF_HEADS = "float most_of[HEADS] total_of[HEADS] was_of[HEADS]"
 FUNCTIONS = """
 #define PER UINT((MAX_SIZE + WG - 1) / WG) /* elements of a thread */
 #define EACH_HEAD UNROLL for (uint h = 0u; h < HEADS; h++)
@@ -87,14 +88,10 @@ def element_of(dtype: str) -> str:
 
 
 def _latent(dtype: str) -> None:
-    scales = [Arg("KS", "u16")] if ELEMENT[dtype] == "u8" else []
     Kernel(
         f"latent_attention_{dtype}",
-        [
-            *(Arg("Q", "f32"), Arg("K", ELEMENT[dtype]), *scales, Arg("TABLE", "i32"), Arg("SLOT", "i32")),
-            *(Arg("POS", "i32"), Arg("S", "f32"), Arg("Y", "f32", "w")),
-        ],
-        WORDS + ["uint kind"] * (dtype == NIBBLES),
+        f"f32 Q, {cache_buffers(dtype, 'K', 'KS')}, i32 TABLE SLOT POS, f32 S, w f32 Y",
+        "uint n_heads size table_pages, float factor, uint with_sinks" + " kind" * (dtype == NIBBLES),
         f"""
   uint t = GY, head = GX * HEADS, n_own = min(UINT(HEADS), n_heads - head);
   uint pos = UINT(POS[t]), table = UINT(SLOT[t]) * table_pages;
@@ -137,11 +134,7 @@ def _latent(dtype: str) -> None:
   }}
 {RESULT}""",
         **variants(SIZES),
-        local=[
-            ("float", "q", "HEADS * MAX_SIZE"),
-            ("float", "weights", "HEADS * CELLS"),
-            *[("float", name, "HEADS") for name in ("most_of", "total_of", "was_of")],
-        ],
+        local=f"{LOCAL}, {OF_HEADS}",
         functions=FUNCTIONS + NIBBLE_FUNCTIONS * (dtype == NIBBLES),
     )
 

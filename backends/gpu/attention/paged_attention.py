@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS as NIBBLE_FUNCTIONS
 from logitless.backends.gpu.attention.kv_nibbles import NIBBLES, family, kind_of
 from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, PAIRS, before_page
-from logitless.backends.gpu.language.dialect import KERNELS, Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import KERNELS, Kernel, Shape
 from logitless.backends.gpu.lowering import MAX_GROUPS, Buffers, Dispatch, dispatch, groups_for
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.tensor import Tensor
@@ -38,14 +38,8 @@ NARROW, NARROW_ROWS = ("q8_0", NIBBLES), 8
 TILED_CACHES = tuple((t, t) for t in CACHE_TYPES)  # types of keys and values
 KIND_K, KIND_V = "(kinds & 7u)", "(kinds / 8u)"
 FEW_GROUPS = 256  # where whole rows make no more groups than this, spans are groups of their own
-AFTER_CACHES = [
-    Arg("TABLE", "i32"),
-    Arg("SLOT", "i32"),
-    Arg("POS", "i32"),
-    Arg("A", "f32"),  # angles, where half_n tells of pairs
-    Arg("S", "f32"),  # sinks or biases, where there are some
-    Arg("Y", "f32", "w"),
-]
+# A: angles, where half_n tells of pairs; S: sinks or biases, where there are some.
+AFTER_CACHES = "i32 TABLE SLOT POS, f32 A S, w f32 Y"
 # Words of a cache: type, how the one of element `at` of a buffer is loaded, and the numbers in it.
 # Keys have two cells in a word, values two elements.
 WORD = {
@@ -61,20 +55,11 @@ WORD = {
     ),
 }
 MOST_SCRATCH = 64 << 20
-WORDS = [
-    "uint n_heads",
-    "uint n_kv",
-    "uint size",
-    "uint table_pages",
-    "uint window",
-    "uint n_spans",
-    "float factor",
-    "float cap",
-    "uint half_n",
-    "uint flags",  # 1: sinks, 2: biases, 4: interleaved pairs, 8: pairs turned back; times 16: see attention_cpu.py
-    "uint n",  # tokens
-    "uint tile",  # tokens
-]
+# `flags`: 1 sinks, 2 biases, 4 interleaved pairs, 8 pairs turned back; times 16: see attention_cpu.py. `n` and `tile`:
+# tokens.
+WORDS = "uint n_heads n_kv size table_pages window n_spans, float factor cap, uint half_n flags n tile"
+LOCAL = f"""vec4 q[ROWS / 4 * MAX_SIZE] weights[ROWS / 4 * (MAX_SIZE > {SPAN} ? MAX_SIZE : {SPAN})], \
+float parts[32 * ROWS] most_of[ROWS] total_of[ROWS] was_of[ROWS] comes_of[ROWS], uint first_of[ROWS] last_of[ROWS]"""
 FUNCTIONS = f"""
 #ifdef __OPENCL_VERSION__
 typedef float4 vec4;
@@ -518,25 +503,17 @@ def _body(dtype_k: str, dtype_v: str) -> str:
 
 def _attention(name: str, dtype_k: str, dtype_v: str, rows: Iterable[tuple[int, int]]) -> None:
     """Declare a kernel; `rows`: MAX_SIZE, and rows of a group."""
-    of_rows = ("most_of", "total_of", "was_of", "comes_of")
     has_nibbles = NIBBLES in (dtype_k, dtype_v)
     Kernel(
         f"attention_{name}_{dtype_k}_{dtype_v}",
-        [Arg("Q", "f32"), Arg("K", WORD[dtype_k][0]), Arg("V", WORD[dtype_v][0]), *AFTER_CACHES],
-        WORDS + ["uint kinds"] * has_nibbles,
+        f"f32 Q, {WORD[dtype_k][0]} K, {WORD[dtype_v][0]} V, {AFTER_CACHES}",
+        WORDS + ", uint kinds" * has_nibbles,
         _body(dtype_k, dtype_v),
         simt=[{"WG": WG, "ROWS": n, "MAX_SIZE": size} for size, n in rows],
         cpu=(),
-        local=[
-            ("vec4", "q", "ROWS / 4 * MAX_SIZE"),
-            ("vec4", "weights", f"ROWS / 4 * (MAX_SIZE > {SPAN} ? MAX_SIZE : {SPAN})"),
-            ("float", "parts", "32 * ROWS"),
-            *(("float", name, "ROWS") for name in of_rows),
-            ("uint", "first_of", "ROWS"),
-            ("uint", "last_of", "ROWS"),
-            *([("vec4", "q_sums", "ROWS / 4 * (MAX_SIZE / 32)")] * (dtype_k == NIBBLES)),
-            *(("float", name, "32") for name in ("of_keys", "of_values") if has_nibbles),  # numbers of quants
-        ],
+        local=LOCAL
+        + ", vec4 q_sums[ROWS / 4 * (MAX_SIZE / 32)]" * (dtype_k == NIBBLES)
+        + ", float of_keys[32] of_values[32]" * has_nibbles,  # numbers of quants
         functions=FUNCTIONS + NIBBLE_FUNCTIONS * has_nibbles,
     )
 
@@ -580,8 +557,8 @@ JOINED = f"""
     if (flags % 2u != 0u) {sink("row % n_heads", "most_of", "total_of", SCALED)}
     float x[WIDE];
     UNROLL for (uint t = 0u; t < WIDE; t++) x[t] = sums[t] / total_of;"""
-JOIN_ARGS = [Arg("P", "f32"), Arg("POS", "i32"), Arg("Y", "f32", "w"), Arg("S", "f32")]
-JOIN_WORDS = ["uint n", "uint n_heads", "uint size", "uint window", "uint n_spans", "uint flags"]
+JOIN_ARGS = "f32 P, i32 POS, w f32 Y, f32 S"
+JOIN_WORDS = "uint n n_heads size window n_spans flags"
 Kernel(
     "attention_join",
     JOIN_ARGS,
@@ -614,9 +591,10 @@ def spans(
     bufs: Buffers = (q, k, v, *rest)
 
     def launch(name: str, to: Tensor | None, groups: tuple[int, int], scratch: int = 0, *, tile: int = 1) -> Dispatch:
-        arguments = (*((values | {"tile": tile})[word.split()[1]] for word in WORDS), *kind_of(k, v))
+        kernel, own = f"attention_{name}_{types}", values | {"tile": tile}
+        arguments = (*(own[word] for _, word in KERNELS[kernel].words if word in own), *kind_of(k, v))
         variant = {"MAX_SIZE": room, "ROWS": rows if name == "tiles" else ROWS}
-        return dispatch(f"attention_{name}_{types}", shape, (*bufs, to), arguments, groups, scratch, **variant)
+        return dispatch(kernel, shape, (*bufs, to), arguments, groups, scratch, **variant)
 
     if split:
         n = tokens * n_heads * size

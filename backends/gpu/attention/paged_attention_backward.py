@@ -8,18 +8,13 @@ for the page in the block tables of all tokens, and adds the tokens' contributio
 from __future__ import annotations
 
 from logitless.backends.gpu.attention.causal import CONSTANTS, MAX_SIZE, SCORES, STATISTICS
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import MAX_GROUPS, Dispatch, bits, dispatch, lower
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.tensor import Tensor
 
 TYPES = {"f32": "f32", "f16": "u16"}
-WORDS = [
-    *(f"uint {name}" for name in ("n_tokens", "n_heads", "n_kv", "size", "table_pages", "window")),
-    "float factor",
-    "float cap",
-]
-TABLES = [Arg(name, "i32") for name in ("TABLE", "SLOT", "POS")]
+WORDS = "uint n_tokens n_heads n_kv size table_pages window, float factor cap"
 
 
 def _functions(dtype: str) -> str:
@@ -40,10 +35,10 @@ def _functions(dtype: str) -> str:
 
 
 for _dtype, _element in TYPES.items():
-    SOURCES = [Arg("G", "f32"), Arg("Q", "f32"), Arg("K", _element), Arg("V", _element), *TABLES]
+    SOURCES = f"f32 G Q, {_element} K V, i32 TABLE SLOT POS"
     Kernel(
         f"attention_back_q_{_dtype}",
-        [*SOURCES, Arg("Y", "f32", "w"), Arg("S", "f32", "w")],
+        f"{SOURCES}, w f32 Y S",
         WORDS,
         """
   uint t = GY, h = GX, kv = h / (n_heads / n_kv), mine = (t * n_heads + h) * size;
@@ -83,14 +78,13 @@ for _dtype, _element in TYPES.items():
     uint at = (t * n_heads + h) * 3u;
     S[at] = top; S[at + 1u] = total; S[at + 2u] = product;
   }""".replace("STATISTICS", STATISTICS),
-        wg=64,
         constants=CONSTANTS,
-        local=[("float", "scores", "64"), ("float", "gradients", "64"), ("float", "sums", "MAX_SIZE")],
+        local="float scores[64] gradients[64] sums[MAX_SIZE]",
         functions=_functions(_dtype),
     )
     Kernel(
         f"attention_back_kv_{_dtype}",
-        [*SOURCES, Arg("S", "f32"), Arg("DK", "f32", "rw"), Arg("DV", "f32", "rw")],
+        f"{SOURCES}, f32 S, rw f32 DK DV",
         WORDS,
         """
   uint kv = GX, page = (GY * n_kv + kv) * size * 16u;
@@ -121,8 +115,7 @@ for _dtype, _element in TYPES.items():
       }
     }
   }""",
-        wg=64,
-        local=[("float", "weights", "16"), ("float", "gradients", "16")],
+        local="float weights[16] gradients[16]",
         functions=_functions(_dtype),
     )
 

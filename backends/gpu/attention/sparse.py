@@ -10,10 +10,12 @@ from dataclasses import replace
 
 from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS as NIBBLE_FUNCTIONS
 from logitless.backends.gpu.attention.kv_nibbles import NIBBLES, family, kind_of, number
-from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, ELEMENT, before_page, fits, scales_of
+from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, before_page, cache_buffers, fits, scales_of
 from logitless.backends.gpu.attention.mla import (
     FUNCTIONS,
     HEADS,
+    LOCAL,
+    OF_HEADS,
     QUERIES,
     RESULT,
     SIZES,
@@ -21,7 +23,7 @@ from logitless.backends.gpu.attention.mla import (
     element_of,
     variants,
 )
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, groups_for, lower
 from logitless.graph.tensor import Tensor
 
@@ -31,7 +33,6 @@ LATENT_SIZES, HEAD_SIZES = SIZES[-1:], (128, 384)  # latent rows of models that 
 
 def _scores(dtype: str) -> None:
     """Scores of pools (of all heads, by the key in the last cell) and of blocks (by head, the greatest of cells)."""
-    scales = [Arg("KS", "u16")] if ELEMENT[dtype] == "u8" else []
     page = f"uint cell_page = UINT(TABLE[UINT(SLOT[t]) * table_pages + cell / 16u]), row_at = {before_page(dtype)};"
     dot = f"""
         PRECISE float s = 0.0f;
@@ -42,8 +43,8 @@ def _scores(dtype: str) -> None:
     for name, weights, words, body in (
         (
             "pool",
-            [Arg("W", "f32")],
-            [],
+            ", f32 W",
+            "",
             f"""
     uint t = i / width, cell = (i % width + 1u) * pool - 1u, c = cell % 16u;
     PRECISE float total = 0.0f;
@@ -57,8 +58,8 @@ def _scores(dtype: str) -> None:
         ),
         (
             "block",
-            [],
-            ["uint last"],
+            "",
+            " last",
             f"""
     uint list = i / width, t = list / n_heads, h = list % n_heads, b = i % width, pos = UINT(POS[t]);
     float most = -INF;
@@ -75,14 +76,8 @@ def _scores(dtype: str) -> None:
     ):
         Kernel(
             f"{name}_scores_{dtype}",
-            [
-                *(Arg("Q", "f32"), *weights, Arg("K", ELEMENT[dtype]), *scales, Arg("TABLE", "i32")),
-                *(Arg("SLOT", "i32"), Arg("POS", "i32"), Arg("Y", "f32", "w")),
-            ],
-            [
-                *("uint n", "uint width", "uint n_heads", "uint size", "uint table_pages", "uint pool", *words),
-                *["uint kind"] * (dtype == NIBBLES),
-            ],
+            f"f32 Q{weights}, {cache_buffers(dtype, 'K', 'KS')}, i32 TABLE SLOT POS, w f32 Y",
+            f"uint n width n_heads size table_pages pool{words}" + " kind" * (dtype == NIBBLES),
             f"  FOR_EACH(i, n) {{{body}\n  }}",
             wg=WG,
             functions=NIBBLE_FUNCTIONS * (dtype == NIBBLES),
@@ -128,8 +123,8 @@ CHOICE = """
 """
 Kernel(
     "choose_cells",
-    [Arg("S", "f32"), Arg("POS", "i32"), Arg("Y", "f32", "w")],
-    ["uint width", "uint most", "uint pool", "uint length", "uint lists", "uint whole"],
+    "f32 S, i32 POS, w f32 Y",
+    "uint width most pool length lists whole",
     f"""
   uint t = GX, list = t * lists + GY, from = list * width, to = list * length, end = UINT(POS[t]) + 1u;
   uint count = whole != 0u ? end / pool : (end + pool - 1u) / pool, least = 0u, last = 0u, tally = 0u;
@@ -162,7 +157,7 @@ Kernel(
     simt=[{"WG": 128}],
     cpu=[{"WG": 1}],
     soft=[{"WG": 16}],
-    local=[("uint", "parts", "WG")],
+    local="uint parts[WG]",
     functions=CHOICE,
 )
 
@@ -205,19 +200,11 @@ def _value_of(dtype: str) -> str:
 
 
 def _attention(dtype: str, *, latent: bool) -> None:
-    element, sizes = Arg("V", ELEMENT[dtype]), LATENT_SIZES if latent else HEAD_SIZES
-    key_scales, value_scales = ([Arg(name, "u16")] * (ELEMENT[dtype] == "u8") for name in ("KS", "VS"))
+    caches = cache_buffers(dtype, "K", "KS") + ("" if latent else f", {cache_buffers(dtype, 'V', 'VS')}")
     Kernel(
         f"sparse_{'latent_' * latent}attention_{dtype}",
-        [
-            *(Arg("Q", "f32"), Arg("K", ELEMENT[dtype]), *key_scales),
-            *([] if latent else [element, *value_scales]),
-            *(Arg("TABLE", "i32"), Arg("SLOT", "i32"), Arg("CELL", "f32"), Arg("S", "f32"), Arg("Y", "f32", "w")),
-        ],
-        [
-            *("uint n_kv", "uint group", "uint size", "uint table_pages", "float factor", "uint with_sinks"),
-            *("uint lists", "uint length", *["uint kind"] * (dtype == NIBBLES)),
-        ],
+        f"f32 Q, {caches}, i32 TABLE SLOT, f32 CELL S, w f32 Y",
+        "uint n_kv group size table_pages, float factor, uint with_sinks lists length" + " kind" * (dtype == NIBBLES),
         f"""
   uint t = GY, shares = (group + HEADS - 1u) / HEADS, kv = GX / shares, in_group = GX % shares * HEADS;
   uint head = kv * group + in_group, n_heads = n_kv * group, n_own = min(UINT(HEADS), group - in_group);
@@ -261,13 +248,8 @@ def _attention(dtype: str, *, latent: bool) -> None:
     BARRIER();
   }}
 {RESULT}""",
-        **variants(sizes),
-        local=[
-            ("float", "q", "HEADS * MAX_SIZE"),
-            ("float", "weights", "HEADS * CELLS"),
-            ("uint", "page_of", "CELLS"),
-            *[("float", name, "HEADS") for name in ("most_of", "total_of", "was_of")],
-        ],
+        **variants(LATENT_SIZES if latent else HEAD_SIZES),
+        local=f"{LOCAL}, uint page_of[CELLS], {OF_HEADS}",
         functions=FUNCTIONS + NIBBLE_FUNCTIONS * (dtype == NIBBLES),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -37,6 +37,7 @@ GL_TYPES = {
 GL_SIZES = {"u32x4": 16, "u32x2": 8, "u64": 8, "f32": 4, "u32": 4, "i32": 4, "u16": 2, "u8": 1}
 NO_CONSTANTS: Mapping[str, int] = MappingProxyType({})
 KERNELS: dict[str, Kernel] = {}
+BUFFER, MEMORY = re.compile(r"(\w+)(?:\[(\d+)\])?"), re.compile(r"(\w+)\[([^]]*)\]")
 CONDITION = re.compile(r"\(([^()?:]+)\?([^()?:]+):([^()?:]+)\)")
 
 
@@ -84,41 +85,62 @@ class Arg:
     of: int = 1
 
 
+def _typed(declarations: str) -> Iterator[tuple[str, str]]:
+    """Types, and the rest of each declaration."""
+    for part in filter(None, declarations.split(", ")):
+        kind, _, rest = part.partition(" ")
+        yield kind, rest
+
+
+def buffers(declarations: str) -> list[Arg]:
+    """The buffers of declarations such as `f32 X W[3], w f32 Y`."""
+    args = []
+    for first, rest in _typed(declarations):
+        written: Access | None = "w" if first == "w" else "rw" if first == "rw" else None
+        dtype, *names = rest.split() if written else (first, *rest.split())
+        args += [Arg(name, dtype, written or "r", int(of or 1)) for name, of in BUFFER.findall(" ".join(names))]
+    return args
+
+
 class Kernel:
     """A kernel: arguments, body and variants. Registers itself in `KERNELS`.
 
-    `words` are "type name" of the 32-bit parameters, `local` (type, name, size) of a group's
-    memory. A kernel has `wg` threads a group on a GPU and one on a CPU, with these constants;
-    otherwise `simt`, `cpu` and `soft` (where it differs from `simt`) are the variants of the device
-    classes: dicts of the constants, `WG` (threads a group) among them. `functions` is code before
-    the kernel: device functions and macros. `extensions`: GLSL extensions beside the usual ones.
-    `special`: specialisation constants, which the Vulkan device sets, with valid values."""
+    Declared as text are its buffers `args` (`f32 X W, i32 IDS, w f32 Y`: those written are `w` or
+    `rw`, `W[3]` is three to choose from), its 32-bit parameters `words` (`uint n size, float eps`),
+    and a group's memory `local` (`float sums[WG] parts[64]`). A kernel has `wg` threads a group on a
+    GPU and one on a CPU, with these constants; otherwise `simt`, `cpu` and `soft` (where it differs
+    from `simt`) are the variants of the device classes: dicts of the constants, `WG` (threads a
+    group) among them. `functions` is code before the kernel: device functions and macros.
+    `extensions`: GLSL extensions beside the usual ones. `special`: specialisation constants, which
+    the Vulkan device sets, with valid values."""
 
     def __init__(  # noqa: PLR0913  (a kernel is a row of these)
         self,
         name: str,
-        args: Sequence[Arg],
-        words: Sequence[str],
+        args: str,
+        words: str,
         body: str,
         *,
-        wg: int = 0,
+        wg: int = 64,
         constants: Mapping[str, int] = NO_CONSTANTS,
         simt: Sequence[Mapping[str, int]] = (),
         cpu: Sequence[Mapping[str, int]] = (),
         soft: Sequence[Mapping[str, int]] = (),
-        local: Sequence[tuple[str, str, str]] = (),
+        local: str = "",
         functions: str = "",
         extensions: Sequence[str] = (),
         special: Mapping[str, int] | None = None,
     ) -> None:
-        if wg:
+        if not (simt or cpu or soft):
             simt, cpu = [{"WG": wg, **constants}], [{"WG": 1, **constants}]
-        self.name, self.body, self.functions, self.local = name, body, functions, tuple(local)
+        self.name, self.body, self.functions = name, body, functions
+        self.local = [(kind, *place) for kind, places in _typed(local) for place in MEMORY.findall(places)]
         self.extensions, self.special = tuple(extensions), dict(special or {})
-        self.choices = tuple(a for a in args if a.of > 1)
+        declared = buffers(args)
+        self.choices = tuple(a for a in declared if a.of > 1)
         # One a buffer: those to choose from are numbered.
-        self.args = tuple(b for a in args for b in ([a] if a.of == 1 else _numbered(a)))
-        self.words = [(w.split()[0], w.split()[1]) for w in words]
+        self.args = tuple(b for a in declared for b in ([a] if a.of == 1 else _numbered(a)))
+        self.words = [(kind, name) for kind, names in _typed(words) for name in names.split()]
         self._variants = {
             "simt": [_sorted(v) for v in simt],
             "cpu": [_sorted(v) for v in cpu],

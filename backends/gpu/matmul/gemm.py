@@ -9,7 +9,7 @@ part through them. On GPUs a group has 32 × 64 results, a thread 8 × 4 of them
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import MAX_GROUPS, Buffers, Dispatch, dispatch, is_packed, lower
 from logitless.backends.gpu.matmul import layout, unpack
 from logitless.graph.tensor import Tensor
@@ -32,7 +32,7 @@ FN float16 first_lanes(__global const float* y, uint n) {
   : first_lanes(Y + (at) + min(i, columns), columns - min(i, columns)))
 #endif
 """
-WORDS = ["uint rows", "uint columns", "uint depth", "uint part", "uint am", "uint ak"]
+WORDS = "uint rows columns depth part am ak"
 
 BODY = """
 #if WG == 1
@@ -120,24 +120,24 @@ SIMT_COPY = {
 }
 
 
-def _gemm(name: str, b: list[Arg], words: list[str], kind: str, functions: str = "") -> None:
+def _gemm(name: str, b: str, words: str, kind: str, functions: str = "") -> None:
     cpu, simt = BODY.split("#else")
     Kernel(
         name,
-        [Arg("A", "f32"), *b, Arg("Y", "f32", "rw")],
+        f"f32 A, {b}, rw f32 Y",
         words,
         f"{cpu.replace('COPY_B', CPU_COPY[kind])}#else{simt.replace('COPY_B', SIMT_COPY[kind])}",
         simt=[SIMT],
         cpu=[CPU],
-        local=[("float", "a", "(TM > 0 ? KC * TM : 1)"), ("float", "b", "KC * TN")],
+        local="float a[(TM > 0 ? KC * TM : 1)] b[KC * TN]",
         functions=FUNCTIONS + functions,
     )
 
 
 Kernel(
     "matmul",
-    [Arg("A", "f32"), Arg("B", "f32"), Arg("Y", "f32", "w")],
-    ["uint n_m", "uint n_n", "uint n_k", "uint am", "uint ak", "uint bn", "uint bk"],
+    "f32 A B, w f32 Y",
+    "uint n_m n_n n_k am ak bn bk",
     """
   uint m0 = GY * ROWS;
   for (uint n = GX * WG + LID; n < n_n; n += NGX * WG) {
@@ -152,10 +152,10 @@ Kernel(
     simt=[{"WG": WG, "ROWS": 1}, {"WG": WG, "ROWS": FEW}],
     cpu=[{"WG": 1, "ROWS": 1}, {"WG": 1, "ROWS": FEW}],
 )
-_gemm("gemm", [Arg("B", "f32")], [*WORDS, "uint bn", "uint bk"], "f32")
+_gemm("gemm", "f32 B", f"{WORDS} bn bk", "f32")
 for _dtype in layout.PACKINGS:
     _names = f"#define n_k columns\n{unpack.element(_dtype)}"
-    _gemm(f"gemm_{_dtype}", unpack.args(_dtype), [*WORDS, "uint wide"], "", _names)
+    _gemm(f"gemm_{_dtype}", unpack.args(_dtype), f"{WORDS} wide", "", _names)
 
 
 def gemm(

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from logitless.backends.gpu import quantize
-from logitless.backends.gpu.language.dialect import KERNELS, LANES, Arg, Shape
+from logitless.backends.gpu.language.dialect import KERNELS, LANES, Shape, buffers
 from logitless.backends.gpu.lowering import At, Buffers, Dispatch, bits, dispatch
 from logitless.backends.gpu.matmul import unpack
 from logitless.graph.tensor import Tensor
@@ -53,19 +53,17 @@ def is_pair(t: Tensor) -> bool:
 
 def n_parts(dtype: str) -> int:
     """Number of weights of a type that one launch can have (room in push constants)."""
-    return 3 if len(unpack.args(dtype)) < 4 else 2
+    return 3 if len(buffers(unpack.args(dtype))) < 4 else 2
 
 
-def args(dtype: str, *, wide: bool = False) -> list[Arg]:
+def args(dtype: str, *, wide: bool = False) -> str:
     """`wide`: of kernels that read rounded activations; with `PAIR` they may round their result, to `Q`."""
-    own = unpack.wide_args(dtype) if wide else unpack.args(dtype)
-    chosen = [replace(a, of=n_parts(dtype)) for a in own]
-    x, rounded = ("u32x4", [Arg("Q", "u32", "w")]) if wide else ("f32", [])
-    return [Arg("X", x), *chosen, Arg("E", "f32"), Arg("Y", "f32", "w"), *rounded]
+    own = unpack.several(unpack.args(dtype, wide=wide), n_parts(dtype))
+    return f"u32x4 X, {own}, f32 E, w f32 Y, w u32 Q" if wide else f"f32 X, {own}, f32 E, w f32 Y"
 
 
-def words(dtype: str) -> list[str]:
-    return ["uint n_m", "uint n_k", *(f"uint n_{i}" for i in range(n_parts(dtype))), "uint extra"]
+def words(dtype: str) -> str:
+    return f"uint n_m n_k {' '.join(f'n_{i}' for i in range(n_parts(dtype)))} extra"
 
 
 def begin(dtype: str, unit: str) -> str:
@@ -144,8 +142,8 @@ def launch(t: Tensor, weights_of: Sequence[Tensor], shape: Shape, kernel: str, t
     units = sum(-(-n // (LANES * tile.groups)) for n in (rows[:1] if pair else rows))
     groups = (-(-m // tile.rows), -(-units // tile.units))
     result = (t,) * sum(a.access == "w" for a in KERNELS[kernel].args)
-    buffers: Buffers = (x, *sections, x if added is None else added, *result)
-    return dispatch(kernel, shape, buffers, (m, k, *rows, extra), groups, MT=tile.rows, PAIR=int(pair), **how)
+    bufs: Buffers = (x, *sections, x if added is None else added, *result)
+    return dispatch(kernel, shape, bufs, (m, k, *rows, extra), groups, MT=tile.rows, PAIR=int(pair), **how)
 
 
 def rounding(last: Dispatch, _: Dispatch, place: At, shape: Shape) -> Dispatch | None:

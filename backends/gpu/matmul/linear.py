@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from logitless.backends.gpu.language.dialect import KERNELS, Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import KERNELS, Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, is_packed, lower
 from logitless.backends.gpu.matmul import launch, layout, unpack, unpack_low
 from logitless.backends.gpu.matmul.gemm import rows_product
@@ -50,15 +50,14 @@ for _dtype in layout.PACKINGS:
             if unpack.worth(_dtype, tile, rows=(1, 4)) and (tile["MT"], tile["SPLIT"]) != (8, 32)
         ],
         cpu=[tile | {"PAIR": pair, "R": 1} for tile in CPU_TILES for pair in unpack.pairs(_dtype)],
-        local=[SUMS],
+        local=SUMS,
         functions=launch.MACROS + unpack_low.functions(_dtype),
     )
     Kernel(
         f"get_rows_{_dtype}",
-        [Arg("IDS", "i32"), *unpack.args(_dtype), Arg("Y", "f32", "w")],
-        ["uint n", "uint n_k", "uint wide"],
+        f"i32 IDS, {unpack.args(_dtype)}, w f32 Y",
+        "uint n n_k wide",
         "  FOR_EACH(i, n) { uint row = UINT(IDS[i / n_k]), k = i % n_k; ELEMENT(y, row, k) Y[i] = y; }",
-        wg=64,
         functions=unpack.element(_dtype),
     )
 

@@ -167,15 +167,8 @@ for _dtype in unpack.BLOCKS:
         simt=[{"WG": WG, "MT": TM, "PAIR": pair, "R": 1, "CHUNKS": CHUNKS} for pair in unpack.pairs(_dtype)],
         cpu=(),
         special=MATRICES,
-        local=[
-            ("uint", "ws", f"{_halves * TN * STRIDE}"),
-            ("uint", "xs", f"{TM * STRIDE}"),
-            ("float", "ds", f"{_halves * TN}"),
-            ("float", "lows", f"{_halves * TN}"),
-            ("float", "xd", f"{TM}"),
-            ("float", "xt", f"{_halves * TM}"),
-            ("float", "results", f"CM * {TN}"),
-        ],
+        local=f"uint ws[{_halves * TN * STRIDE}] xs[{TM * STRIDE}], float ds[{_halves * TN}] lows[{_halves * TN}], "
+        f"float xd[{TM}] xt[{_halves * TM}] results[CM * {TN}]",
         functions=launch.MACROS
         + f"#define HALVES {_halves}u\n#define MINIMUM {int(unpack.has_minimum(_dtype))}\n"
         + FUNCTIONS

@@ -24,7 +24,7 @@ TILES += [{"WG": 2 * LANES * n, "MT": mt, "SPLIT": n, "CHUNKS": CHUNKS, "PAIR": 
 TILES += [SIMT_TILES[-1] | {"PAIR": 1}]
 MOST_K = 4096  # elements of a row that a group normalises itself
 MOST_NBYTES = 8 << 20  # that all groups of such a launch read of the row and the norm's weights
-SUMS = ("float", "sums", "(SPLIT > 1 ? MT * CHUNKS * WG / SPLIT : MT * WG)")
+SUMS = "float sums[(SPLIT > 1 ? MT * CHUNKS * WG / SPLIT : MT * WG)]"
 ROUND_PAIR = f"""
   if ((extra & 2u) != 0u) {{
 #if SPLIT > 1
@@ -59,8 +59,7 @@ NORM = f"""
   }}
 #endif
 """
-NORM_LOCAL = [(kind, name, f"(MT == 1 ? {size} : 1)") for kind, name, size in LOCAL]
-NORM_LOCAL.append(("uint", "rounded", f"(MT == 1 ? {MOST_K // 32 * WORDS} : 1)"))
+NORM_LOCAL = f"{LOCAL}, uint rounded[{MOST_K // 32 * WORDS}]".replace("[", "[(MT == 1 ? ").replace("]", " : 1)]")
 NORM_FUNCTIONS = f"""
 #define SUMMING {norm.WG}u
 #define PARTS 16u
@@ -120,7 +119,7 @@ for _dtype in unpack.BLOCKS:
             and unpack.worth(_dtype, tile, rows=(1, 8))
         ],
         cpu=(),
-        local=[SUMS if 1 in unpack.pairs(_dtype) else split_k.SUMS, *NORM_LOCAL],
+        local=f"{SUMS if 1 in unpack.pairs(_dtype) else split_k.SUMS}, {NORM_LOCAL}",
         functions=launch.MACROS + NORM_FUNCTIONS + FUNCTIONS + unpack_low.functions(_dtype),
         extensions=("GL_EXT_spirv_intrinsics",),
     )

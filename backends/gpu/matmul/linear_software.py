@@ -9,10 +9,10 @@ the last, whatever the number of rows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.gpu.matmul import launch, layout, unpack, unpack_low
 from logitless.graph.tensor import Tensor
@@ -63,9 +63,9 @@ uvec2 both_halves(uint x) { return uvec2(x & 0xffffu, x >> 16u); }
 """
 
 
-def wider(args: Sequence[Arg]) -> list[Arg]:
+def wider(args: str) -> str:
     """The buffers, those of weights as words of two rows. A codebook is the same for all."""
-    return [replace(a, dtype=WIDER[a.dtype]) if a.name in ("W", "H", "F", "C") else a for a in args]
+    return re.sub(r"(\w+) ([WHFC])\b", lambda of: f"{WIDER[of[1]]} {of[2]}", args)
 
 
 def frame(begin: str, steps: str, *, row: str = launch.ROW, end: Callable[[str, str, str], str] = launch.end) -> str:

@@ -10,9 +10,8 @@ in sorted order or, with `per_row`, as they are before `expert_rows` repeats eac
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from logitless.backends.gpu.language.dialect import KERNELS, LANES, Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import KERNELS, LANES, Kernel, Shape
 from logitless.backends.gpu.lowering import At, Buffers, Dispatch, dispatch, groups_for, is_packed, lower
 from logitless.backends.gpu.matmul import (
     launch,
@@ -74,13 +73,13 @@ def _end(value: str, kept: str, group: str) -> str:
     }}"""
 
 
-def _args(x: str, own: Sequence[Arg], of: int = PARTS) -> list[Arg]:
-    return [Arg("X", x), *(replace(a, of=of) for a in own), Arg("ORDER", "i32"), Arg("Y", "f32", "w")]
+def _args(x: str, own: str, of: int = PARTS) -> str:
+    return f"{x} X, {unpack.several(own, of)}, i32 ORDER, w f32 Y"
 
 
 ROW = "X_ROW(min(place + m, n_m - 1u))"
-WORDS = ["uint n_rows", "uint n_k", "uint n_0", "uint n_1", "uint per_row"]
-BACK_WORDS = ["uint n", "uint n_rows", "uint n_n", "uint n_k"]
+WORDS = "uint n_rows n_k n_0 n_1 per_row"
+BACK_WORDS = "uint n n_rows n_n n_k"
 for _dtype in layout.PACKINGS:
     _weights = unpack.args(_dtype)
     Kernel(
@@ -90,7 +89,7 @@ for _dtype in layout.PACKINGS:
         linear.n_blocks(_dtype) + split_k.frame(_begin(split_k.UNIT), linear.step(_dtype), row=ROW, end=_end) + "  }",
         simt=SIMT_TILES,
         cpu=[tile | {"R": 1} for tile in linear.CPU_TILES],
-        local=[split_k.SUMS],
+        local=split_k.SUMS,
         functions=FUNCTIONS + unpack_low.functions(_dtype),
     )
     Kernel(
@@ -106,14 +105,14 @@ for _dtype in layout.PACKINGS:
     if _dtype in unpack.BLOCKS:
         Kernel(
             f"expert_linear_dot_{_dtype}",
-            _args("u32x4", unpack.wide_args(_dtype)),
+            _args("u32x4", unpack.args(_dtype, wide=True)),
             WORDS,
             linear.n_blocks(_dtype)
             + split_k.frame(_begin(split_k.UNIT), linear_int_dot.block_step(_dtype), row=ROW, end=_end)
             + "  }",
             simt=SIMT_TILES,
             cpu=(),
-            local=[split_k.SUMS],
+            local=split_k.SUMS,
             functions=FUNCTIONS + linear_int_dot.FUNCTIONS + unpack_low.functions(_dtype),
             extensions=("GL_EXT_spirv_intrinsics",),
         )
@@ -121,7 +120,7 @@ for _dtype in layout.PACKINGS:
     Kernel(
         f"expert_matmul_{_dtype}",
         _args("f32", _weights, 1),
-        [*BACK_WORDS, "uint wide"],
+        f"{BACK_WORDS} wide",
         """
   FOR_EACH(i, n) {
     uint place = i / n_k, first = EXPERT(place) * n_n;
@@ -132,15 +131,14 @@ for _dtype in layout.PACKINGS:
     }
     Y[i] = total;
   }""",
-        wg=WG,
         functions=EXPERT + unpack.element(_dtype),
     )
 # With weights that are no constants: element (n, k) of an expert's is n · wn + k · wk behind its
 # first.
 Kernel(
     "expert_product",
-    _args("f32", [Arg("W", "f32")], 1),
-    [*BACK_WORDS, "uint wn", "uint wk"],
+    "f32 X W, i32 ORDER, w f32 Y",
+    f"{BACK_WORDS} wn wk",
     """
   FOR_EACH(i, n) {
     uint place = i / n_n, at = EXPERT(place) * n_n * n_k + i % n_n * wn;
@@ -148,14 +146,13 @@ Kernel(
     for (uint k = 0u; k < n_k; k++) total = FMA(X[place * n_k + k], W[at + k * wk], total);
     Y[i] = total;
   }""",
-    wg=WG,
     functions=EXPERT,
 )
 # An expert's rows begin where a bisection finds its first place.
 Kernel(
     "expert_products",
-    [Arg("A", "f32"), Arg("B", "f32"), Arg("ORDER", "i32"), Arg("Y", "f32", "w")],
-    ["uint n", "uint n_rows", "uint n_m", "uint n_k"],
+    "f32 A B, i32 ORDER, w f32 Y",
+    "uint n n_rows n_m n_k",
     """
   FOR_EACH(i, n) {
     uint row = i / n_k, expert = row / n_m, first = 0u, behind = n_rows;
@@ -168,7 +165,6 @@ Kernel(
       total = FMA(A[place * n_m + row % n_m], B[place * n_k + i % n_k], total);
     Y[i] = total;
   }""",
-    wg=WG,
     functions=EXPERT,
 )
 

@@ -42,7 +42,7 @@ def tile_for(
 
 
 UNIT = "GY * (WG < 16 ? 1u : UINT(WG / 16 / SPLIT)) + SUB / SPLIT"
-SUMS = ("float", "sums", "(SPLIT > 1 ? MT * CHUNKS * WG / SPLIT : 1)")
+SUMS = "float sums[(SPLIT > 1 ? MT * CHUNKS * WG / SPLIT : 1)]"
 
 
 def frame(

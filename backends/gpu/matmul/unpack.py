@@ -8,10 +8,10 @@ in a row."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
-from logitless.backends.gpu.language.dialect import Arg
+from logitless.backends.gpu.language import dialect
 from logitless.backends.gpu.lowering import At
 from logitless.backends.gpu.matmul import layout, unpack_low
 from logitless.graph.dtype import DTYPES
@@ -26,29 +26,28 @@ HALVES = ("q6_k", *unpack_low.HALVES)  # types with scales for each 16 k
 OFFSET = {"q4_0": 8, "q5_0": 16, "q6_k": 32}  # values are scale · (q − offset)
 
 
-def args(dtype: str) -> list[Arg]:
-    """Buffers of a type's sections: W quants, H high bits, F fine scales, C coarse scales,
-    G codebook."""
+def args(dtype: str, *, wide: bool = False) -> str:
+    """Buffers of a type's sections: W quants, H high bits, F fine scales, C coarse scales, G codebook.
+    `wide`: quants are loaded 16 bytes at a time (8 or 4 where a block has no more)."""
     if dtype in FLOATS:
-        return [Arg("W", "f32" if dtype == "f32" else "u16")]
+        return "f32 W" if dtype == "f32" else "u16 W"
     packing = layout.PACKINGS[dtype]
-    buffers = [Arg("W", "u32")]
-    if packing.high:
-        buffers.append(Arg("H", "u32"))
-    if packing.fine:
-        buffers.append(Arg("F", "u8"))
-    if packing.coarse:
-        buffers.append(Arg("C", "u8" if packing.coarse == 16 else "u16"))
-    if DTYPES[dtype].grid:
-        buffers.append(Arg("G", "u32"))
-    return buffers
+    quants = {1: "u32", 2: "u32x2", 4: "u32x4"}[unpack_low.side(dtype)] if wide else "u32"
+    high, fine = ", u32 H" * bool(packing.high), ", u8 F" * bool(packing.fine)
+    coarse = f", {'u8' if packing.coarse == 16 else 'u16'} C" * bool(packing.coarse)
+    return f"{quants} W{high}{fine}{coarse}" + ", u32 G" * bool(DTYPES[dtype].grid)
+
+
+def several(own: str, n: int) -> str:
+    """The buffers, each of which is n to choose from."""
+    return re.sub(r"\b([A-Z])\b", rf"\1[{n}]", own)
 
 
 def buffers(w: Tensor) -> list[At]:
     """The sections of a weight, in the order of `args`."""
-    quants, high, fine, coarse, grid, _ = layout.sections(w.dtype, w.shape[0], w.shape[1])
-    place = {"W": quants, "H": high, "F": fine, "C": coarse, "G": grid}
-    return [(w, place[a.name]) for a in args(w.dtype)]
+    *sections, _ = layout.sections(w.dtype, w.shape[0], w.shape[1])
+    place = dict(zip("WHFCG", sections, strict=True))
+    return [(w, place[a.name]) for a in dialect.buffers(args(w.dtype))]
 
 
 def has_minimum(dtype: str) -> bool:
@@ -100,12 +99,6 @@ def quants(dtype: str, j: int) -> str:
     if dtype == "q6_k":
         return f"({low} | (((h{j // 4} >> {2 * (j % 4)}u) & 0x03030303u) << 4u))"
     return low
-
-
-def wide_args(dtype: str) -> list[Arg]:
-    """The buffers, where quants are loaded 16 bytes at a time (8 or 4 where a block has no more)."""
-    kind = {1: "u32", 2: "u32x2", 4: "u32x4"}[unpack_low.side(dtype)]
-    return [replace(a, dtype=kind) if a.name == "W" else a for a in args(dtype)]
 
 
 def load_block(dtype: str, *, wide: bool = False) -> str:

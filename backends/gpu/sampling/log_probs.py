@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, dispatch, lower
 from logitless.backends.gpu.sampling import candidates as c
 from logitless.backends.gpu.sampling.sample import CPU, LOCAL, SIMT, SOFT, row_groups, threads
@@ -19,8 +19,8 @@ ADD = """
       own = next;"""
 Kernel(
     "log_probs",
-    [Arg("L", "f32"), Arg("IDS", "i32"), Arg("TARGET", "i32"), Arg("Y", "f32", "w"), Arg("S", "u32", "rw")],
-    ["uint n_vocab", "uint n_rows", "uint width", "uint n_top"],
+    "f32 L, i32 IDS TARGET, w f32 Y, rw u32 S",
+    "uint n_vocab n_rows width n_top",
     f"""
   uint w0 = GX * {c.ARRAYS}u * n_vocab;
   for (uint r = GX; r < n_rows; r += NGX) {{

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from logitless.backends.gpu.language.dialect import KERNELS, Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import KERNELS, Kernel, Shape
 from logitless.backends.gpu.lowering import Buffers, Dispatch, VariantChoice, dispatch, groups_for, lower
 from logitless.backends.gpu.sampling import candidates as c
 from logitless.backends.gpu.sampling.samplers import by_sampler, constants
@@ -133,13 +133,7 @@ PASSED = f"""
           uint own_a = 0u, own_b = 0u, second = SELECTS && pass > WEIGH ? 4u : 0u; /* weights, where they are known */
           PRECISE float own_sum = 0.0f;
           PRECISE float lost = 0.0f;
-          {
-    c.each(
-        PASS,
-        k=(FIRST, "KEY(i)", "F2U(L[r * n_vocab + i])"),
-        e=(WEIGHTS, "WORD(second, i)", "0u"),
-    )
-}
+          {c.each(PASS, k=(FIRST, "KEY(i)", "F2U(L[r * n_vocab + i])"), e=(WEIGHTS, "WORD(second, i)", "0u"))}
           ra[LID] = own_a; rb[LID] = own_b; rf[LID] = own_sum;
           {c.tree(COMBINE)}"""
 RESULT = """
@@ -283,52 +277,31 @@ BODY = f"""
   }}
 """
 DIGITS = "272 * COPIES"  # counters of the histogram: 256, and 16 of 16 each
-LOCAL = [
-    *(("uint", name, DIGITS) for name in ("hist", "h0", "h1")),
-    ("uint", "ra", "WG"),
-    ("uint", "rb", "WG"),
-    ("float", "rf", "WG"),
-    ("float", "rf_top", "128"),
-    ("uint", "sh", "8"),
-    ("uint", "row", str(2 * len(TYPES))),
-]
+LOCAL = f"""uint hist[{DIGITS}] h0[{DIGITS}] h1[{DIGITS}] ra[WG] rb[WG], float rf[WG] rf_top[128], \
+uint sh[8] row[{2 * len(TYPES)}]"""
 Kernel(
     "sample",
-    [
-        Arg("L", "f32"),
-        Arg("STATE", "f32", "rw"),
-        Arg("Q", "f32"),
-        Arg("CHAIN", "i32"),
-        Arg("DRAWS", "u32"),
-        Arg("PTR", "i32"),
-        Arg("KIND", "i32"),
-        Arg("IDS", "i32"),
-        Arg("VALUE", "f32"),
-        Arg("SLOT", "i32"),
-        Arg("OUT", "i32", "w"),
-        Arg("S", "u32", "rw"),
-    ],
-    ["uint n_vocab", "uint n_rows", "uint n_chain", "uint n_probs", "uint n_seats", "uint has_mask"],
+    "f32 L, rw f32 STATE, f32 Q, i32 CHAIN, u32 DRAWS, i32 PTR KIND IDS, f32 VALUE, i32 SLOT, w i32 OUT, rw u32 S",
+    "uint n_vocab n_rows n_chain n_probs n_seats has_mask",
     BODY,
     simt=in_variants(SIMT),
     cpu=in_variants(CPU),
     soft=in_variants(SOFT),
-    local=[(kind, name, f"(VARIANT > 0 ? {n} : 1)" if n == DIGITS else n) for kind, name, n in LOCAL],
+    local=LOCAL.replace(DIGITS, f"(VARIANT > 0 ? {DIGITS} : 1)"),
     functions=constants() + c.FUNCTIONS + FLAGS + MASKS + NARROW,
 )
 # Each row's mask where `sample` looks for it: whether there is one (or the row waits for one), then
 # its words.
 Kernel(
     "sample_mask",
-    [Arg("MASK", "u32"), Arg("ROW", "i32"), Arg("S", "u32", "w")],
-    ["uint n", "uint n_words"],
+    "u32 MASK, i32 ROW, w u32 S",
+    "uint n n_words",
     """
   FOR_EACH(i, n) {
     uint r = i / (n_words + 1u), w = i % (n_words + 1u);
     int row = ROW[r];
     S[i] = w == 0u ? (row >= 0 ? MASKED : row == -2 ? LATE : 0u) : row >= 0 ? MASK[UINT(row) * n_words + w - 1u] : 0u;
   }""",
-    wg=64,
     functions=MASKS,
 )
 

@@ -157,10 +157,7 @@ SAMPLERS = {
           weight = 1.0f + PARAM(DECAY) * weight;
         }}""",
     ),
-    "PROBS": Sampler(
-        begin="order = 3u;",
-        goal=first("min(n_probs, n)"),
-    ),
+    "PROBS": Sampler(begin="order = 3u;", goal=first("min(n_probs, n)")),
 }
 # What samplers.py has no code for, and the first variant of the kernel that has each.
 OWN = {"DRAW": 32, "PROBS": 33, "DONE": 34, "BEGIN": 35}

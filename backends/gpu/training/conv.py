@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for, lower
 from logitless.graph.tensor import Tensor
 
 WG = 64
-SIZES = ["uint n", "uint h", "uint w", "uint c", "uint out_h", "uint out_w"]
-PATCH = [*SIZES, "uint size_h", "uint size_w", "uint stride", "uint padding"]
+SIZES = "uint n h w c out_h out_w"
+PATCH = f"{SIZES} size_h size_w stride padding"
 
 Kernel(
     "patches",
-    [Arg("X", "f32"), Arg("Y", "f32", "w")],
+    "f32 X, w f32 Y",
     PATCH,
     """
   FOR_EACH(i, n) {
@@ -24,11 +24,10 @@ Kernel(
     bool inside = y >= padding && y < h + padding && x >= padding && x < w + padding;
     Y[i] = inside ? X[((image * h + (inside ? y - padding : 0u)) * w + (inside ? x - padding : 0u)) * c + k] : 0.0f;
   }""",
-    wg=WG,
 )
 Kernel(
     "patches_back",
-    [Arg("G", "f32"), Arg("Y", "f32", "w")],
+    "f32 G, w f32 Y",
     PATCH,
     """
   FOR_EACH(i, n) {
@@ -42,12 +41,11 @@ Kernel(
     }
     Y[i] = total;
   }""",
-    wg=WG,
 )
 Kernel(
     "max_pool",
-    [Arg("X", "f32"), Arg("Y", "f32", "w")],
-    [*SIZES, "uint size"],
+    "f32 X, w f32 Y",
+    f"{SIZES} size",
     """
   FOR_EACH(i, n) {
     uint k = i % c, r = i / c, ox = r % out_w; r /= out_w;
@@ -57,12 +55,11 @@ Kernel(
       best = max(best, X[((image * h + oy * size + dy) * w + ox * size + dx) * c + k]);
     Y[i] = best;
   }""",
-    wg=WG,
 )
 Kernel(
     "max_pool_back",
-    [Arg("G", "f32"), Arg("X", "f32"), Arg("Y", "f32", "w")],
-    [*SIZES, "uint size"],
+    "f32 G X, w f32 Y",
+    f"{SIZES} size",
     """
   FOR_EACH(i, n) {
     uint k = i % c, r = i / c, x = r % w; r /= w;
@@ -79,7 +76,6 @@ Kernel(
     }
     Y[i] = g;
   }""",
-    wg=WG,
 )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, dispatch, lower, rows_of
 from logitless.backends.gpu.norm import row_groups
 from logitless.graph.tensor import Tensor
 
-LOCAL = [("float", "parts", "64")]
+LOCAL = "float parts[64]"
 
 
 def row_sum(name: str, term: str) -> str:
@@ -36,33 +36,30 @@ ROW_TOP = """
     BARRIER();"""
 TOTAL = ROW_TOP + row_sum("total", "EXP(X[at + i] - top)")
 EACH = "for (uint i = LID; i < n; i += WG)"
-BODIES: dict[str, tuple[list[Arg], str]] = {
-    "softmax": (
-        [Arg("X", "f32"), Arg("Y", "f32", "w")],
-        f"{TOTAL}\n    {EACH} Y[at + i] = EXP(X[at + i] - top) / total;",
-    ),
+BODIES = {
+    "softmax": ("f32 X, w f32 Y", f"{TOTAL}\n    {EACH} Y[at + i] = EXP(X[at + i] - top) / total;"),
     "softmax_back": (
-        [Arg("G", "f32"), Arg("X", "f32"), Arg("Y", "f32", "w")],
+        "f32 G X, w f32 Y",
         f"{row_sum('dot_product', 'G[at + i] * X[at + i]')}\n"
         f"    {EACH} Y[at + i] = X[at + i] * (G[at + i] - dot_product);",
     ),
     "cross_entropy": (
-        [Arg("X", "f32"), Arg("T", "i32"), Arg("Y", "f32", "w")],
+        "f32 X, i32 T, w f32 Y",
         f"{TOTAL}\n    if (LID == 0u) Y[row] = T[row] < 0 ? 0.0f : LOG(total) + top - X[at + UINT(T[row])];",
     ),
     "cross_entropy_back": (
-        [Arg("G", "f32"), Arg("X", "f32"), Arg("T", "i32"), Arg("Y", "f32", "w")],
+        "f32 G X, i32 T, w f32 Y",
         f"{TOTAL}\n    int target = T[row];\n    float g = G[row];\n    {EACH} {{\n"
         "      float p = EXP(X[at + i] - top) / total;\n"
         "      Y[at + i] = target < 0 ? 0.0f : (INT(i) == target ? p - 1.0f : p) * g;\n    }",
     ),
     "soft_cross_entropy": (
-        [Arg("X", "f32"), Arg("T", "f32"), Arg("Y", "f32", "w")],
+        "f32 X T, w f32 Y",
         f"{TOTAL}\n    float lse = LOG(total);{row_sum('loss', 'T[at + i] * (lse + top - X[at + i])')}\n"
         "    if (LID == 0u) Y[row] = loss;",
     ),
     "soft_cross_entropy_back": (
-        [Arg("G", "f32"), Arg("X", "f32"), Arg("T", "f32"), Arg("Y", "f32", "w")],
+        "f32 G X T, w f32 Y",
         f"{TOTAL}\n    float g = G[row];\n    {EACH} Y[at + i] = g * (EXP(X[at + i] - top) / total - T[at + i]);",
     ),
 }
@@ -70,9 +67,8 @@ for _name, (_args, _body) in BODIES.items():
     Kernel(
         _name,
         _args,
-        ["uint n", "uint rows"],
+        "uint n rows",
         f"  for (uint row = GX; row < rows; row += NGX) {{\n    uint at = row * n;{_body}\n    BARRIER();\n  }}",
-        wg=64,
         local=LOCAL,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import Arg, Kernel, Shape
+from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for, lower
 from logitless.backends.gpu.norm import row_groups
 from logitless.backends.gpu.training.loss import LOCAL, row_sum
@@ -15,8 +15,8 @@ NAMES = "".join(f"#define {name} P[{getattr(optimizer, name)}]\n" for name in CO
 
 Kernel(
     "adamw_step",
-    [Arg("W", "f32", "rw"), Arg("M", "f32", "rw"), Arg("V", "f32", "rw"), *(Arg(n, "f32") for n in ("G", "P", "F"))],
-    ["uint n", "uint decays"],
+    "rw f32 W M V, f32 G P F",
+    "uint n decays",
     """
   float keep = decays != 0u ? 1.0f - RATE * DECAY : 1.0f;
   FOR_EACH(i, n) {
@@ -32,39 +32,31 @@ Kernel(
 )
 Kernel(
     "sgd_step",
-    [Arg("W", "f32", "rw"), Arg("G", "f32"), Arg("P", "f32"), Arg("F", "f32")],
-    ["uint n", "uint decays"],
+    "rw f32 W, f32 G P F",
+    "uint n decays",
     """
   float keep = decays != 0u ? 1.0f - P[0] * P[1] : 1.0f;
   FOR_EACH(i, n) W[i] = W[i] * keep - P[0] * (G[i] * F[0]);""",
     wg=WG,
 )
-Kernel(
-    "accumulate",
-    [Arg("Y", "f32", "rw"), Arg("X", "f32")],
-    ["uint n"],
-    "  FOR_EACH(i, n) Y[i] = Y[i] + X[i];",
-    wg=WG,
-)
+Kernel("accumulate", "rw f32 Y, f32 X", "uint n", "  FOR_EACH(i, n) Y[i] = Y[i] + X[i];", wg=WG)
 # Row `row` of n elements, the last one shorter: its sum of squares, or its sum, at element `first +
 # row` of the result.
 for _name, _term in (("square_sums", "X[at + i] * X[at + i]"), ("sums", "X[at + i]")):
     Kernel(
         _name,
-        [Arg("X", "f32"), Arg("Y", "f32", "w")],
-        ["uint chunk", "uint n_all", "uint rows", "uint first"],
+        "f32 X, w f32 Y",
+        "uint chunk n_all rows first",
         "  for (uint row = GX; row < rows; row += NGX) {\n"
         f"    uint at = row * chunk, n = min(chunk, n_all - at);{row_sum('total', _term)}\n"
         "    if (LID == 0u) Y[first + row] = total;\n    BARRIER();\n  }",
-        wg=64,
         local=LOCAL,
     )
 Kernel(
     "root_of_sum",
-    [Arg("X", "f32"), Arg("Y", "f32", "w")],
-    ["uint n"],
+    "f32 X, w f32 Y",
+    "uint n",
     f"    uint at = 0u;{row_sum('total', 'X[at + i]')}\n    if (LID == 0u) Y[0] = sqrt(total);",
-    wg=64,
     local=LOCAL,
 )
 

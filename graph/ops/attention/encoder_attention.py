@@ -23,15 +23,7 @@ def is_bias(size: int, heads: int, length: int) -> bool:
     needs="H % G == 0 and length > 0 and W * length == N and (bias is None or is_bias(B, H, length))",
 )
 def full_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    count: Array,
-    bias: Array | None = None,
-    *,
-    length: int,
-    scale: float,
-    reach: int = -1,
+    q: Array, k: Array, v: Array, count: Array, bias: Array | None = None, *, length: int, scale: float, reach: int = -1
 ) -> Array:
     """softmax(scale · q·k) · v within windows of `length` rows: q (N, H, D), k and v (N, H_kv, D) →
     (N, H, D).

@@ -121,15 +121,7 @@ def chosen_blocks(
 
 @op("q f32 (T, H, D)", *CACHES, "chosen f32 (T, L, N)", "sinks f32 (H)?", gives="q", needs="H % G == 0 and L in (1, G)")
 def sparse_attention(
-    q: Array,
-    k: Array,
-    v: Array,
-    tables: Array,
-    slot: Array,
-    chosen: Array,
-    sinks: Array | None = None,
-    *,
-    scale: float,
+    q: Array, k: Array, v: Array, tables: Array, slot: Array, chosen: Array, sinks: Array | None = None, *, scale: float
 ) -> Array:
     """`attention` over the cells that are chosen for each token: lists (T, G, N)."""
     out, group = np.empty_like(q), q.shape[1] // k.shape[1]

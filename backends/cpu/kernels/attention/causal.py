@@ -134,13 +134,7 @@ def causal_attention_back(
                 t1 = min(length, t0 + BLOCK)
                 s0, s1 = block_start(start, t0, t1, window), block_stop(start, to_last, t0, t1)
                 rows, n = t1 - t0, s1 - s0
-                qt, gt, dqt, ks, vs = (
-                    q + t0 * q_row,
-                    g + t0 * q_row,
-                    dq + t0 * q_row,
-                    k + s0 * k_row,
-                    v + s0 * k_row,
-                )
+                qt, gt, dqt, ks, vs = (q + t0 * q_row, g + t0 * q_row, dq + t0 * q_row, k + s0 * k_row, v + s0 * k_row)
                 small_gemm(qt, q_row, 1, ks, k_row, 1, p_at, row_nbytes, rows, n, size, 0, work)
                 softmax_scores(p_at, slope_at, row_nbytes, start, to_last, t0, t1, s0, s1, window, scale, cap)
                 small_gemm(gt, q_row, 1, vs, k_row, 1, ds_at, row_nbytes, rows, n, size, 0, work)

@@ -23,16 +23,7 @@ from logitless.backends.cpu.kernels.attention.tile import (
     softmax_step,
     weighted_sum,
 )
-from logitless.backends.cpu.kernels.ir.registry import (
-    bf16_to_f32,
-    bits_f32,
-    f16_to_f32,
-    f32p,
-    i32p,
-    kernel,
-    u16p,
-    u32p,
-)
+from logitless.backends.cpu.kernels.ir.registry import bf16_to_f32, bits_f32, f16_to_f32, f32p, i32p, kernel, u16p, u32p
 from logitless.backends.cpu.kernels.ir.scalar_math import exp_exact
 
 TOP_BIT, ALL_BITS = np.uint32(1 << 31), np.uint32((1 << 32) - 1)
