@@ -132,7 +132,7 @@ def _elementwise(t: Tensor, shape: Shape) -> list[Dispatch] | None:
         return None
     n, key = t.size, scalar.key(t)
     words = (n, *(bits(t.attrs[name]) for name in scalar.tree(key).attributes))
-    return [dispatch(_kernel_name(key), shape, (*t.src, t), words, groups_for(n, shape, WG))]
+    return [dispatch(_kernel_name(key), shape, (*t.src, t), words)]
 
 
 for _name in MAPPED:
@@ -152,13 +152,13 @@ def _binary(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     n = t.size
     every = period(a, b)
     if t.shape == a.shape and every is not None:
-        return [dispatch(f"binary_{t.op}", shape, (a, b, t), (n, every), groups_for(n, shape, WG))]
+        return [dispatch(f"binary_{t.op}", shape, (a, b, t), (n, every))]
     if len(t.shape) > MAX_DIMS:
         return None
     full = (1,) * (MAX_DIMS - len(t.shape)) + t.shape
     sa, sb = broadcast_strides(a.shape, full), broadcast_strides(b.shape, full)
     words = (n, *full[1:], *sa[1:], *sb[1:], sa[0], sb[0])
-    return [dispatch(f"broadcast_{t.op}", shape, (a, b, t), words, groups_for(n, shape, WG))]
+    return [dispatch(f"broadcast_{t.op}", shape, (a, b, t), words)]
 
 
 for _name in BROADCAST:

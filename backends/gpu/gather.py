@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from logitless.backends.gpu.language.dialect import Kernel, Shape
-from logitless.backends.gpu.lowering import Buffers, Dispatch, dispatch, groups_for, is_packed, lower, lower_plain
+from logitless.backends.gpu.lowering import Buffers, Dispatch, dispatch, is_packed, lower, lower_plain
 from logitless.backends.gpu.matmul import unpack
 from logitless.graph.tensor import Tensor
 
@@ -77,20 +77,17 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     n, k = t.size, table.shape[1]
     if is_packed(table):
         bufs: Buffers = (ids, *unpack.buffers(table), t)
-        return [dispatch(f"get_rows_{table.dtype}", shape, bufs, (n, k, int(shape.dot)), groups_for(n, shape, 64))]
+        return [dispatch(f"get_rows_{table.dtype}", shape, bufs, (n, k, int(shape.dot)))]
     if table.dtype != "f32":
         return None
-    return [dispatch("get_rows", shape, (table, ids, t), (n, k), groups_for(n, shape, 64))]
+    return [dispatch("get_rows", shape, (table, ids, t), (n, k))]
 
 
 @lower("add_rows")
 def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     rows, ids = t.src
     n, k = t.size, t.size // t.shape[0]
-    return [
-        dispatch("fill", shape, (t,), (n, 0), groups_for(n, shape, 64)),
-        dispatch("add_rows", shape, (rows, ids, t), (k, rows.shape[0]), groups_for(k, shape, 64)),
-    ]
+    return [dispatch("fill", shape, (t,), (n, 0)), dispatch("add_rows", shape, (rows, ids, t), (k, rows.shape[0]))]
 
 
 def _padded(x: Tensor, N: int, before: int, after: int, **_: Any) -> tuple[int, ...]:

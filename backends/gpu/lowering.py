@@ -71,15 +71,19 @@ def dispatch(
     shape: Shape,
     buffers: tuple[Tensor | At | None, ...],
     words: tuple[int, ...],
-    groups: tuple[int, int] | int,
+    groups: tuple[int, int] | int | None = None,
     scratch: int = 0,
     **variant: int,
 ) -> Dispatch:
-    """A launch of the variant of a kernel that has these constants. ValueError where it does not fit."""
+    """A launch of the variant of a kernel that has these constants. ValueError where it does not fit.
+
+    `groups` None: the kernel walks so many elements as the first word says (FOR_EACH)."""
+    declared = KERNELS[kernel]
+    if groups is None:
+        groups = groups_for(words[0], shape, declared.threads(declared.variants(SIMT)[0]))
     gx, gy = groups if isinstance(groups, tuple) else (groups, 1)
     if gx > MAX_GROUPS or gy > MAX_GROUPS:
         raise ValueError(f"kernel {kernel}: {gx} x {gy} groups are more than {MAX_GROUPS}")
-    declared = KERNELS[kernel]
     at = tuple(b if isinstance(b, tuple) else (b, 0) for b in buffers)
     if len(at) != len(declared.args) or len(words) != len(declared.words):
         raise ValueError(f"kernel {kernel}: {len(at)} buffers and {len(words)} words do not fit its declaration")
@@ -99,12 +103,25 @@ def lower_plain(**ops: Callable[..., tuple[int, ...]]) -> None:
     names (graph/declaration.py)."""
 
     def rule(t: Tensor, shape: Shape) -> list[Dispatch]:
-        words = ops[t.op](**OPS[t.op].signature.names(t.op, t.src, t.attrs))
-        per_group = dict(KERNELS[t.op].variants(SIMT)[0])["WG"]
-        return [dispatch(t.op, shape, (*t.src, t), words, groups_for(words[0], shape, per_group))]
+        return [dispatch(t.op, shape, (*t.src, t), _words(t, ops[t.op]))]
 
     for name in ops:
         lower(name)(rule)
+
+
+def lower_rows(**ops: Callable[..., tuple[int, ...]]) -> None:
+    """As `lower_plain`, for kernels of a group for each row: the words begin with a row's length and their number."""
+
+    def rule(t: Tensor, shape: Shape) -> list[Dispatch]:
+        words = _words(t, ops[t.op])
+        return [dispatch(t.op, shape, (*t.src, t), words, row_groups(words[1], shape))]
+
+    for name in ops:
+        lower(name)(rule)
+
+
+def _words(t: Tensor, of: Callable[..., tuple[int, ...]]) -> tuple[int, ...]:
+    return of(**OPS[t.op].signature.names(t.op, t.src, t.attrs))
 
 
 def groups_for(n: int, shape: Shape, per_group: int) -> int:
@@ -114,10 +131,15 @@ def groups_for(n: int, shape: Shape, per_group: int) -> int:
     return max(1, min(-(-n // per_group), 16384))
 
 
+def row_groups(rows: int, shape: Shape) -> int:
+    """Number of groups of a kernel that takes rows in turn."""
+    return min(rows, shape.units if shape.name == "cpu" else MAX_GROUPS)
+
+
 def rows_of(t: Tensor) -> tuple[int, int]:
-    """Number of rows of the last axis, and its length."""
+    """Length of the last axis, and number of its rows."""
     n = t.shape[-1] if t.shape else 1
-    return t.size // max(n, 1), n
+    return n, t.size // max(n, 1)
 
 
 def is_packed(t: Tensor) -> bool:

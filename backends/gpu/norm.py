@@ -1,10 +1,9 @@
-"""RMS norm and its gradient: one work group a row."""
+"""RMS norm, its gradient, and layer norm: one work group a row."""
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import Kernel, Shape
-from logitless.backends.gpu.lowering import MAX_GROUPS, Dispatch, bits, dispatch, lower, rows_of
-from logitless.graph.tensor import Tensor
+from logitless.backends.gpu.language.dialect import Kernel
+from logitless.backends.gpu.lowering import bits, lower_rows, rows_of
 
 # Partial sums of a row: 256, then 16; one thread alone has 64; lavapipe and devices with small groups
 # have 16. The last are added one by one.
@@ -89,21 +88,38 @@ Kernel(
 )
 
 
-@lower("rms_norm")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    x, w = t.src
-    rows, n = rows_of(x)
-    words = (n, rows, w.size, bits(t.attrs["eps"]))
-    return [dispatch("rms_norm", shape, (x, w, t), words, row_groups(rows, shape))]
-
-
-@lower("rms_norm_back")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    rows, n = rows_of(t)
-    words = (n, rows, bits(t.attrs["eps"]))
-    return [dispatch("rms_norm_back", shape, (*t.src, t), words, row_groups(rows, shape))]
-
-
-def row_groups(rows: int, shape: Shape) -> int:
-    """Number of groups of a kernel that takes rows in turn."""
-    return min(rows, shape.units if shape.name == "cpu" else MAX_GROUPS)
+Kernel(
+    "layer_norm",
+    "f32 X W B, w f32 Y",
+    "uint n rows, float eps",
+    """
+  for (uint row = GX; row < rows; row += NGX) {
+    for (uint j = LID; j < 64u; j += WG) {
+      PRECISE float own = 0.0f;
+      for (uint i = j; i < n; i += 64u) own = own + X[row * n + i];
+      sums[j] = own;
+    }
+    BARRIER();
+    PRECISE float total = 0.0f;
+    for (uint j = 0u; j < 64u; j++) total = total + sums[j];
+    PRECISE float mean = total / FLOAT(n);
+    BARRIER();
+    for (uint j = LID; j < 64u; j += WG) {
+      PRECISE float own = 0.0f;
+      for (uint i = j; i < n; i += 64u) { PRECISE float c = X[row * n + i] - mean; own = FMA(c, c, own); }
+      sums[j] = own;
+    }
+    BARRIER();
+    PRECISE float squares = 0.0f;
+    for (uint j = 0u; j < 64u; j++) squares = squares + sums[j];
+    PRECISE float k = 1.0f / sqrt(squares / FLOAT(n) + eps);
+    for (uint i = LID; i < n; i += WG) Y[row * n + i] = (X[row * n + i] - mean) * k * W[i] + B[i];
+    BARRIER();
+  }""",
+    local="float sums[64]",
+)
+lower_rows(
+    rms_norm=lambda x, w, eps, **_: (*rows_of(x), w.size, bits(eps)),
+    rms_norm_back=lambda x, eps, **_: (*rows_of(x), bits(eps)),
+    layer_norm=lambda x, eps, **_: (*rows_of(x), bits(eps)),
+)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from logitless.backends.gpu.language.dialect import Kernel, Shape
-from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, groups_for, lower, lower_plain
+from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, lower, lower_plain
 from logitless.graph.tensor import Tensor
 
 WG = 64
@@ -151,7 +151,7 @@ def _buffers(t: Tensor) -> Buffers:
 def _conv(t: Tensor, shape: Shape) -> list[Dispatch]:
     n, columns, size = t.size, t.shape[1], t.src[1].shape[2]
     words = (n, columns, size, int(_updates(t)))
-    return [dispatch("causal_conv", shape, _buffers(t), words, groups_for(n, shape, WG))]
+    return [dispatch("causal_conv", shape, _buffers(t), words)]
 
 
 def _attention(t: Tensor, shape: Shape) -> list[Dispatch] | None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import Kernel, Shape
-from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, lower_plain
-from logitless.graph.tensor import Tensor
+from logitless.backends.gpu.language.dialect import Kernel
+from logitless.backends.gpu.lowering import bits, lower_plain
 
-for _dtype in ("i32", "f32"):
-    Kernel(
-        f"rope_angles_{_dtype}",
-        f"{_dtype} P, f32 W, w f32 Y",
-        "uint n half_n, float magnitude",
-        """
+Kernel(
+    "rope_angles",
+    "i32 P, f32 W, w f32 Y",
+    "uint n half_n, float magnitude",
+    """
   FOR_EACH(i, n) {
     uint t = i / half_n, j = i % half_n;
     PRECISE float angle = FLOAT(P[t]) * W[j];
     Y[2u * t * half_n + j] = COS(angle) * magnitude;
     Y[(2u * t + 1u) * half_n + j] = SIN(angle) * magnitude;
   }""",
-    )
+)
 Kernel(
     "mrope_angles",
     "i32 P, f32 W, i32 C, w f32 Y",
@@ -54,17 +52,8 @@ Kernel(
 )
 
 
-@lower("rope_angles")
-def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    pos, frequency = t.src
-    if pos.dtype not in ("i32", "f32"):
-        return None
-    n, half = t.size // 2, frequency.shape[0]
-    words = (n, half, bits(t.attrs.get("magnitude", 1.0)))
-    return [dispatch(f"rope_angles_{pos.dtype}", shape, (pos, frequency, t), words, groups_for(n, shape, 64))]
-
-
 lower_plain(
+    rope_angles=lambda T, P, magnitude, **_: (T * P, P, bits(magnitude)),
     mrope_angles=lambda T, P, magnitude, **_: (T * P, P, T, bits(magnitude)),
     rope=lambda T, H, D, P, interleaved, sign, **_: (T * H * ((D + 1) // 2), H, D, P, interleaved, bits(sign)),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from logitless.backends.gpu.language.dialect import Kernel, Shape
-from logitless.backends.gpu.lowering import At, Dispatch, bits, dispatch, groups_for, lower, lower_plain
+from logitless.backends.gpu.lowering import At, Dispatch, bits, dispatch, lower, lower_plain
 from logitless.graph.dtype import DTYPES
 from logitless.graph.tensor import Tensor, broadcast_strides, strides
 
@@ -58,7 +58,7 @@ def _move(
         return (fill,) * (MAX_DIMS - len(values)) + values
 
     n, full = math.prod(sizes), four(sizes, 1)
-    return dispatch(name, shape, (x, y), (n, *full[1:], *at, *four(a, 0), *four(b, 0)), groups_for(n, shape, WG))
+    return dispatch(name, shape, (x, y), (n, *full[1:], *at, *four(a, 0), *four(b, 0)))
 
 
 def _fits(*tensors: Tensor) -> bool:
@@ -130,7 +130,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     n, x = t.shape[0], t.src[0]
     if not _fits(x):
         return None
-    zeros = dispatch("fill", shape, (t,), (n * n, 0), groups_for(n * n, shape, 64))
+    zeros = dispatch("fill", shape, (t,), (n * n, 0))
     return [zeros, _move(x, t, (n,), (1,), (n + 1,), shape, (0, 0))]
 
 
@@ -140,10 +140,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     n = t.size
     k = n // t.shape[0]
     words = (k, rows.shape[0])
-    return [
-        _move(x, t, (n,), (1,), (1,), shape, (0, 0)),
-        dispatch("add_rows", shape, (rows, ids, t), words, groups_for(k, shape, 64)),
-    ]
+    return [_move(x, t, (n,), (1,), (1,), shape, (0, 0)), dispatch("add_rows", shape, (rows, ids, t), words)]
 
 
 lower_plain(causal_mask=lambda x, T, S, past, fill, **_: (x.size, T, S, past, bits(fill)))
@@ -159,5 +156,5 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     n = cells.shape[0] * heads * size
     return [
         _move(cache, t, (whole,), (1,), (1,), shape, (0, 0)),
-        dispatch("zero_cells", shape, (cells, t), (n, heads, size, keys), groups_for(n, shape, WG)),
+        dispatch("zero_cells", shape, (cells, t), (n, heads, size, keys)),
     ]

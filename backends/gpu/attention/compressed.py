@@ -17,7 +17,7 @@ from logitless.backends.gpu.attention.mla import (
 )
 from logitless.backends.gpu.attention.sparse import CHOICE, LATENT_SIZES, THRESHOLD, WG
 from logitless.backends.gpu.language.dialect import Kernel, Shape
-from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower, lower_plain
+from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, lower, lower_plain
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.tensor import Tensor
 
@@ -244,7 +244,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     words = (n, width, n_heads, size, tables.shape[1], block, k.shape[2])
     bufs = (q, weights, k, tables, slot, pos, None)
     return [
-        dispatch(f"row_scores_{k.dtype}", shape, bufs, words, groups_for(n, shape, WG), 4 * n),
+        dispatch(f"row_scores_{k.dtype}", shape, bufs, words, scratch=4 * n),
         dispatch("choose_rows", shape, (pos, None, t), (width, t.attrs["n"], block), (tokens, 1), 4 * n),
     ]
 
@@ -252,7 +252,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
 @lower("store_blocks")
 def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     rows, name = t.src[1], f"store_blocks_{t.dtype}"
-    return [dispatch(name, shape, t.src, (rows.size, rows.shape[2]), groups_for(rows.size, shape, WG))]
+    return [dispatch(name, shape, t.src, (rows.size, rows.shape[2]))]
 
 
 lower_plain(

@@ -1,21 +1,10 @@
-"""Encoder kernels: full attention, mean pooling, layer norm, argmax and casts."""
+"""Encoder kernels: full attention, mean pooling, argmax and casts."""
 
 from __future__ import annotations
 
 from logitless.backends.gpu.language.dialect import Kernel, Shape
-from logitless.backends.gpu.lowering import (
-    Buffers,
-    Dispatch,
-    bits,
-    dispatch,
-    groups_for,
-    is_packed,
-    lower,
-    lower_plain,
-    rows_of,
-)
+from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, groups_for, is_packed, lower, lower_plain
 from logitless.backends.gpu.matmul import layout, unpack
-from logitless.backends.gpu.norm import row_groups
 from logitless.graph.tensor import Tensor
 
 WG = 64
@@ -61,36 +50,6 @@ Kernel(
   }""",
 )
 Kernel(
-    "layer_norm",
-    "f32 X W B, w f32 Y",
-    "uint n rows, float eps",
-    """
-  for (uint row = GX; row < rows; row += NGX) {
-    for (uint j = LID; j < 64u; j += WG) {
-      PRECISE float own = 0.0f;
-      for (uint i = j; i < n; i += 64u) own = own + X[row * n + i];
-      sums[j] = own;
-    }
-    BARRIER();
-    PRECISE float total = 0.0f;
-    for (uint j = 0u; j < 64u; j++) total = total + sums[j];
-    PRECISE float mean = total / FLOAT(n);
-    BARRIER();
-    for (uint j = LID; j < 64u; j += WG) {
-      PRECISE float own = 0.0f;
-      for (uint i = j; i < n; i += 64u) { PRECISE float c = X[row * n + i] - mean; own = FMA(c, c, own); }
-      sums[j] = own;
-    }
-    BARRIER();
-    PRECISE float squares = 0.0f;
-    for (uint j = 0u; j < 64u; j++) squares = squares + sums[j];
-    PRECISE float k = 1.0f / sqrt(squares / FLOAT(n) + eps);
-    for (uint i = LID; i < n; i += WG) Y[row * n + i] = (X[row * n + i] - mean) * k * W[i] + B[i];
-    BARRIER();
-  }""",
-    local="float sums[64]",
-)
-Kernel(
     "argmax",
     "f32 X, w i32 Y",
     "uint rows n",
@@ -124,44 +83,23 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     length, scale = t.attrs["length"], bits(t.attrs["scale"])
     reach = t.attrs.get("reach", -1)
     bias = t.src[4] if len(t.src) > 4 else None
-    words = (
-        n,
-        heads,
-        kv_heads,
-        size,
-        length,
-        scale,
-        reach if reach >= 0 else length,
-        bias.shape[0] // heads if bias else 0,
-    )
+    n_bias = bias.shape[0] // heads if bias else 0
+    words = (n, heads, kv_heads, size, length, scale, reach if reach >= 0 else length, n_bias)
     bufs: Buffers = (*t.src[:4], bias or t.src[0], t)  # a buffer that the kernel does not read fills the place
     return [dispatch("full_attention", shape, bufs, words, groups_for(n * size, shape, size * WG))]
 
 
-lower_plain(mean_rows=lambda R, K, **_: (R * K, K))
-
-
-@lower("layer_norm")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    rows, n = rows_of(t)
-    return [dispatch("layer_norm", shape, (*t.src, t), (n, rows, bits(t.attrs["eps"])), row_groups(rows, shape))]
-
-
-@lower("argmax")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    rows, n = t.src[0].shape
-    return [dispatch("argmax", shape, (t.src[0], t), (rows, n), groups_for(rows, shape, WG))]
+lower_plain(mean_rows=lambda R, K, **_: (R * K, K), argmax=lambda R, K, **_: (R, K))
 
 
 @lower("cast")
 def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     x, n = t.src[0], t.size
-    groups = groups_for(n, shape, WG)
     if is_packed(x):
         if t.dtype != "f32":
             return None
         bufs: Buffers = (*unpack.buffers(x), t)
-        return [dispatch(f"unpack_{x.dtype}", shape, bufs, (n, t.shape[1], int(shape.dot)), groups)]
+        return [dispatch(f"unpack_{x.dtype}", shape, bufs, (n, t.shape[1], int(shape.dot)))]
     if (x.dtype, t.dtype) not in (("f32", "f32"), ("f32", "f16"), ("f16", "f32")):
         return None
-    return [dispatch(f"cast_{x.dtype}_{t.dtype}", shape, (x, t), (n,), groups)]
+    return [dispatch(f"cast_{x.dtype}_{t.dtype}", shape, (x, t), (n,))]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS, NIBBLES, family, kind_of, number, store
 from logitless.backends.gpu.language.dialect import Kernel, Shape
-from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, groups_for, lower
+from logitless.backends.gpu.lowering import Dispatch, bits, dispatch, lower
 from logitless.graph.dtype import KV_TYPES
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.tensor import Tensor
@@ -181,7 +181,9 @@ Kernel(
 )
 
 
-def _store_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+@lower("store_k")
+@lower("store_v")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     cache, x, cells = t.src
     size = x.shape[2]
     if not fits(size, cache):
@@ -189,11 +191,7 @@ def _store_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     n = x.size // (32 if KV_TYPES[cache.dtype].bits else 1)
     words = (n, x.shape[1], size, page_elements(cache.dtype, size), *kind_of(cache))
     bufs = (cache, *scales_of(cache), x, cells)
-    return [dispatch(f"{t.op}_{family(cache.dtype)}", shape, bufs, words, groups_for(n, shape, 64))]
-
-
-lower("store_k")(_store_rule)
-lower("store_v")(_store_rule)
+    return [dispatch(f"{t.op}_{family(cache.dtype)}", shape, bufs, words)]
 
 
 def store_turned(t: Tensor, shape: Shape, values: Tensor | None = None) -> list[Dispatch] | None:
@@ -209,7 +207,7 @@ def store_turned(t: Tensor, shape: Shape, values: Tensor | None = None) -> list[
     words = (n, heads, size, page_elements(cache.dtype, size), *turn)
     bufs = (cache, x, cells, angles, *(values.src[:2] if values else ()))
     name = f"store_{'kv' if values else 'k'}_rope_{cache.dtype}"
-    return [dispatch(name, shape, bufs, words, groups_for(n, shape, 64))]
+    return [dispatch(name, shape, bufs, words)]
 
 
 lower("store_k_rope")(store_turned)
@@ -223,22 +221,20 @@ def stores_together(keys: Tensor, values: Tensor) -> bool:
     return alike and keys.dtype == values.dtype and keys is not values.src[1] and values.dtype in ("f32", "f16")
 
 
-def _load_rule(t: Tensor, shape: Shape) -> list[Dispatch] | None:
+@lower("load_k")
+@lower("load_v")
+def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     cache, cells = t.src
     (_, heads, size), n = t.shape, t.size
     if not fits(size, cache):
         return None
     bufs = (cache, *scales_of(cache), cells, t)
     words = (n, heads, size, page_elements(cache.dtype, size), *kind_of(cache))
-    return [dispatch(f"{t.op}_{family(cache.dtype)}", shape, bufs, words, groups_for(n, shape, 64))]
-
-
-lower("load_k")(_load_rule)
-lower("load_v")(_load_rule)
+    return [dispatch(f"{t.op}_{family(cache.dtype)}", shape, bufs, words)]
 
 
 @lower("copy_pages")
 def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     cache, pairs = t.src
     n = cache.nbytes // cache.shape[0] // 4
-    return [dispatch("copy_pages", shape, (cache, pairs), (n, pairs.shape[0]), groups_for(n, shape, 64))]
+    return [dispatch("copy_pages", shape, (cache, pairs), (n, pairs.shape[0]))]

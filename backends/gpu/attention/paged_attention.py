@@ -23,7 +23,7 @@ from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS as NIBBLE_FUNC
 from logitless.backends.gpu.attention.kv_nibbles import NIBBLES, family, kind_of
 from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, PAIRS, before_page
 from logitless.backends.gpu.language.dialect import KERNELS, Kernel, Shape
-from logitless.backends.gpu.lowering import MAX_GROUPS, Buffers, Dispatch, dispatch, groups_for
+from logitless.backends.gpu.lowering import MAX_GROUPS, Buffers, Dispatch, dispatch
 from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.tensor import Tensor
 
@@ -600,7 +600,7 @@ def spans(
         n = tokens * n_heads * size
         first = launch("spans", None, (groups * n_spans, tokens), scratch)
         joined = (n, n_heads, size, words["window"], n_spans, words["flags"])
-        join = dispatch("attention_join", shape, (None, pos, t, sinks), joined, groups_for(n, shape, 64), scratch)
+        join = dispatch("attention_join", shape, (None, pos, t, sinks), joined, scratch=scratch)
         return [first, join]
     rows = TILES.get(room, 0) if (family(k.dtype), family(v.dtype)) in TILED_CACHES and size >= 4 else 0
     if shape.narrow and family(k.dtype) in NARROW:

@@ -6,8 +6,6 @@ cells of neighbouring places each. Attention is that of latent rows (mla.py), bu
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from logitless.backends.gpu.attention.kv_nibbles import FUNCTIONS as NIBBLE_FUNCTIONS
 from logitless.backends.gpu.attention.kv_nibbles import NIBBLES, family, kind_of, number
 from logitless.backends.gpu.attention.kv_store import CACHE_TYPES, before_page, cache_buffers, fits, scales_of
@@ -24,7 +22,7 @@ from logitless.backends.gpu.attention.mla import (
     variants,
 )
 from logitless.backends.gpu.language.dialect import Kernel, Shape
-from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, groups_for, lower
+from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, lower
 from logitless.graph.tensor import Tensor
 
 WG = 64
@@ -171,11 +169,13 @@ def _chosen(t: Tensor, shape: Shape, pool: int, *, whole: bool) -> list[Dispatch
     width = -(-tables.shape[1] * 16 // pool)
     n = tokens * lists * width
     words = (n, width, n_heads, size, tables.shape[1], pool, *([] if whole else [t.attrs["last"]]), *kind_of(k))
-    bufs: Buffers = (q, *weights, k, *scales_of(k), tables, slot, pos, (None, 0))
+    bufs: Buffers = (q, *weights, k, *scales_of(k), tables, slot, pos, None)
     name = f"{'pool' if whole else 'block'}_scores_{family(k.dtype)}"
-    first = replace(dispatch(name, shape, bufs, words, groups_for(n, shape, WG)), scratch=4 * n)
-    words = (width, t.attrs["n"], pool, length, lists, int(whole))
-    return [first, replace(dispatch("choose_cells", shape, ((None, 0), pos, t), words, (tokens, lists)), scratch=4 * n)]
+    choice = (width, t.attrs["n"], pool, length, lists, int(whole))
+    return [
+        dispatch(name, shape, bufs, words, scratch=4 * n),
+        dispatch("choose_cells", shape, (None, pos, t), choice, (tokens, lists), 4 * n),
+    ]
 
 
 @lower("chosen_cells")

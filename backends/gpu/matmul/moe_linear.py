@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from logitless.backends.gpu.language.dialect import KERNELS, LANES, Kernel, Shape
-from logitless.backends.gpu.lowering import At, Buffers, Dispatch, dispatch, groups_for, is_packed, lower
+from logitless.backends.gpu.lowering import At, Buffers, Dispatch, dispatch, is_packed, lower, lower_plain
 from logitless.backends.gpu.matmul import (
     launch,
     layout,
@@ -215,7 +215,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
         return _of_floats(t, shape, n, (1, k))
     buffers: Buffers = (x, *unpack.buffers(w), order, t)
     words = (rows * k, rows, n, k, int(shape.dot))
-    return [dispatch(f"expert_matmul_{w.dtype}", shape, buffers, words, groups_for(rows * k, shape, WG))]
+    return [dispatch(f"expert_matmul_{w.dtype}", shape, buffers, words)]
 
 
 def _of_floats(t: Tensor, shape: Shape, depth: int, steps: tuple[int, int]) -> list[Dispatch] | None:
@@ -226,11 +226,7 @@ def _of_floats(t: Tensor, shape: Shape, depth: int, steps: tuple[int, int]) -> l
         return None
     (rows, n), total = t.shape, t.size
     words = (total, rows, n, depth, *steps)
-    return [dispatch("expert_product", shape, (*t.src, t), words, groups_for(total, shape, WG))]
+    return [dispatch("expert_product", shape, (*t.src, t), words)]
 
 
-@lower("expert_products")
-def _(t: Tensor, shape: Shape) -> list[Dispatch]:
-    a, b, order = t.src
-    words = (t.size, order.shape[1], a.shape[1], b.shape[1])
-    return [dispatch("expert_products", shape, (*t.src, t), words, groups_for(words[0], shape, WG))]
+lower_plain(expert_products=lambda R, M, K, n, **_: (n * M * K, R, M, K))

@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 
 from logitless.backends.gpu.language.dialect import KERNELS, Kernel, Shape
-from logitless.backends.gpu.lowering import Buffers, Dispatch, VariantChoice, dispatch, groups_for, lower
+from logitless.backends.gpu.lowering import Buffers, Dispatch, VariantChoice, dispatch, lower
 from logitless.backends.gpu.sampling import candidates as c
 from logitless.backends.gpu.sampling.samplers import by_sampler, constants
 from logitless.graph.ops.sampling import samplers
@@ -321,7 +321,7 @@ def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
     if masked:
         mask, row = t.src[10:]
         bufs: Buffers = (mask, row, None)
-        launches.append(dispatch("sample_mask", shape, bufs, (head, mask_words), groups_for(head, shape, 64), scratch))
+        launches.append(dispatch("sample_mask", shape, bufs, (head, mask_words), scratch=scratch))
     words = (n_vocab, rows, chain.shape[1], t.attrs.get("n_probs", 0), state.shape[0], int(masked))
     bufs, size = (*t.src[:10], t, None), threads("sample", shape)
     whole = dispatch("sample", shape, bufs, words, groups, scratch, VARIANT=samplers.ALL, **size)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from logitless.backends.gpu.language.dialect import Kernel, Shape
-from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for, lower
+from logitless.backends.gpu.lowering import Dispatch, dispatch, lower, lower_plain
 from logitless.graph.tensor import Tensor
 
 WG = 64
@@ -79,23 +81,22 @@ Kernel(
 )
 
 
-def _patches(t: Tensor, shape: Shape) -> list[Dispatch]:
+@lower("patches")
+@lower("patches_back")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
     image = t.attrs["shape"] if t.op == "patches_back" else t.src[0].shape
     (_, h, w, c), (size_h, size_w) = image, t.attrs["size"]
     stride, padding = t.attrs.get("stride", 1), t.attrs.get("padding", 0)
     out_h, out_w = (h + 2 * padding - size_h) // stride + 1, (w + 2 * padding - size_w) // stride + 1
-    n = t.size
-    words = (n, h, w, c, out_h, out_w, size_h, size_w, stride, padding)
-    return [dispatch(t.op, shape, (t.src[0], t), words, groups_for(n, shape, WG))]
+    words = (t.size, h, w, c, out_h, out_w, size_h, size_w, stride, padding)
+    return [dispatch(t.op, shape, (t.src[0], t), words)]
 
 
-def _pool(t: Tensor, shape: Shape) -> list[Dispatch]:
-    (_, h, w, c), size, n = t.src[-1].shape, t.attrs["size"], t.size
-    words = (n, h, w, c, h // size, w // size, size)
-    return [dispatch(t.op, shape, (*t.src, t), words, groups_for(n, shape, WG))]
+def _pool(H: int, W: int, C: int, size: int, **_: Any) -> tuple[int, ...]:
+    return H, W, C, H // size, W // size, size
 
 
-for _name in ("patches", "patches_back"):
-    lower(_name)(_patches)
-for _name in ("max_pool", "max_pool_back"):
-    lower(_name)(_pool)
+lower_plain(
+    max_pool=lambda N, H, W, C, size, **_: (N * (H // size) * (W // size) * C, *_pool(H, W, C, size)),
+    max_pool_back=lambda N, H, W, C, size, **_: (N * H * W * C, *_pool(H, W, C, size)),
+)

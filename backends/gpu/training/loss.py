@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from logitless.backends.gpu.language.dialect import Kernel, Shape
-from logitless.backends.gpu.lowering import Dispatch, dispatch, lower, rows_of
-from logitless.backends.gpu.norm import row_groups
-from logitless.graph.tensor import Tensor
+from logitless.backends.gpu.language.dialect import Kernel
+from logitless.backends.gpu.lowering import lower_rows, rows_of
 
 LOCAL = "float parts[64]"
 
@@ -73,11 +71,11 @@ for _name, (_args, _body) in BODIES.items():
     )
 
 
-def _by_rows(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    wide = t.src[1] if t.op.endswith("_back") and t.op != "softmax_back" else t.src[0]
-    rows, n = rows_of(wide)
-    return [dispatch(t.op, shape, (*t.src, t), (n, rows), row_groups(rows, shape))]
-
-
-for _name in BODIES:
-    lower(_name)(_by_rows)
+lower_rows(
+    softmax=lambda x, **_: rows_of(x),
+    softmax_back=lambda y, **_: rows_of(y),
+    cross_entropy=lambda R, V, **_: (V, R),
+    cross_entropy_back=lambda R, V, **_: (V, R),
+    soft_cross_entropy=lambda R, V, **_: (V, R),
+    soft_cross_entropy_back=lambda R, V, **_: (V, R),
+)

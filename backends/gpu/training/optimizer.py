@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from logitless.backends.gpu.language.dialect import Kernel, Shape
-from logitless.backends.gpu.lowering import Dispatch, dispatch, groups_for, lower
-from logitless.backends.gpu.norm import row_groups
+from logitless.backends.gpu.lowering import Dispatch, dispatch, lower, row_groups
 from logitless.backends.gpu.training.loss import LOCAL, row_sum
 from logitless.graph.ops.training import optimizer
 from logitless.graph.tensor import Tensor
@@ -61,30 +60,20 @@ Kernel(
 )
 
 
-def _all_f32(t: Tensor) -> bool:
-    return all(s.dtype == "f32" for s in t.src)
-
-
-def _step(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    n = t.size
-    words = (n, int(t.attrs.get("decays", True)))
-    return [dispatch(t.op, shape, t.src, words, groups_for(n, shape, WG))] if _all_f32(t) else None
-
-
-lower("adamw_step")(_step)
-lower("sgd_step")(_step)
+@lower("adamw_step")
+@lower("sgd_step")
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    return [dispatch(t.op, shape, t.src, (t.size, int(t.attrs.get("decays", True))))]
 
 
 @lower("accumulate")
-def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    n = t.size
-    return [dispatch("accumulate", shape, t.src, (n,), groups_for(n, shape, WG))] if _all_f32(t) else None
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    return [dispatch("accumulate", shape, t.src, (t.size,))]
 
 
 @lower("clear")
-def _(t: Tensor, shape: Shape) -> list[Dispatch] | None:
-    n = t.nbytes // 4
-    return [dispatch("fill", shape, (t,), (n, 0), groups_for(n, shape, 64))] if t.nbytes % 4 == 0 else None
+def _(t: Tensor, shape: Shape) -> list[Dispatch]:
+    return [dispatch("fill", shape, (t,), (t.size, 0))]
 
 
 @lower("square_sums")
