@@ -20,7 +20,7 @@ from logitless.backends.cpu.kernels.ir.registry import (
     u32p,
 )
 from logitless.backends.cpu.kernels.matmul.layout import LAYOUTS
-from logitless.backends.cpu.kernels.matmul.unpack_blocks import float_index, section_finder
+from logitless.backends.cpu.kernels.matmul.unpack_blocks import float_index, places_of_trits, section_finder
 
 
 @kernel("get_rows")
@@ -125,17 +125,14 @@ def fine_reader(layout):
 
 
 @njit(forceinline=True)
-def trit(at, j, step):
-    """A digit of base 3 (layout.py) of block j; `at`: address of its byte of the first vector."""
+def trit(at, lane, step, t):
+    """A digit of base 3 (layout.py) of a block whose quants are at an address."""
+    five_at, three_at, bits_at = places_of_trits(at, lane)
     if step < 5:
-        vector, digit = j, step
-    elif j < 4:
-        vector, digit = 8 + j, step - 5
-    elif step < 7:
-        vector, digit = 4 + j, step - 2
-    else:
-        vector, digit = 12, j - 4
-    return ((np.int32(u8p(at)[vector * 64]) * np.int32(3**digit) & 255) * 3) >> 8
+        return ((np.int32(u8p(five_at)[t] ^ 128) * np.int32(3**step) & 255) * 3) >> 8
+    three = np.int32(u8p(three_at)[t]) >> lane // 8 * 4 & 15
+    three |= (np.int32(u8p(bits_at)[0]) >> (lane % 2 * 4 + t) & 1) << 4
+    return three // 3 ** (7 - step) % 3
 
 
 def block_decoder(layout):
@@ -148,7 +145,6 @@ def block_decoder(layout):
     trits, mins, parts, bundle, coarse = layout.trits, layout.mins, layout.parts, layout.bundle, layout.coarse
     offset = 0 if mins or layout.codes else layout.zero >> layout.shift
     code, read_fine, mask = codebook_reader(layout.codes), fine_reader(layout), (1 << low) - 1
-    quants_nbytes = layout.quants
 
     @njit(forceinline=True)
     def decode(group, lane, i, first, last, out):
@@ -167,7 +163,7 @@ def block_decoder(layout):
             scale, low_end = d * factor, m * least
             for e in range(4):
                 if trits:
-                    v = trit(q_at - i % 8 * quants_nbytes + lane * 4 + e, i % 8, step)
+                    v = trit(q_at, lane, step, e)
                 else:
                     v = np.int32(q[step % low * 64 + e]) >> (step // low * low) & mask
                 if high == 64:

@@ -111,20 +111,12 @@ def load_f16(b, pointer):
     return b.fpext(load(b, pointer, V16H, 2), V16F)
 
 
-def multiply_octets(b, words, factor):
-    """Each byte of 16 i32 times an i64 below 256, modulo 256."""
-    halves = ir.VectorType(I16, 32)
-    value = b.bitcast(words, halves)
-    factors = b.bitcast(splat(b, b.trunc(b.mul(factor, i64(0x10001)), I32)), halves)
-    mask = ir.Constant(halves, [255] * 32)
-    low = b.and_(b.mul(value, factors), mask)
-    return b.bitcast(b.or_(low, b.mul(b.and_(value, b.not_(mask)), factors)), V16I)
-
-
 def triple_octets(b, words):
     """Each byte of 16 i32 times 3, modulo 256."""
     value = b.bitcast(words, ir.VectorType(I8, 64))
-    return b.bitcast(b.add(b.add(value, value), value), V16I)
+    tripled = b.bitcast(b.add(b.add(value, value), value), V16F)
+    # LLVM would multiply by 9 and 27, which processors of x86 cannot
+    return b.bitcast(call(b, "llvm.arithmetic.fence.v16f32", V16F, [tripled]) if is_x86(b) else tripled, V16I)
 
 
 def half_bits(b, octets, left):

@@ -25,6 +25,7 @@ from logitless.backends.cpu.kernels.ir.builder import (
     load,
     splat,
 )
+from logitless.backends.cpu.kernels.ir.grid import trit_place
 from logitless.backends.host import NEON, isa
 
 DOT_FLOAT, DOT_ZERO = 1.5 * 2**23, 0x4B400000
@@ -52,9 +53,13 @@ def late_shift(layout, step, *, lone=False):
     """Bits by which the dots of a step are shifted instead of its quants.
 
     On AVX2 two products have to fit into 16 bits, on NEON quants into 7. For a `lone` row, quants
-    stay at their place in a byte everywhere, and its chain of dots becomes several short ones."""
-    in_place = layout.shift_left(step) if lone and not (layout.codes or layout.grid or layout.trits) else 0
-    return layout.shift if dots_take_signed() else max(0, in_place)
+    stay at one of two places in a byte everywhere, and its chain of dots becomes two short ones."""
+    if dots_take_signed():
+        return layout.shift
+    if not lone or layout.codes or layout.grid:
+        return 0
+    in_place = layout.shift - trit_place(step) if layout.trits else layout.shift_left(step)
+    return max(0, in_place) % (2 * layout.low_bits)
 
 
 def pair_room(bits):

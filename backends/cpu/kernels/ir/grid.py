@@ -30,6 +30,13 @@ def has_register_tables():
     return isa() == "avx512_vnni" and target_host().has("avx512vbmi")
 
 
+def trit_place(step):
+    """Lowest of a digit's two bits in the bytes where a step of tq1_0 has it (matmul/unpack_blocks.py)."""
+    if step >= 5:
+        return 16 - 2 * step
+    return 8 - 2 * step if step and has_register_tables() else 6
+
+
 @cache
 def magnitudes(dtype):
     """(entries, numbers) of a grid that are multiplied by a sign; of IQ1, eight times the numbers."""
@@ -95,6 +102,18 @@ def spread(b, words, places):
     octets = b.bitcast(words, V64B)
     indices = [4 * lane + place for lane in range(16) for place in places]
     return b.shuffle_vector(octets, octets, ir.Constant(ir.VectorType(e.I32, 64), indices))
+
+
+def look_up_octets(b, table, indices, masks=()):
+    """Bytes of a table of 256, or of more; then masks choose by bit 8 of an index and on (AVX512-VBMI)."""
+    parts = [_bytes(table[at : at + 64]) for at in range(0, len(table), 64)]
+    values = [
+        e.call(b, "llvm.x86.avx512.vpermi2var.qi.512", V64B, [low, indices, high])
+        for low, high in zip(parts[::2], parts[1::2], strict=True)
+    ]
+    for mask in (b.icmp_signed("<", indices, _bytes([0] * 64)), *masks):
+        values = [b.select(mask, high, low) for low, high in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
 
 
 class GridEntries:
@@ -182,14 +201,14 @@ class GridEntries:
         results = []
         for i, words in enumerate(self.indices):
             indices = b.bitcast(words, V64B)
-            masks = [b.icmp_signed("<", indices, _bytes([0] * 64))]
+            masks = []
             for plane in range(grid.index_bits - 8):
                 bits = [self.high_bit(4 * i + g, plane) for g in range(4)]
                 tested = b.and_(
                     spread(b, self.high, [bit // 8 for bit in bits]), _bytes([1 << bit % 8 for bit in bits])
                 )
                 masks.append(b.icmp_signed("!=", tested, _bytes([0] * 64)))
-            halves = [self._look_up(plane, indices, masks) for plane in planes]
+            halves = [look_up_octets(b, plane, indices, masks) for plane in planes]
             if grid.size == 8:
                 results += halves
             else:
@@ -197,17 +216,6 @@ class GridEntries:
                     pattern = [4 * r + first + g + 64 * h for r in range(16) for g in range(2) for h in range(2)]
                     results.append(b.shuffle_vector(*halves, ir.Constant(ir.VectorType(e.I32, 64), pattern)))
         return results
-
-    def _look_up(self, table, indices, masks):
-        """Bytes of a table: its parts of 128, of which bits 7 and on choose."""
-        b, name = self.b, "llvm.x86.avx512.vpermi2var.qi.512"
-        parts = [_bytes(table[at : at + 64]) for at in range(0, len(table), 64)]
-        values = [
-            e.call(b, name, V64B, [low, indices, high]) for low, high in zip(parts[::2], parts[1::2], strict=True)
-        ]
-        for mask in masks:
-            values = [b.select(mask, high, low) for low, high in zip(values[::2], values[1::2], strict=True)]
-        return values[0]
 
     def _windows(self, words, bits):
         """Bytes that begin at four bits of each of 16 lanes; some of their high bits are a neighbour's."""

@@ -25,16 +25,16 @@ follow reliably. A bundle has these sections, each at a multiple of 64:
     q3_k   [16] f16 d                  6 bits, 16 k            [16][4] 1 bit      [2][16][4] 2 bits
     iq4_xs [16] f16 d                  [16] i8 sc                                 [4][16][4] indices
     tq2_0  [16] f16 d                                                             [2][16][4] 2 bits
-    tq1_0  [16] f16 d                                                             [13][16][4] trits, 256 k
+    tq1_0  [16] f16 d                                                             [104] u8 of trits
     q2_0   [16] f16 d                                                             [2][16][4] 2 bits
     q1_0   [16] f16 d                                                             [16][4] 1 bit
     nvfp4                              [2][16] u8 E4M3, 16 k                      [4][16][4] indices
 
 A scale and a minimum of q2_k are the halves of a byte. The scales of q3_k are [2][16] u32 of eight
-times 4 bits and [16] u32 of sixteen times 2 bits above them, for 256 k. Bytes of trits hold five
-digits of base 3 as a fraction of 256, which times 3 has the first one above: of block j of 32 k,
-steps 0 to 4 are in vector j. Steps 5 to 7 follow in vector 8 + j; from block 4 on steps 5 and 6 in
-vector 4 + j behind those, and step 7 is digit j − 4 of vector 12.
+times 4 bits and [16] u32 of sixteen times 2 bits above them, for 256 k. Trits are digits of base 3.
+Those of steps 0 to 4 are [16][4] u8: a fraction of 256, which times 3 has the first one above it,
+less 128. Those of steps 5 to 7 are [16][4] numbers of 5 bits: [32] u8 of the nibbles of two numbers,
+32 apart, then 64 highest bits.
 
 Types with a grid (IQ1, IQ2, IQ3) have bundles of 512 k (iq1_m: 256), so that no section is padded:
 
@@ -148,8 +148,8 @@ class Layout:
 
     @property
     def trits(self) -> bool:
-        """True if quants are digits of base 3: 13 vectors of 64 bytes in 8 blocks of 32 k."""
-        return self.quants == 13 * 64 // 8
+        """True if quants are digits of base 3."""
+        return self.quants == 104
 
     @property
     def plain(self) -> bool:

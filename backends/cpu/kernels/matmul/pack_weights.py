@@ -12,7 +12,7 @@ from numba import njit
 
 from logitless.backends.cpu.kernels.ir.registry import kernel, u8p, u16p, u32p
 from logitless.backends.cpu.kernels.matmul.layout import LAYOUTS
-from logitless.backends.cpu.kernels.matmul.unpack_blocks import float_index, section_finder
+from logitless.backends.cpu.kernels.matmul.unpack_blocks import float_index, places_of_trits, section_finder
 
 
 @kernel("pack")
@@ -232,18 +232,27 @@ def tq1_0_packer(layout):
     def pack_block(block, out, i, r):
         coarse, _, _, quants_at = sections(out, i * 8)
         u16p(coarse)[r] = u16p(block + 52)[0]
-        for vector in range(13):
+        for sub in range(8):
+            five_at, three_at, bits_at = places_of_trits(quants_at + 104 * sub, r)
+            bits = 0
             for t in range(4):
-                number = 0
-                for digit in range(5):
-                    if vector < 8:
-                        sub, step = vector, digit
-                    elif vector == 12:
-                        sub, step = 4 + digit, 7
+                five = three = 0
+                for step in range(8):
+                    trit = trit_of(u8p(block), 32 * sub + 4 * step + t)
+                    if step < 5:
+                        five = five * 3 + trit
                     else:
-                        sub, step = (vector - 8, 5 + digit) if digit < 3 else (vector - 4, 2 + digit)
-                    number = number * 3 + (trit_of(u8p(block), 32 * sub + 4 * step + t) if sub < 8 else 0)
-                u8p(quants_at + vector * 64 + r * 4)[t] = (number * 256 + 242) // 243  # a fraction of 3^5, rounded up
+                        three = three * 3 + trit
+                u8p(five_at)[t] = (five * 256 + 242) // 243 ^ 128  # a fraction of 3^5, rounded up, less a half
+                if r < 8:
+                    u8p(three_at)[t] = three & 15
+                else:
+                    u8p(three_at)[t] |= three << 4 & 240
+                bits |= three >> 4 << t
+            if r % 2 == 0:
+                u8p(bits_at)[0] = bits
+            else:
+                u8p(bits_at)[0] |= bits << 4
 
     return pack_block
 

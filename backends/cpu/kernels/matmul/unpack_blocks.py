@@ -12,7 +12,14 @@ from numba import njit
 
 from logitless.backends.cpu.kernels.ir import builder as e
 from logitless.backends.cpu.kernels.ir.dot import dots_take_signed, pair_steps, uses_matrices
-from logitless.backends.cpu.kernels.ir.grid import GridEntries, split_f16
+from logitless.backends.cpu.kernels.ir.grid import (
+    V64B,
+    GridEntries,
+    has_register_tables,
+    look_up_octets,
+    split_f16,
+    trit_place,
+)
 from logitless.backends.cpu.kernels.matmul.layout import expanded_nbytes, nibble_planes
 from logitless.backends.host import NEON, isa, target_host
 
@@ -36,6 +43,12 @@ def section_finder(layout):
         return coarse_at, at + fine_at + j * fine, at + high_at + j * high, at + quants_at + j * quants
 
     return sections
+
+
+@njit(forceinline=True)
+def places_of_trits(quants, r):
+    """Addresses of row r's bytes of five and of three trits of a block, and of those with the fifth bits."""
+    return quants + r * 4, quants + 64 + r % 8 * 4, quants + 96 + r // 2
 
 
 @njit(forceinline=True)
@@ -127,7 +140,7 @@ class PackedBlock:
             return self.entries.quants(step, late)
         shift = layout.shift - late
         if layout.trits:
-            return e.shift_mask(b, self._trits(step), -late, 192 >> late)
+            return self._trits(step, shift)
         if layout.codes:
             zero = 0 if self.signed_codes else 128 >> late
             indices = e.shift_mask(b, self.vector(0, step % 4), -4 * (step // 4), 15)
@@ -154,39 +167,53 @@ class PackedBlock:
         mask = 15 << layout.shift - late
         return [(e.shift_mask(b, word, layout.shift_left(step, late), mask), step) for step in (0, 4)]
 
-    def _trits(self, step):
-        """Bytes with a digit of base 3 in their upper two bits: three quarters of a fraction of 256."""
+    def _trits(self, step, shift):
+        """Bytes with a digit of base 3, shifted left."""
         b = self.b
-        octets, wide = ir.VectorType(e.I8, 64), ir.VectorType(e.I16, 64)
-        constant = lambda value: ir.Constant(wide, [value] * 64)
-        # averages of complements, rounded up, are one instruction each
-        whole = b.zext(b.bitcast(b.not_(self._fraction(step)), octets), wide)
-        half = b.lshr(b.add(whole, constant(256)), constant(1))
-        average = b.lshr(b.add(b.add(whole, half), constant(1)), constant(1))
-        return b.bitcast(b.not_(b.trunc(average, octets)), e.V16I)
+        if step >= 5 or (step and has_register_tables()):
+            fields = self._once("three", self._three_trits) if step >= 5 else self._once("four", self._four_trits)
+            return e.shift_mask(b, fields, shift - trit_place(step), 3 << shift)
+        octets = ir.VectorType(e.I8, 64)
+        constant = lambda value: ir.Constant(octets, [value] * 64)
+        fraction = b.bitcast(self._fraction(step), octets)
+        ones = [
+            b.select(b.icmp_signed(">", fraction, constant(last - 128)), constant(1 << shift), constant(0))
+            for last in (85, 170)  # of the first and of the second third of 256
+        ]
+        return b.bitcast(b.add(*ones), e.V16I)
+
+    def _once(self, key, make):
+        if key not in self._loaded:
+            self._loaded[key] = make()
+        return self._loaded[key]
 
     def _fraction(self, step):
-        """Bytes whose first digits are those of a step (layout.py): times 3 for each digit before it."""
-        b, i64 = self.b, e.i64
-        if ("fraction", step) not in self._loaded:
-            j = b.and_(self.j, i64(7))
-            quants_before = b.mul(j, i64(self.layout.quants))  # of the bundle's earlier blocks
-            vector = lambda n: e.load(b, e.at(b, self.at[0], b.sub(b.mul(n, i64(64)), quants_before)), e.V16I)
-            second = b.lshr(j, i64(2))
-            if step == 0:
-                value = vector(j)
-            elif step == 5:
-                factor = b.add(b.mul(second, i64(26)), i64(1))  # 3^0, from block 4 on 3^3
-                value = e.multiply_octets(b, vector(b.add(b.and_(j, i64(3)), i64(8))), factor)
-            elif step == 7:
-                place = b.select(b.trunc(second, ir.IntType(1)), i64(12), b.add(j, i64(8)))
-                factors = i64(int.from_bytes((9, 9, 9, 9, 1, 3, 9, 27), "little"))  # 3^digit of block j
-                factor = b.and_(b.lshr(factors, b.mul(j, i64(8))), i64(255))
-                value = e.multiply_octets(b, vector(place), factor)
-            else:
-                value = e.triple_octets(b, self._fraction(step - 1))
-            self._loaded["fraction", step] = value
-        return self._loaded["fraction", step]
+        """Bytes whose first digit is that of step 0 to 4: times 3 for each digit before it."""
+        if step == 0:
+            return self.vector(0, 0)
+        return self._once(("fraction", step), lambda: e.triple_octets(self.b, self._fraction(step - 1)))
+
+    def _four_trits(self):
+        """Bytes with the digits of steps 1 to 4."""
+        table = [0] * 256
+        for number in range(243):
+            digits = (number // 3 ** (4 - step) % 3 << trit_place(step) for step in range(1, 5))
+            table[-(-number * 256 // 243) ^ 128] = sum(digits)
+        indices = self.b.bitcast(self.vector(0, 0), V64B)
+        return self.b.bitcast(look_up_octets(self.b, table, indices), e.V16I)
+
+    def _three_trits(self):
+        """Bytes with the digits of steps 5 to 7."""
+        b, at = self.b, e.at(self.b, self.at[0], 64)
+        table = [sum(i // 3 ** (7 - step) % 3 << trit_place(step) for step in (5, 6, 7)) for i in range(27)] + [0] * 5
+        octets = ir.VectorType(e.I8, 32)
+        pairs = e.load(b, at, octets)
+        halves = pairs, b.lshr(pairs, ir.Constant(octets, [4] * 32))
+        words = b.shuffle_vector(*halves, ir.Constant(ir.VectorType(e.I32, 64), list(range(64))))
+        indices = e.shift_mask(b, b.bitcast(words, e.V16I), 0, 15)
+        low, high = (b.bitcast(look_up(b, indices, table[n : n + 16]), V64B) for n in (0, 16))
+        bits = b.bitcast(e.load(b, e.at(b, at, 32), e.I64), ir.VectorType(ir.IntType(1), 64))
+        return b.bitcast(b.select(bits, high, low), e.V16I)
 
     def scale(self, part):
         """f32 scale of the block, or of one of its halves."""

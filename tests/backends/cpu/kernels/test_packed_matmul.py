@@ -279,7 +279,7 @@ def test_nontemporal_prefetch_has_the_same_bits(pool: WorkerPool, op: str) -> No
 
 
 FINGERPRINT = ("q8_0", "q4_k", "f16", "iq3_xxs")  # each way to multiply
-MORE = ("q6_k", "mxfp4", "q4_1", "q5_0", "q2_k", "q3_k", "q1_0", "iq1_m")  # and each way to unpack a block
+MORE = ("q6_k", "mxfp4", "q4_1", "q5_0", "q2_k", "q3_k", "q1_0", "tq1_0", "iq1_m")  # and each way to unpack a block
 
 
 def fingerprint(*types: str) -> str:
