@@ -4,11 +4,13 @@ A source is declared as `ids i32 (T)`: name, type, axes. Types: a name of `DTYPE
 or a kind (`weight`, `blocks`, `cache`, `word`, `any`). Axes: a letter has one length throughout an op,
 `_` any length, a number that length, `…` any number of axes; `(T)|(2, T)` are two forms; without
 parentheses every shape will do. `*weights weight (N, K)` stands for any number of sources,
-`sinks f32 (H)?` for one or none.
+`sinks f32 (H)?` for one or none. A source of indices ends in its bounds: `ids i32 (T) in :N` has 0 to
+N − 1, `begin i32 (T) in -1:N` −1, too; of equal parts each has its own (`in :R, :R, :n`; … is any).
 
 The result is declared as `f32 (T, n)`: a type, or a source that has it, and the shape; a source alone
-stands for both. Its shape and what a call needs (`0 < n <= E`) are expressions of Python, whose names
-are axes, attributes, sources (None: not there), and those of the op's module."""
+stands for both; bounds of indices that an op computes follow. Its shape, bounds and what a call needs
+(`0 < n <= E`) are expressions of Python, whose names are axes, attributes, sources (None: not there), and
+those of the op's module."""
 
 from __future__ import annotations
 
@@ -40,29 +42,33 @@ KINDS = {
 }
 _FREE = {"weight": ("f32",), "stored": ("f32", "f16"), "blocks": ()}  # types that need not be constant
 _SOURCE = re.compile(r"(\*?)(\w+) ([\w|]+)(?: (\([^)]*\)(?:\|\([^)]*\))*))?(\??)")
+_BOUNDS = re.compile(r"(.*?)(?: in (?=[^(]*:)(.+))?")
 INT_LIMIT, FLOAT_LIMIT = 2**31, float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A declared source of an op. `forms`: axes that it may have; (): any shape."""
+    """A declared source of an op. `forms`: axes that it may have; (): any shape. `bounds`: those of indices, as
+    expressions."""
 
     name: str
     kind: str
     forms: tuple[tuple[str, ...], ...] = ()
     repeated: bool = False
     optional: bool = False
+    bounds: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str) -> Source:
         """Parse a declaration; ValueError for one that is not of the module's form."""
+        text, bounds = split_bounds(text)
         match = _SOURCE.fullmatch(text)
         if match is None:
             raise ValueError(f"{text!r} does not declare a source")
         star, name, kind, forms, optional = match.groups()
         axes = [form.strip("()").split(",") for form in forms.split("|")] if forms else []
         parts = tuple(tuple(a.strip() for a in form if a.strip()) for form in axes)
-        return cls(name, kind, parts, bool(star), bool(optional))
+        return cls(name, kind, parts, bool(star), bool(optional), bounds)
 
     @property
     def types(self) -> frozenset[str]:
@@ -80,6 +86,14 @@ class Source:
                 lengths.update(own)
                 return True
         return not self.forms
+
+
+def split_bounds(text: str) -> tuple[str, tuple[str, ...]]:
+    """A declaration without its bounds, and these: expressions of (smallest, one more than the largest)."""
+    match = _BOUNDS.fullmatch(text)
+    assert match is not None
+    parts = (match[2] or "").replace("…", f"{-INT_LIMIT}:{INT_LIMIT}").split(", ")
+    return match[1], tuple(f"({low or 0}, {high})" for low, _, high in (p.partition(":") for p in parts) if high)
 
 
 def _matches(form: tuple[str, ...], shape: Shape, lengths: dict[str, int]) -> bool:
@@ -141,7 +155,7 @@ class Signature:
         if key not in self._accepted:
             self._check_sources(op_name, src)
             lengths: dict[str, int] = {}
-            for source, t in self._pairs(src):
+            for source, t in self.pairs(src):
                 if not source.matches(t.shape, dict(lengths) if source.repeated else lengths):
                     self._refuse(op_name, src)
             self._accepted[key] = lengths
@@ -160,7 +174,7 @@ class Signature:
         if len(src) < least or (len(src) > len(self.sources) and not repeated):
             takes = ", ".join(map(str, self.sources))
             raise ValueError(f"{op_name}: takes {takes}, not {_count(len(src), 'tensor')}")
-        for source, t in self._pairs(src):
+        for source, t in self.pairs(src):
             if not isinstance(t, Tensor):
                 cure = ": const(…) makes one of a number" if isinstance(t, numbers.Number) else ""
                 raise ValueError(f"{op_name}: {source.name} must be a tensor, not {_brief(t)}{cure}")
@@ -173,7 +187,8 @@ class Signature:
         expected = ", ".join(str(s) for s in self.sources if s.forms)
         raise ValueError(f"{op_name}: expected {expected} (got {_list(src)})")
 
-    def _pairs(self, src: Sequence[Any]) -> Iterable[tuple[Source, Any]]:
+    def pairs(self, src: Sequence[Any]) -> Iterable[tuple[Source, Any]]:
+        """The declared source of each tensor."""
         last = self.sources[-1] if self.sources else None
         for i, t in enumerate(src):
             source = self.sources[i] if i < len(self.sources) else last

@@ -1,8 +1,8 @@
 """Index bounds: smallest and largest index that a node may read from each of its sources.
 
-An index out of its bounds reads or writes memory of others. Those of feeds are checked when they are
-fed, those of variables when they are written, and those that an op computes where the graph becomes a
-plan: such an op never gives another value, whatever its numbers are."""
+An index out of its bounds reads or writes memory of others. Ops declare them (declaration.py). Those of
+feeds are checked when they are fed, those of variables when they are written, and those that an op
+computes where the graph becomes a plan: such an op never gives another value, whatever its numbers are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.graph.op import OPS
-from logitless.graph.ops.attention.paged_attention import PAGE
 from logitless.graph.ops.sampling import samplers
 from logitless.graph.tensor import ALIASES, Tensor
 
@@ -129,112 +128,36 @@ def _parts(op: str, source: Tensor, ranges: Ranges) -> Iterable[tuple[Tensor, In
 
 def computed_bounds(t: Tensor) -> Ranges:
     """The bounds of the indices that an op computes; none: no other op takes them for indices."""
-    if t.op in ("top_experts", "argmax"):
-        return ((0, t.src[0].shape[1]),)
-    if t.op == "ngram_rows":
-        return ((0, t.attrs["n_rows"]),)
-    if t.op == "text_begins":
-        return ((-1, 1),)
-    if t.op in ("get_ids", "block_starts"):
-        return ((0, t.attrs["limit"]),)
-    if t.op == "block_cells":
-        return ((0, t.attrs["spare"] + 1),)
-    if t.op == "chunk_starts":
-        return ((0, t.attrs["length"]),)
-    if t.op == "chunk_ends":
-        limit = t.attrs["limit"]
-        return (0, limit), (0, limit + t.attrs["size"])
-    if t.op == "expert_order":
-        return (0, t.shape[1]), (0, t.shape[1]), (0, t.attrs["n"])
-    return ()
+    return _ranges(t, OPS[t.op].result_bounds) if t.op in OPS else ()
 
 
-@functools.cache
-def _names(op: str) -> tuple[str, ...]:
-    return tuple(s.name for s in OPS[op].signature.sources)
-
-
-_TAKEN = {"tables", "slot", "pos", "cells", "pairs", "begin", "end", "targets", "start", "count", "first", "ids"}
-_TAKEN |= {"block_tables", "list_ptr", "chain", "mask_row", "order", "component"}
-FARTHEST = 2**24  # position that f32 tells from its neighbours
+def _ranges(t: Tensor, bounds: Iterable[str]) -> Ranges:
+    return tuple(OPS[t.op].value(each, t.src, t.attrs) for each in bounds)
 
 
 @functools.cache
 def takes_indices(op: str) -> bool:
     """True if nodes of this op have bounds for one of their sources."""
-    return op in OPS and not _TAKEN.isdisjoint(_names(op))
+    return op in OPS and any(s.bounds for s in OPS[op].signature.sources)
 
 
 def needed_bounds(t: Tensor) -> dict[Tensor, Ranges]:
     """The bounds of a node's indices, by the source that has them."""
-    if not takes_indices(t.op):
-        return {}
-    src = dict(zip(_names(t.op), t.src, strict=False))
     needed: dict[Tensor, Ranges] = {}
-    for name, bounds in _bounds(src, t).items():
-        before = needed.get(src[name], (ANY,))[0]  # one tensor may be two sources
-        needed[src[name]] = ((max(before[0], bounds[0]), min(before[1], bounds[1])),)
-    if "tables" in src and "pos" in src and src["pos"].op == "chunk_ends":  # the window counts from the second
-        limit = needed[src["pos"]][0][1]
-        needed[src["pos"]] = (0, limit), (0, limit + t.attrs.get("window", 0))
-    if "order" in src:
-        places = 0, src["order"].shape[1]
-        needed[src["order"]] = places, places, (0, t.attrs["n"]) if "n" in t.attrs else ANY
+    for declared, source in OPS[t.op].signature.pairs(t.src) if takes_indices(t.op) else ():
+        if not declared.bounds:
+            continue
+        ranges = _ranges(t, declared.bounds)
+        if source.op == "chunk_ends" and "tables" in _names(t.op):  # the window counts from the second
+            ranges = ranges[0], (0, ranges[0][1] + t.attrs.get("window", 0))
+        before = needed.get(source, ranges)  # one tensor may be two sources
+        needed[source] = tuple((max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(before, ranges, strict=True))
     return needed
 
 
-def _bounds(src: Mapping[str, Tensor], t: Tensor) -> dict[str, Bounds]:
-    """Bounds of one node's sources, by the names of the op's parameters."""
-    bounds: dict[str, Bounds] = {}
-    if "tables" in src:
-        bounds["tables"] = 0, src["k"].shape[0]
-        bounds["slot"] = 0, src["tables"].shape[0]
-    if "tables" in src and "pos" in src:
-        bounds["pos"] = 0, src["tables"].shape[1] * PAGE
-    if t.op in ("chunk_ends", "block_starts"):
-        bounds["pos"] = 0, t.attrs["limit"]
-    if "block_tables" in src:
-        bounds["block_tables"] = 0, src["blocks"].shape[0]
-    if "frequency" in src:  # positions that angles are computed of
-        bounds["pos"] = 1 - FARTHEST, FARTHEST
-    if "component" in src:
-        bounds["component"] = 0, src["pos"].shape[0]
-    if t.op == "block_cells":
-        bounds["cells"] = 0, (t.attrs["spare"] + 1) * min(t.attrs["size"], PAGE)
-    elif "cells" in src:
-        cells = src["cache"].shape[2] if t.op == "store_blocks" else PAGE
-        bounds["cells"] = 0, src["cache"].shape[0] * cells
-    if "pairs" in src:
-        bounds["pairs"] = 0, src["cache"].shape[0]
-    for name in {"begin", "end"} & src.keys():  # -1: none
-        bounds[name] = -1, src["states"].shape[0]
-    if "targets" in src and src["targets"].dtype == "i32":  # negative ones are ignored
-        bounds["targets"] = -(2**31), src["logits"].shape[1]
-    if "start" in src:
-        bounds["start"] = 0, t.attrs["length"]
-    if t.op == "mean_rows":
-        bounds["first"], bounds["count"] = (0, src["x"].shape[0]), (1, src["x"].shape[0] + 1)
-    elif "count" in src:
-        bounds["count"] = 1, t.attrs["length"] + 1
-    if "ids" in src and t.op != "log_probs":  # whose ids are words of `sample`
-        bounds["ids"] = 0, _n_rows(src, t)
-    if "list_ptr" in src:  # ids of the list are checked by the kernels
-        bounds["list_ptr"] = 0, src["list_id"].shape[0] + 1
-    if "chain" in src:
-        bounds["chain"] = samplers.END, samplers.ADAPTIVE + 1
-    if "mask_row" in src:
-        bounds["mask_row"] = -2, src["mask"].shape[0]
-    return bounds
-
-
-def _n_rows(src: Mapping[str, Tensor], t: Tensor) -> int:
-    """The number of rows that a node's `ids` choose from."""
-    if "n" in t.attrs:  # add_rows, expert_scatter, expert_order
-        return int(t.attrs["n"])
-    if "table" in src:
-        return src["table"].shape[0]
-    of = src["logits" if "logits" in src else "x"]
-    return of.shape[0 if "rows" in src else 1]
+@functools.cache
+def _names(op: str) -> tuple[str, ...]:
+    return tuple(s.name for s in OPS[op].signature.sources)
 
 
 def _relations(t: Tensor) -> Iterable[Relation]:

@@ -1,6 +1,6 @@
 """Op declarations: sources and result, numpy reference, gradient rule and test cases of one op.
 
-    @op("x f32 (T, E)", gives="i32 (T, n)", needs="0 < n <= E")       # see graph/declaration.py
+    @op("x f32 (T, E)", gives="i32 (T, n) in :E", needs="0 < n <= E") # see graph/declaration.py
     def top_experts(x, *, n): return np.argsort(-x)[:, :n]             # reference, in any float type
     @top_experts.vjp
     def _(g, y, x, n): return (None,)                                  # a gradient (or None) a source
@@ -15,13 +15,13 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from logitless.graph.declaration import Signature, Source, module_of
+from logitless.graph.declaration import Signature, Source, module_of, split_bounds
 from logitless.graph.tensor import Shape, Tensor
 
 Array = Any  # ndarray inside a reference, Tensor while a graph is being built
@@ -94,7 +94,7 @@ class Op:
 
     def result(self, *src: Tensor, **attrs: Any) -> tuple[Shape, str]:
         """Shape and type of the result. ValueError: the sources do not fit."""
-        if self.needs and not self._value(self.needs, src, attrs):
+        if self.needs and not self.value(self.needs, src, attrs):
             known = self.signature.names(self.name, src, attrs)
             numbers = known.keys() - {source.name for source in self.signature.sources}
             words = [word for word in dict.fromkeys(re.findall(r"\w+", self.needs)) if word in numbers]
@@ -106,19 +106,25 @@ class Op:
         """The shape rule of an op with `gives`."""
         i, dtype, shape = self._result
         of = None if i is None else src[i]
-        return self._value(shape, src, attrs) if shape or of is None else of.shape, of.dtype if of else dtype
+        return self.value(shape, src, attrs) if shape or of is None else of.shape, of.dtype if of else dtype
 
     @functools.cached_property
     def _result(self) -> tuple[int | None, str, str]:
         """Index of the source that the result is like, or its type; its shape."""
-        kind, _, shape = self._gives.partition(" ")
+        kind, _, shape = split_bounds(self._gives)[0].partition(" ")
         return next((i for i, s in enumerate(self.signature.sources) if s.name == kind), None), kind, shape
+
+    @functools.cached_property
+    def result_bounds(self) -> tuple[str, ...]:
+        """Bounds of the indices that the op computes, as expressions."""
+        return split_bounds(self._gives)[1]
 
     @functools.cached_property
     def _module(self) -> dict[str, Any]:
         return module_of(self.reference)
 
-    def _value(self, expression: str, src: tuple[Tensor, ...], attrs: dict[str, Any]) -> Any:
+    def value(self, expression: str, src: tuple[Tensor, ...], attrs: Mapping[str, Any]) -> Any:
+        """The value of an expression of the declaration."""
         return eval(_compiled(expression), self._module, self.signature.names(self.name, src, attrs))
 
     def __repr__(self) -> str:

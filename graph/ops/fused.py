@@ -12,7 +12,7 @@ from logitless.graph.op import Array, Case, Variable, Weight, op
 from logitless.graph.ops.attention.paged_attention import CACHES, PAGE, attention, attention_case, store_k
 from logitless.graph.ops.elementwise import glu
 from logitless.graph.ops.linear import ACT_BLOCK, WHOLE_GROUPS, linear, linear_q8, quantize_act
-from logitless.graph.ops.moe import expert_linear, expert_order, expert_rows
+from logitless.graph.ops.moe import ORDER_OF_N, expert_linear, expert_order, expert_rows
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.rope import rope
 from logitless.graph.ops.shape import reshape, slice_rows
@@ -32,7 +32,7 @@ def linear_parts(x: Array, *weights: Array) -> Array:
 
 @op(
     "x f32 (T, K)",
-    "order i32 (3, R)",
+    ORDER_OF_N,
     "*weights weight (_, K)",
     gives="f32 (R * n_rows(weights) // n,)",
     needs="weights and n > 0 and R % T == 0 and n_rows(weights) % n == 0",
@@ -104,7 +104,7 @@ linear_q8_add.inplace = (2,)
 @op(
     "q f32 (T, H, D)",
     *CACHES,
-    "pos i32 (T)|(2, T)",
+    "pos i32 (T)|(2, T) in :P * 16",
     "sinks f32 (H)?",
     gives="q8_act (T, H * D)",
     needs=f"{attention.needs} and H * D % ACT_BLOCK == 0",
@@ -124,7 +124,7 @@ def rms_norm_act(x: Array, w: Array, *, eps: float, group: int = ACT_BLOCK) -> A
 @op(
     "cache cache (pages, H, D, 16)",
     "k f32 (T, H, D)",
-    "cells i32 (T)",
+    "cells i32 (T) in :pages * 16",
     "angles f32 (T, 2, P)",
     gives="cache",
     needs="2 * P <= D",
@@ -135,7 +135,7 @@ def store_k_rope(cache: Array, k: Array, cells: Array, angles: Array, *, interle
     return store_k.reference(cache, rope.reference(k, angles, interleaved=interleaved, sign=sign), cells)
 
 
-@op("q f32 (T, H, D)", *CACHES, "pos i32 (…, T)", "*others f32", like=attention)
+@op("q f32 (T, H, D)", *CACHES, "pos i32 (…, T) in :P * 16", "*others f32", like=attention)
 def attention_rope(q: Array, *src: Array, interleaved: bool, sign: float = 1.0, **attrs: Any) -> Array:
     """`attention` of the queries after `rope`; `src`: the other sources of `attention`, then the angles."""
     *others, angles = src

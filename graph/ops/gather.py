@@ -10,13 +10,13 @@ from logitless.graph.dtype import DTYPES
 from logitless.graph.op import Array, Case, Weight, op
 
 
-@op("table weight (N, K)", "ids i32 (T)", gives="f32 (T, K)")
+@op("table weight (N, K)", "ids i32 (T) in :N", gives="f32 (T, K)")
 def get_rows(table: Array, ids: Array) -> Array:
     """table (N, K) at ids (T,), as f32 whatever the table's type."""
     return table[ids]
 
 
-@op("rows f32 (T, …)", "ids i32 (T)", gives="f32 (n, *rows.shape[1:])")
+@op("rows f32 (T, …)", "ids i32 (T) in :n", gives="f32 (n, *rows.shape[1:])")
 def add_rows(rows: Array, ids: Array, *, n: int) -> Array:
     """(n, K) of zeros with each of `rows` (T, K) added at its id."""
     out = np.zeros((n, *rows.shape[1:]), rows.dtype)
@@ -28,7 +28,7 @@ get_rows.vjp(lambda g, y, table, ids: (add_rows(g, ids, n=table.shape[0]), None)
 add_rows.vjp(lambda g, y, rows, ids, n: (get_rows(g, ids), None))
 
 
-@op("x f32 (n, …)", "rows f32 (T, …)", "ids i32 (T)", gives="x", needs="rows.shape[1:] == x.shape[1:]")
+@op("x f32 (n, …)", "rows f32 (T, …)", "ids i32 (T) in :n", gives="x", needs="rows.shape[1:] == x.shape[1:]")
 def add_rows_to(x: Array, rows: Array, ids: Array) -> Array:
     """x (n, K) with each of `rows` (T, K) added at its id: `add_rows` and `add` without the zeros between them."""
     out = x.copy()
@@ -56,7 +56,7 @@ for _dtype in (name for name in DTYPES if name not in ("i32", "u32") and not nam
     get_rows.case(_case(_dtype))
 
 
-@op("table i32 (N, 1, K)", "ids i32 (T)", gives="i32 (T, K)", needs="limit > 0")
+@op("table i32 (N, 1, K)", "ids i32 (T) in :N", gives="i32 (T, K) in :limit", needs="limit > 0")
 def get_ids(table: Array, ids: Array, *, limit: int) -> Array:
     """table (N, 1, K) i32 at ids (T,): indices (T, K) below `limit`, the nearest for what is not."""
     return np.clip(table[ids, 0], 0, limit - 1)
@@ -80,7 +80,7 @@ token_columns.case(lambda r: ([np.array([0, 7, 151935], np.int32)], {"n": 2}))
     "tokens i32 (T)",
     "before f32 (T, M)",
     "hashes i32 (R)",
-    gives="i32 (T * (R // 2 - M - 1),)",
+    gives="i32 (T * (R // 2 - M - 1),) in :n_rows",
     needs="R // 2 > M + 1 and (R // 2 - M - 1) % M == 0",
 )
 def ngram_rows(tokens: Array, before: Array, hashes: Array, *, n_rows: int, stop: int) -> Array:

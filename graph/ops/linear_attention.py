@@ -25,7 +25,7 @@ def _spans(begin: Array) -> Iterator[tuple[int, int, int]]:
         yield first, stop, int(begin[first])
 
 
-@op("start i32 (T)", gives="start", needs="length > 0 and T % length == 0")
+@op("start i32 (T) in :length", gives="start in -1:1", needs="length > 0 and T % length == 0")
 def text_begins(start: Array, *, length: int) -> Array:
     """`begin` (T,) i32 of texts that begin with state 0: start (T,) says in which row of its window
     of `length` a row's text begins."""
@@ -35,7 +35,8 @@ def text_begins(start: Array, *, length: int) -> Array:
 text_begins.case(lambda r: ([np.array([0, 0, 2, 2, 2, 0, 1, 1, 1, 4], np.int32)], {"length": 5}))
 
 
-CONVOLUTION = "x f32 (T, C)", "w f32 (C, 1, K)", "states f32 (N, L, C)", "begin i32 (T)"
+LAST = "end i32 (T) in -1:N"
+CONVOLUTION = "x f32 (T, C)", "w f32 (C, 1, K)", "states f32 (N, L, C)", "begin i32 (T) in -1:N"
 
 
 @op(*CONVOLUTION, gives="x", needs="K > 1 and L == K - 1")
@@ -60,7 +61,7 @@ def _convolve(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Ar
     return y
 
 
-@op(*CONVOLUTION, "end i32 (T)", gives="x", needs=causal_conv.needs, writes=(2,), returns_destination=False)
+@op(*CONVOLUTION, LAST, gives="x", needs=causal_conv.needs, writes=(2,), returns_destination=False)
 def causal_conv_update(x: Array, w: Array, states: Array, begin: Array, end: Array) -> Array:
     """`causal_conv` that also writes the last K − 1 rows to states."""
     return _convolve(x, w, states, begin, end)
@@ -89,7 +90,7 @@ def causal_conv_back(g: Array, x: Array, w: Array, states: Array, begin: Array) 
 
 SOURCES = (
     *("q f32 (T, G, D)", "k f32 (T, G, D)", "v f32 (T, H, E)", "decay f32 (T, H)|(T, H, D)|(T, H, D, E)"),
-    *("beta f32 (T, H)|(T, H, D)|(T, H, 2, D)", "states f32 (N, H, D, E)", "begin i32 (T)"),
+    *("beta f32 (T, H)|(T, H, D)|(T, H, 2, D)", "states f32 (N, H, D, E)", "begin i32 (T) in -1:N"),
 )
 _BETAS = "H % G == 0 and len(beta.shape) != (3 if delta else 4)"
 
@@ -145,7 +146,15 @@ def _attend(src: Sequence[Array], end: Array, *, scale: float, delta: bool, grou
     return y
 
 
-@op(*SOURCES, "end i32 (T)", gives="v", needs=_BETAS, writes=(5,), returns_destination=False, like=linear_attention)
+@op(
+    *SOURCES,
+    LAST,
+    gives="v",
+    needs=_BETAS,
+    writes=(5,),
+    returns_destination=False,
+    like=linear_attention,
+)
 def linear_attention_update(*src: Array, **attrs: Any) -> Array:
     """`linear_attention` that also writes S to states; its last source is `end` (T,)."""
     *others, end = src

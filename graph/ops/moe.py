@@ -20,14 +20,16 @@ from logitless.graph.ops.linear import WHOLE_GROUPS, linear, quantize_act, round
 from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.tensor import Tensor, const
 
+ORDER, ORDER_OF_N = "order i32 (3, R) in :R, :R, …", "order i32 (3, R) in :R, :R, :n"
 
-@op("logits f32 (T, E)", gives="i32 (T, n)", needs="0 < n <= E")
+
+@op("logits f32 (T, E)", gives="i32 (T, n) in :E", needs="0 < n <= E")
 def top_experts(logits: Array, *, n: int) -> Array:
     """The n greatest of each row of logits (T, E), the greatest first: (T, n) i32. Of equal ones the first."""
     return np.argsort(-logits, axis=1, kind="stable")[:, :n]
 
 
-@op("logits f32 (T, E)", "ids i32 (T, k)", gives="f32 (T, k)")
+@op("logits f32 (T, E)", "ids i32 (T, k) in :E", gives="f32 (T, k)")
 def expert_weights(logits: Array, ids: Array) -> Array:
     """Weights of each row's experts: softmax over logits (T, E) at ids (T, k)."""
     chosen = np.take_along_axis(logits, ids.astype(np.int64), 1)
@@ -41,7 +43,7 @@ def _(g: Tensor, y: Tensor, logits: Tensor, ids: Tensor) -> tuple[Tensor | None,
     return expert_scatter(mul(y, sub(g, mean)), ids, n=logits.shape[1]), None
 
 
-@op("x f32 (T, k)", "ids i32 (T, k)", gives="f32 (T, n)")
+@op("x f32 (T, k)", "ids i32 (T, k) in :n", gives="f32 (T, n)")
 def expert_scatter(x: Array, ids: Array, *, n: int) -> Array:
     """(T, n) of zeros with x (T, k) at ids (T, k)."""
     out = np.zeros((len(x), n), x.dtype)
@@ -49,7 +51,7 @@ def expert_scatter(x: Array, ids: Array, *, n: int) -> Array:
     return out
 
 
-@op("x f32 (T, E)", "ids i32 (T, k)", gives="f32 (T, k)")
+@op("x f32 (T, E)", "ids i32 (T, k) in :E", gives="f32 (T, k)")
 def expert_gather(x: Array, ids: Array) -> Array:
     """(T, k): x (T, E) at ids (T, k)."""
     return np.take_along_axis(x, ids.astype(np.int64), 1)
@@ -59,7 +61,7 @@ expert_scatter.vjp(lambda g, y, x, ids, n: (expert_gather(g, ids), None))
 expert_gather.vjp(lambda g, y, x, ids: (expert_scatter(g, ids, n=x.shape[1]), None))
 
 
-@op("ids i32 (T, k)", gives="i32 (3, T * k)", needs="n > 0")
+@op("ids i32 (T, k) in :n", gives="i32 (3, T * k) in :T * k, :T * k, :n", needs="n > 0")
 def expert_order(ids: Array, *, n: int) -> Array:
     """`order` (3, T · k) of ids (T, k), which are below n; rows of an expert stay in order."""
     flat = ids.reshape(-1)
@@ -67,7 +69,7 @@ def expert_order(ids: Array, *, n: int) -> Array:
     return np.stack([places, np.argsort(places), flat[places]])
 
 
-@op("x f32 (T, K)", "order i32 (3, R)", gives="f32 (R, K)", needs="R % T == 0")
+@op("x f32 (T, K)", ORDER, gives="f32 (R, K)", needs="R % T == 0")
 def expert_rows(x: Array, order: Array) -> Array:
     """x (T, K) → (R, K): at each place the row whose expert it is."""
     return x[order[0] // (order.shape[1] // len(x))]
@@ -79,7 +81,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, order: Tensor) -> tuple[Tensor | None, ..
     return expert_sum(g, ones, order), None
 
 
-@op("x f32 (R, K)", "w weight (W, K)", "order i32 (3, R)", gives="f32 (R, W // n)", needs="n > 0 and W % n == 0")
+@op("x f32 (R, K)", "w weight (W, K)", ORDER_OF_N, gives="f32 (R, W // n)", needs="n > 0 and W % n == 0")
 def expert_linear(x: Array, w: Array, order: Array, *, n: int) -> Array:
     """x (R, K), at each place times its expert's part of w (n · N, K), transposed: (R, N)."""
     out = np.empty((len(x), len(w) // n), np.result_type(x, w))
@@ -97,7 +99,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, w: Tensor, order: Tensor, n: int) -> tupl
     return expert_matmul(g, w, order, n=n), expert_products(g, x, order, n=n), None
 
 
-@op("x f32 (R, N)", "w weight (W, K)", "order i32 (3, R)", gives="f32 (R, K)", needs="W == n * N")
+@op("x f32 (R, N)", "w weight (W, K)", ORDER_OF_N, gives="f32 (R, K)", needs="W == n * N")
 def expert_matmul(x: Array, w: Array, order: Array, *, n: int) -> Array:
     """x (R, N), at each place times its expert's part of w (n · N, K): (R, K)."""
     out = np.empty((len(x), w.shape[1]), np.result_type(x, w))
@@ -112,7 +114,7 @@ def _(g: Tensor, y: Tensor, x: Tensor, w: Tensor, order: Tensor, n: int) -> tupl
     return expert_linear(g, w, order, n=n), expert_products(x, g, order, n=n), None
 
 
-@op("a f32 (R, M)", "b f32 (R, K)", "order i32 (3, R)", gives="f32 (n * M, K)")
+@op("a f32 (R, M)", "b f32 (R, K)", ORDER_OF_N, gives="f32 (n * M, K)")
 def expert_products(a: Array, b: Array, order: Array, *, n: int) -> Array:
     """(n · M, K): for each expert a (R, M) transposed times b (R, K), of its rows."""
     out = np.zeros((n, a.shape[1], b.shape[1]), np.result_type(a, b))
@@ -122,7 +124,7 @@ def expert_products(a: Array, b: Array, order: Array, *, n: int) -> Array:
     return out.reshape(-1, b.shape[1])
 
 
-@op("y f32 (R, N)", "weights f32 (T, k)", "order i32 (3, R)", gives="f32 (T, N)", needs="T * k == R")
+@op("y f32 (R, N)", "weights f32 (T, k)", ORDER, gives="f32 (T, N)", needs="T * k == R")
 def expert_sum(y: Array, weights: Array, order: Array) -> Array:
     """(T, N): each row's sum over its experts of weights (T, k) times what they made of it, y (R, N)."""
     return (y[order[1]].reshape(*weights.shape, -1) * weights[..., None]).sum(1)
@@ -147,19 +149,19 @@ def packed_types(dtype: str) -> set[str]:
     return {"f32_act", "bf16_act"} if dtype == "bf16" else {"f32_act"}
 
 
-@op("x f32 (T, K)", "order i32 (3, R)", gives="q8_act (R, K)", needs=f"{_GATHERED} and {WHOLE_GROUPS}")
+@op("x f32 (T, K)", ORDER, gives="q8_act (R, K)", needs=f"{_GATHERED} and {WHOLE_GROUPS}")
 def quantize_experts(x: Array, order: Array, *, gather: bool, group: int = 32) -> Array:
     """`quantize_act` of x (R, K) or, with `gather`, of `expert_rows` of x (T, K), for `expert_linear_act`."""
     return quantize_act.reference(expert_rows.reference(x, order) if gather else x, group=group)
 
 
-@op("x f32 (T, K)", "order i32 (3, R)", gives="f32_act (R, K)", needs=_GATHERED)
+@op("x f32 (T, K)", ORDER, gives="f32_act (R, K)", needs=_GATHERED)
 def pack_experts(x: Array, order: Array, *, gather: bool) -> Array:
     """x (R, K) or, with `gather`, `expert_rows` of x (T, K), in the order that `expert_linear_act` likes."""
     return expert_rows.reference(x, order) if gather else x
 
 
-@op("x f32 (T, K)", "order i32 (3, R)", gives="bf16_act (R, K)", needs=f"{_GATHERED} and K % 2 == 0")
+@op("x f32 (T, K)", ORDER, gives="bf16_act (R, K)", needs=f"{_GATHERED} and K % 2 == 0")
 def round_experts(x: Array, order: Array, *, gather: bool) -> Array:
     """`round_act` of the same."""
     return round_act.reference(expert_rows.reference(x, order) if gather else x)
@@ -168,7 +170,7 @@ def round_experts(x: Array, order: Array, *, gather: bool) -> Array:
 @op(
     "xp f32_act|q8_act|bf16_act (R, K)",
     "w weight (W, K)",
-    "order i32 (3, R)",
+    ORDER_OF_N,
     gives="f32 (R, W // n)",
     needs="n > 0 and W % n == 0 and xp.dtype in packed_types(w.dtype)",
 )

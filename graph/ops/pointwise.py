@@ -149,7 +149,7 @@ for _function in (sqrt, log):
 sin.tolerance = cos.tolerance = 2e-5
 
 
-@op("x f32 (R, K)", gives="i32 (R,)")
+@op("x f32 (R, K)", gives="i32 (R,) in :K")
 def argmax(x: Array) -> Array:
     """The index of the largest of each row, the first of equals: (R, K) → (R,) i32. No gradient passes."""
     return x.argmax(-1).astype(np.int32)

@@ -6,8 +6,10 @@ import numpy as np
 
 from logitless.graph.op import Array, Case, op
 
+FARTHEST = 2**24  # position that f32 tells from its neighbours
 
-@op("pos i32 (T)", "frequency f32 (P)", gives="f32 (T, 2, P)")
+
+@op("pos i32 (T) in 1 - FARTHEST:FARTHEST", "frequency f32 (P)", gives="f32 (T, 2, P)")
 def rope_angles(pos: Array, frequency: Array, *, magnitude: float = 1.0) -> Array:
     """magnitude · cos and sin of pos · frequency: (T,) and (n/2,) → (T, 2, n/2).
 
@@ -23,7 +25,12 @@ rope_angles.case(lambda r: ([np.array([0, 1, 5, 1000]), 100.0 ** (-np.arange(6) 
 rope_angles.tolerance = 1e-4  # f32 angles: 1000 rad has a spacing of 6e-5
 
 
-@op("pos i32 (S, T)", "frequency f32 (P)", "component i32 (P)", gives="f32 (T, 2, P)")
+@op(
+    "pos i32 (S, T) in 1 - FARTHEST:FARTHEST",
+    "frequency f32 (P)",
+    "component i32 (P) in :S",
+    gives="f32 (T, 2, P)",
+)
 def mrope_angles(pos: Array, frequency: Array, component: Array, *, magnitude: float = 1.0) -> Array:
     """`rope_angles` where pair i turns by component[i] of a position: pos (S, T), frequency and
     component (n/2,) → (T, 2, n/2).

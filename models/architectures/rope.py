@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from logitless.graph.execution.session import Session
-from logitless.graph.indices import FARTHEST
 from logitless.graph.ops.attention.compressed import block_starts
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.rope import mrope_angles, rope_angles
+from logitless.graph.ops.rope import FARTHEST, mrope_angles, rope_angles
 from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Tensor
 from logitless.models.architectures.position_bias import define_bias

@@ -15,6 +15,7 @@ from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.shape import reshape, slice_rows
 from logitless.graph.ops.slicing import concat
 from logitless.graph.tensor import Tensor, feed, variable
+from logitless.graph.testing.conformance import register_all
 from logitless.graph.testing.evaluate import evaluate
 
 
@@ -40,6 +41,22 @@ def test_op_declaration_defines_shape_and_gradient() -> None:
         np.testing.assert_array_equal(evaluate([y], {"x": np.ones((2, 2))}, {})[0], 3)
     finally:
         OPS.pop("thrice", None)
+
+
+def test_integer_sources_without_bounds_are_no_indices() -> None:
+    register_all()
+    unbounded = {
+        (name, source.name)
+        for name, declared in OPS.items()
+        for source in declared.signature.sources
+        if source.types == {"i32"} and not source.bounds
+    }
+    assert unbounded == {
+        *(("token_columns", "tokens"), ("ngram_rows", "tokens"), ("ngram_rows", "hashes")),
+        *(("block_cells", "pos"), ("get_ids", "table")),  # whose results have bounds
+        ("log_probs", "ids"),  # words of `sample`
+        *(("sample", name) for name in ("list_kind", "list_id", "slot")),  # which kernels check
+    }
 
 
 def compressed(size: int, n_cells: int, *others: str) -> Tensor:

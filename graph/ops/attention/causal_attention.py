@@ -12,7 +12,7 @@ from logitless.graph.ops.attention.paged_attention import random_sinks
 from logitless.graph.ops.shape import split_rows
 from logitless.graph.tensor import Tensor
 
-SOURCES = "q f32 (N, H, D)", "k f32 (N, G, D)", "v f32 (N, G, D)", "start i32 (N)|(2, N)"
+SOURCES = "q f32 (N, H, D)", "k f32 (N, G, D)", "v f32 (N, G, D)", "start i32 (N)|(2, N) in :length"
 NEEDS = "H % G == 0 and length > 0 and N % length == 0 and window >= 0 and cap >= 0"
 
 

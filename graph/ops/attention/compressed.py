@@ -14,13 +14,16 @@ import numpy as np
 from logitless.graph.op import Array, Case, Variable, op
 from logitless.graph.ops.attention.paged_attention import PAGE, random_sinks
 
+# Signature of ops that read caches of rows, behind these
+PLACES = ("tables i32 (S, P) in :pages", "slot i32 (T) in :S", "pos i32 (T) in :P * 16")
+
 
 def cells_per_page(size: int) -> int:
     """Cells of a page for blocks of so many tokens; 0 unless they divide a page or are a multiple of it."""
     return max(1, PAGE // size) if size > 0 and (PAGE % size == 0 or size % PAGE == 0) else 0
 
 
-@op("pos i32 (T)", gives="pos", needs="size > 0")
+@op("pos i32 (T) in :limit", gives="pos in :limit", needs="size > 0")
 def block_starts(pos: Array, *, size: int, limit: int) -> Array:
     """(T,) i32: the first position of the block of `size` that each position (T,), below `limit`, lies in."""
     return pos // size * size
@@ -29,7 +32,12 @@ def block_starts(pos: Array, *, size: int, limit: int) -> Array:
 block_starts.case(lambda r: ([np.array([0, 3, 4, 127, 128, 7001], np.int32)], {"size": 4, "limit": 7002}))
 
 
-@op("pos i32 (T)", "cells i32 (T)", gives="pos", needs="cells_per_page(size) > 0 and spare >= 0")
+@op(
+    "pos i32 (T)",
+    "cells i32 (T) in :(spare + 1) * (size if size < 16 else 16)",
+    gives="pos in :spare + 1",
+    needs="cells_per_page(size) > 0 and spare >= 0",
+)
 def block_cells(pos: Array, cells: Array, *, size: int, spare: int) -> Array:
     """(T,) i32: cells of the blocks that end with these tokens, at positions pos (T,) and in cells (T,); `spare` for
     a token that ends none."""
@@ -45,7 +53,13 @@ for _size in (4, 128):
     )
 
 
-@op("cache f32|f16|bf16 (pages, 1, N, D)", "rows f32 (T, 1, D)", "cells i32 (T)", gives="cache", writes=(0,))
+@op(
+    "cache f32|f16|bf16 (pages, 1, N, D)",
+    "rows f32 (T, 1, D)",
+    "cells i32 (T) in :pages * N",
+    gives="cache",
+    writes=(0,),
+)
 def store_blocks(cache: Array, rows: Array, cells: Array) -> Array:
     """Write the rows (T, 1, D) of blocks into their cells (T,) of the cache (pages, 1, N, D)."""
     for row, cell in zip(rows, cells, strict=True):
@@ -76,9 +90,7 @@ def _positions(pos: int, size: int, overlap: bool) -> Array:
 @op(
     "k f32 (pages, 1, 16, W)",
     "bias f32 (B, 1, C)",
-    "tables i32 (S, P)",
-    "slot i32 (T)",
-    "pos i32 (T)",
+    *PLACES,
     gives="f32 (T, C // (1 + overlap))",
     needs="W == 2 * C and C % (1 + overlap) == 0",
 )
@@ -131,9 +143,7 @@ def _block_rows(cache: Array, table: Array, blocks: Array, size: int) -> Array:
     "q f32 (T, H, D)",
     "weights f32 (T, H)",
     "k f32|f16|bf16 (pages, 1, N, D)",
-    "tables i32 (S, P)",
-    "slot i32 (T)",
-    "pos i32 (T)",
+    *PLACES,
     gives="f32 (T, n)",
     needs="n > 0 and N == cells_per_page(size)",
 )
@@ -157,12 +167,10 @@ def chosen_rows(
 @op(
     "q f32 (T, H, D)",
     "k f32|f16|bf16 (pages, 1, 16, D)",
-    "tables i32 (S, P)",
-    "slot i32 (T)",
-    "pos i32 (T)",
+    *PLACES,
     "sinks f32 (H)",
     "blocks f32|f16|bf16 (pages_of_blocks, 1, N, D)?",
-    "block_tables i32 (S, P)?",
+    "block_tables i32 (S, P)? in :pages_of_blocks",
     "chosen f32 (T, n)?",
     gives="q",
     needs="window > 0 and (blocks is None or block_tables is not None and blocks.dtype == k.dtype and "

@@ -17,7 +17,7 @@ def is_bias(size: int, heads: int, length: int) -> bool:
     "q f32 (N, H, D)",
     "k f32 (N, G, D)",
     "v f32 (N, G, D)",
-    "count i32 (W)",
+    "count i32 (W) in 1:length + 1",
     "bias f32 (B)?",
     gives="q",
     needs="H % G == 0 and length > 0 and W * length == N and (bias is None or is_bias(B, H, length))",
@@ -50,7 +50,7 @@ def full_attention(
     return out
 
 
-@op("x f32 (N, K)", "first i32 (R)", "count i32 (R)", gives="f32 (R, K)")
+@op("x f32 (N, K)", "first i32 (R) in :N", "count i32 (R) in 1:N + 1", gives="f32 (R, K)")
 def mean_rows(x: Array, first: Array, count: Array) -> Array:
     """The means of rows first[r] … first[r] + count[r] − 1 of x (N, n), one after the other: (R,
     n); first and count (R,) i32, count ≥ 1."""

@@ -27,10 +27,10 @@ from logitless.graph.tensor import Tensor
 KEYS_AS_VALUES = (0, 1, 3, 2)  # a cache of keys as one of values
 
 
-LATENT = "k cache (pages, 1, D, 16)", "tables i32 (S, P)", "slot i32 (T)"
+LATENT = "k cache (pages, 1, D, 16)", "tables i32 (S, P) in :pages", "slot i32 (T) in :S"
 
 
-@op("q f32 (T, H, D)", *LATENT, "pos i32 (T)", "sinks f32 (H)?", gives="q")
+@op("q f32 (T, H, D)", *LATENT, "pos i32 (T) in :P * 16", "sinks f32 (H)?", gives="q")
 def latent_attention(
     q: Array, k: Array, tables: Array, slot: Array, pos: Array, sinks: Array | None = None, *, scale: float
 ) -> Array:
@@ -73,7 +73,7 @@ def _cells_of(blocks: Array, size: int) -> Array:
     "q f32 (T, H, D)",
     "weights f32 (T, H)",
     *LATENT,
-    "pos i32 (T)",
+    "pos i32 (T) in :P * 16",
     gives="f32 (T, 1, (n + 1) * pool - 1)",
     needs="n > 0 and pool > 0",
 )
@@ -97,7 +97,13 @@ def chosen_cells(
     return out
 
 
-@op("q f32 (T, H, D)", *LATENT, "pos i32 (T)", gives="f32 (T, H, n * block)", needs="n > 0 and block > 0 and last >= 0")
+@op(
+    "q f32 (T, H, D)",
+    *LATENT,
+    "pos i32 (T) in :P * 16",
+    gives="f32 (T, H, n * block)",
+    needs="n > 0 and block > 0 and last >= 0",
+)
 def chosen_blocks(
     q: Array, k: Array, tables: Array, slot: Array, pos: Array, *, n: int, block: int, last: int
 ) -> Array:

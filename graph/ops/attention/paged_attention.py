@@ -17,10 +17,10 @@ from logitless.graph.tensor import Shape, Tensor
 
 PAGE = 16
 # Signature of ops that read the KV cache, between their queries and positions
-CACHES = ("k cache (pages, G, D, 16)", "v cache (pages, G, 16, D)", "tables i32 (S, P)", "slot i32 (T)")
+CACHES = ("k cache (pages, G, D, 16)", "v cache (pages, G, 16, D)", "tables i32 (S, P) in :pages", "slot i32 (T) in :S")
 
 
-@op("cache cache (pages, H, D, 16)", "k f32 (T, H, D)", "cells i32 (T)", gives="cache", writes=(0,))
+@op("cache cache (pages, H, D, 16)", "k f32 (T, H, D)", "cells i32 (T) in :pages * 16", gives="cache", writes=(0,))
 def store_k(cache: Array, k: Array, cells: Array) -> Array:
     """Write the keys (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv, D, 16)."""
     for row, cell in zip(k, cells, strict=True):
@@ -28,7 +28,7 @@ def store_k(cache: Array, k: Array, cells: Array) -> Array:
     return cache
 
 
-@op("cache cache (pages, H, 16, D)", "v f32 (T, H, D)", "cells i32 (T)", gives="cache", writes=(0,))
+@op("cache cache (pages, H, 16, D)", "v f32 (T, H, D)", "cells i32 (T) in :pages * 16", gives="cache", writes=(0,))
 def store_v(cache: Array, v: Array, cells: Array) -> Array:
     """Write the values (T, H_kv, D) of T tokens into their cells (T,) of the cache (pages, H_kv, 16, D)."""
     for row, cell in zip(v, cells, strict=True):
@@ -64,13 +64,13 @@ for _dtype in ("bf16", "q8_0", "q5_1", "iq4_nl"):
 store_k.tolerance = store_v.tolerance = 5e-4  # f16 has 11 bits
 
 
-@op("cache cache (pages, H, D, 16)", "cells i32 (T)", gives="f32 (T, H, D)")
+@op("cache cache (pages, H, D, 16)", "cells i32 (T) in :pages * 16", gives="f32 (T, H, D)")
 def load_k(cache: Array, cells: Array) -> Array:
     """The keys (T, H_kv, D) in the cells (T,) of the cache (pages, H_kv, D, 16)."""
     return cache[cells // PAGE, :, :, cells % PAGE]
 
 
-@op("cache cache (pages, H, 16, D)", "cells i32 (T)", gives="f32 (T, H, D)")
+@op("cache cache (pages, H, 16, D)", "cells i32 (T) in :pages * 16", gives="f32 (T, H, D)")
 def load_v(cache: Array, cells: Array) -> Array:
     """The values (T, H_kv, D) in the cells (T,) of the cache (pages, H_kv, 16, D)."""
     return cache[cells // PAGE, :, cells % PAGE]
@@ -90,7 +90,7 @@ for _dtype in ("q5_0", "q4_1"):
     load_v.case(_load_case, (3, 2, PAGE, 32), _dtype)
 
 
-@op("cache cache (pages, …)", "pairs i32 (n, 2)", gives="cache", writes=(0,))
+@op("cache cache (pages, …)", "pairs i32 (n, 2) in :pages", gives="cache", writes=(0,))
 def copy_pages(cache: Array, pairs: Array) -> Array:
     """Copy whole pages, (from, to) a row of pairs (n, 2), in order: copy on write of a shared last page."""
     for source, destination in pairs:
@@ -104,7 +104,7 @@ copy_pages.case(lambda r: ([Variable(r.normal(size=(5, 2, 8, PAGE)), "f32"), np.
 @op(
     "q f32 (T, H, D)",
     *CACHES,
-    "pos i32 (T)|(2, T)",
+    "pos i32 (T)|(2, T) in :P * 16",
     "sinks f32 (H)?",
     gives="q",
     needs="H % G == 0 and window >= 0 and cap >= 0",
@@ -221,7 +221,7 @@ def _(r: np.random.Generator) -> Case:
 @op(
     "q f32 (T, H, D)",
     *CACHES,
-    "pos i32 (T)|(2, T)",
+    "pos i32 (T)|(2, T) in :P * 16",
     "bias f32 (B)",
     gives="q",
     needs="H % G == 0 and window >= 0 and B == H * P * PAGE",
@@ -250,7 +250,12 @@ biased_attention.case(_biased_case, "f32/f32", 4, 2, 32)
 biased_attention.case(_biased_case, "f16/f16", 4, 4, 16, own_positions=True, window=1)
 
 
-@op("cache f32 (pages, H, _, _)", "cells i32 (T)", gives="cache", needs="cache.shape[3 if keys else 2] == PAGE")
+@op(
+    "cache f32 (pages, H, _, _)",
+    "cells i32 (T) in :pages * 16",
+    gives="cache",
+    needs="cache.shape[3 if keys else 2] == PAGE",
+)
 def clear_cells(cache: Array, cells: Array, *, keys: bool) -> Array:
     """The cache with zeros in these cells: the gradient of what was there before a store."""
     out = cache.copy()
@@ -274,7 +279,7 @@ store_v.vjp(lambda g, y, cache, v, cells: (clear_cells(g, cells, keys=False), lo
     "g f32 (T, H, D)",
     "q f32 (T, H, D)",
     *CACHES,
-    "pos i32 (T)",
+    "pos i32 (T) in :P * 16",
     gives="f32 (T * H + 2 * pages * G * PAGE, D)",
     needs=attention.needs,
 )
@@ -345,7 +350,7 @@ attention_back.case(_back_case, "f16/f16", 8, 4, 16, window=20)
 attention_back.case(_back_case, "f32/f32", 3, 1, 24, cap=5.0, window=5)
 
 
-@op("pos i32 (T)", gives="i32 (2, T)", needs="size > 0")
+@op("pos i32 (T) in :limit", gives="i32 (2, T) in :limit, :limit + size", needs="size > 0")
 def chunk_ends(pos: Array, *, size: int, limit: int) -> Array:
     """(2, T) i32: positions (T,) below `limit`, and the last position of each one's chunk of `size`.
 
@@ -353,7 +358,7 @@ def chunk_ends(pos: Array, *, size: int, limit: int) -> Array:
     return np.stack([pos, pos // size * size + size - 1]).astype(np.int32)
 
 
-@op("start i32 (T)", gives="start", needs="size > 0 and length > 0 and T % length == 0")
+@op("start i32 (T) in :length", gives="start in :length", needs="size > 0 and length > 0 and T % length == 0")
 def chunk_starts(start: Array, *, length: int, size: int) -> Array:
     """(T,) i32: the first row of each row's chunk, whose text begins in row start (T,) of its window
     of `length` rows."""

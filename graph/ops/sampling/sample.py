@@ -25,15 +25,15 @@ _LISTS = "Q == R + 1 and W == (R if mask is None else 2 * R) and (mask is None) 
     "logits f32 (R, V)",
     f"state f32 (S, {s.N_STATE})",
     f"params f32 (R, {s.N_PARAMS})",
-    "chain i32 (R, C)",
+    "chain i32 (R, C) in s.END:s.ADAPTIVE + 1",
     "draws u32 (W, 4)",
-    "list_ptr i32 (Q)",
+    "list_ptr i32 (Q) in :L + 1",
     "list_kind i32 (L)",
     "list_id i32 (L)",
     "list_value f32 (L)",
     "slot i32 (R)",
     "mask u32 (M, B)?",
-    "mask_row i32 (R)?",
+    "mask_row i32 (R)? in -2:M",
     gives="i32 (R, 3 + 2 * n_probs if n_probs else 1)",
     needs=f"{_LISTS} and (mask is None or B == -(-V // 32)) and n_probs >= 0",
     writes=(1,),
@@ -132,7 +132,7 @@ def sample(
 sample.variants = Variants(s.ALL + 1, 3, s.variant_of)
 
 
-@op("logits f32 (R, V)", "ids i32 (R, W)", "targets i32 (R)", gives="f32 (R, 1 + 2 * n)", needs="n >= 0")
+@op("logits f32 (R, V)", "ids i32 (R, W)", "targets i32 (R) in -2**31:V", gives="f32 (R, 1 + 2 * n)", needs="n >= 0")
 def log_probs(logits: Array, ids: Array, targets: Array, *, n: int) -> Array:
     """ln softmax of the logits (R, V), before any sampler: (R, 1 + 2n) f32 with the value at the
     row's target, the n likeliest ids (as numbers, exact up to 2²⁴; -1 where the rest is

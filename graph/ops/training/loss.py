@@ -43,14 +43,14 @@ softmax.inplace = (0,)
 softmax_back.inplace = (0, 1)
 
 
-@op("logits f32 (R, V)", "targets i32 (R)", gives="f32 (R,)")
+@op("logits f32 (R, V)", "targets i32 (R) in -2**31:V", gives="f32 (R,)")
 def cross_entropy(logits: Array, targets: Array) -> Array:
     """−ln softmax(logits)[target] of each row: (R, V) and ids (R,) i32 → (R,). A negative target is ignored: 0."""
     rows, ids = np.arange(len(targets)), np.maximum(targets, 0)
     return np.where(targets < 0, 0, -_log_softmax(logits)[rows, ids])
 
 
-@op("g f32 (R)", "logits f32 (R, V)", "targets i32 (R)", gives="logits")
+@op("g f32 (R)", "logits f32 (R, V)", "targets i32 (R) in -2**31:V", gives="logits")
 def cross_entropy_back(g: Array, logits: Array, targets: Array) -> Array:
     """g · (softmax(logits) − 1 at the target), g (R,); rows that are ignored get zeros."""
     p = _softmax(logits)
