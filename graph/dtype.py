@@ -130,7 +130,9 @@ class KVType:
         quants   8 bits: keys [D][16] · values [16][D]. Else two in a byte: keys [D/2][16], elements
                  2i and 2i + 1 · values [16][D/2], of each block elements i and i + 16
         fifth bits of the quants of 5 bits, u32: keys [D/32][16] · values [16][D/32]
-        scales f16, then minima f16 with `mins`: keys [D/32][16] · values [16][D/32]"""
+        scales f16, then minima f16 with `mins`: keys [D/32][16] · values [16][D/32]
+
+    Rows of compressed attention (graph/ops/attention/compressed.py) are values in pages of one cell."""
 
     bits: int = 0
     mins: bool = False

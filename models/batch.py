@@ -371,11 +371,11 @@ def _compressed_caches(
     """Caches of a layer's tokens, which are read for a while, and of its blocks of tokens."""
     assert h.compression is not None
     c, width = h.compression, h.head_dim
-    of_tokens = [session.define(f"{prefix}k.{layer}", (n_window, 1, PAGE, width), dtype)]
+    of_tokens = [session.define(f"{prefix}k.{layer}", (n_window, PAGE, 1, width), dtype)]
     of_blocks: list[Tensor] = []
     for which, (n, own) in enumerate(zip(c.pooled(layer, width), (width, c.index_size), strict=False)):
         of_tokens.append(session.define(f"{prefix}pooled.{which}.{layer}", (n_window, 1, PAGE, n)))
-        shape = n_pages, 1, cells_per_page(c.blocks[layer]), own
+        shape = n_pages, cells_per_page(c.blocks[layer]), 1, own
         of_blocks.append(session.define(f"{prefix}blocks.{which}.{layer}", shape, dtype))
     return of_tokens, of_blocks
 
@@ -452,7 +452,9 @@ class Cached:
         """Write what a layer that compresses its cache keeps of the rows (T, 1, n): the key, and inputs of pools."""
         caches, blocks = self._caches(layer)
         cells = self.batch.slot_mapping if self.memory.window is None else self.batch.window_slot_mapping
-        self.stored[layer] = [*(store_v(c, new, cells) for c, new in zip(caches, rows, strict=True)), *blocks]
+        (k, *pooled), (key, *inputs) = caches, rows
+        written = (store_v(c, new, cells) for c, new in zip(pooled, inputs, strict=True))
+        self.stored[layer] = [store_blocks(k, rotate(key, k), cells), *written, *blocks]
 
     def _caches(self, layer: int) -> tuple[list[Tensor], list[Tensor]]:
         """Caches of tokens, and of blocks, of a layer that compresses its cache."""
@@ -469,9 +471,9 @@ class Cached:
     def store_blocks(self, layer: int, which: int, rows: Tensor, size: int) -> None:
         """Write rows (T, 1, n) of `pool`, of blocks of `size` tokens."""
         caches, blocks = self._caches(layer)
-        spare = blocks[which].shape[0] * blocks[which].shape[2] - 1
+        spare = blocks[which].shape[0] * blocks[which].shape[1] - 1
         cells = block_cells(self.batch.pos, self.batch.slot_mapping, size=size, spare=spare)
-        self.stored[layer][len(caches) + which] = store_blocks(blocks[which], rows, cells)
+        self.stored[layer][len(caches) + which] = store_blocks(blocks[which], rotate(rows, blocks[which]), cells)
 
     def attend_blocks(
         self, layer: int, q: Tensor, sinks: Tensor, index: tuple[Tensor, ...], top_k: int, size: int, **attrs: Any
@@ -481,15 +483,16 @@ class Cached:
         memory, batch = self.memory, self.batch
         rows = batch.out if batch.out is not None and layer >= memory.n_layer_kv - 1 else batch
         (k, *_), blocks = self._caches(layer)
-        if not blocks:
-            return compressed_attention(q, k, memory.pools[-1].tables, rows.slot, rows.pos, sinks, **attrs)
-        others: list[Tensor] = [blocks[0], memory.full.tables]
+        others: list[Tensor] = []
+        if blocks:
+            attrs["size"] = size
+            others = [blocks[0], memory.full.tables]
         if index and memory.full.tables.shape[1] * PAGE // size > top_k:
-            own = memory.full.tables, rows.slot, rows.pos
-            others.append(chosen_rows(*index, blocks[1], *own, n=top_k, size=size))
-        return compressed_attention(
-            q, k, memory.pools[-1].tables, rows.slot, rows.pos, sinks, *others, size=size, **attrs
-        )
+            (queries, weights), own = index, (memory.full.tables, rows.slot, rows.pos)
+            others.append(chosen_rows(rotate(queries, blocks[1]), weights, blocks[1], *own, n=top_k, size=size))
+        tables = memory.pools[-1].tables
+        y = compressed_attention(rotate(q, k), k, tables, rows.slot, rows.pos, sinks, *others, **attrs)
+        return rotate(y, k)
 
     def attend_source(self, layer: int, q: Tensor, scale: float) -> Tensor:
         """Cross-attention: the output of q (T, H, D) over the prompt's cells, which the encoder has filled."""

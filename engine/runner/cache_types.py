@@ -20,19 +20,18 @@ def check_types(h: Hparams, type_k: str, type_v: str, of: str = "", drafter: Seq
     `drafter`: the sizes of a drafter's layers."""
     heads = {"this model's": [h.sizes(i) for i in range(h.n_layer_kv) if h.attends(i)]}
     heads["the drafter's"] = [sizes for sizes in drafter if not isinstance(sizes, int)]
-    odd = [(whose, s.head_dim) for whose, sizes in heads.items() for s in sizes if s.head_dim % 32]
-    if h.indexer and h.indexer.size % 32:
-        odd.append(("this model's indexer's", h.indexer.size))
+    # pages of a single row are whole words, which are copied
+    whole, indexer = (64, h.compression.index_size) if h.compression else (32, h.indexer.size if h.indexer else 0)
+    odd = [(whose, s.head_dim) for whose, sizes in heads.items() for s in sizes if s.head_dim % whole]
+    if indexer % whole:
+        odd.append(("this model's indexer's", indexer))
     for flag, kind in ((f"cache-type-k{of}", type_k), (f"cache-type-v{of}", type_v)):
         if kind not in KV_TYPES:
             raise ValueError(f"--{flag} {kind}: the cache can be {', '.join(KV_TYPES)}")
-        if KV_TYPES[kind].bits and h.compression:
-            plain = ", ".join(name for name, t in KV_TYPES.items() if not t.bits)
-            raise ValueError(f"--{flag} {kind}: this model's cache can be {plain}")
         if KV_TYPES[kind].bits and odd:
             whose, size = min(odd, key=lambda pair: pair[1])
             plain = ", ".join(name for name, t in KV_TYPES.items() if not t.bits)
-            has = f"needs heads of a multiple of 32 elements, {whose} have {size}"
+            has = f"needs heads of a multiple of {whole} elements, {whose} have {size}"
             raise ValueError(f"--{flag} {kind}: {has}; {plain} take any")
 
 

@@ -77,7 +77,9 @@ def division(
     if not options.divide or len(others) < 2:
         return None
     has_sinks = h.has_sinks or (drafter is not None and any("attn_sinks" in name for name in drafter.parts))
-    caches = options.divide == "tensor" and not (h.mla or h.recurrent or has_sinks or h.alibi or h.n_buckets)
+    caches = options.divide == "tensor" and not (
+        h.mla or h.compression or h.recurrent or has_sinks or h.alibi or h.n_buckets
+    )
 
     def n_units(name: str, rows: int) -> int:
         """Heads of queries, keys and values stay whole; other weights are cut at multiples of 32 rows. An

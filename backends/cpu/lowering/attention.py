@@ -192,12 +192,12 @@ HEADS_OF_UNIT = 32  # of compressed attention, whose units convert rows for them
 def _(t: Tensor, at: At) -> list[Task] | None:
     q, k, tables, slot, pos, sinks, *more = t.src
     n, heads, size = q.shape
-    if size % 2:
+    if not _fits(k, size) or size % 2:
         return None
     group = min(HEADS_OF_UNIT, max(8, -(-n * heads // (UNITS_PER_CORE * cores()))), heads)
     blocks, block_tables, chosen = [*more, *(k, tables, q)[len(more) :]]
     args = (*map(at, (q, k, tables, slot, pos, sinks, blocks, block_tables, chosen)), at(t), heads, group)
-    args = (*args, tables.shape[1], t.attrs["window"], t.attrs.get("size", 1), blocks.shape[2] if more else 0)
+    args = (*args, tables.shape[1], t.attrs["window"], t.attrs.get("size", 1), blocks.shape[1] if more else 0)
     args = (*args, chosen.shape[1] if len(more) == 3 else 0, bits(t.attrs["scale"]))
     scratch = 4 * (64 * size + group * (32 + 2 * size + 2 + PAGE + 1)) + 192
     return [Task(f"compressed_attention:{k.dtype}:{size}", args, n * -(-heads // group), 1, scratch)]
@@ -207,11 +207,11 @@ def _(t: Tensor, at: At) -> list[Task] | None:
 def _(t: Tensor, at: At) -> list[Task] | None:
     q, _, k, tables, *_ = t.src
     rows, heads, size = q.shape
-    if size % 2:
+    if not _fits(k, size) or size % 2:
         return None
     block = t.attrs["size"]
-    args = (*map(at, t.src), at(t), tables.shape[1], t.attrs["n"], block, k.shape[2])
-    scratch = 4 * (tables.shape[1] * PAGE // block + 32 + 32 * size + 8 * 32) + 64
+    args = (*map(at, t.src), at(t), tables.shape[1], t.attrs["n"], block, k.shape[1])
+    scratch = 4 * (tables.shape[1] * PAGE // block + 32 + 33 * size + 8 * 32) + 64
     return [Task(f"chosen_rows:{k.dtype}:{size}:{heads}", args, rows, 1, scratch)]
 
 
@@ -223,9 +223,11 @@ def _(t: Tensor, at: At) -> list[Task]:
 
 
 @lower("store_blocks")
-def _(t: Tensor, at: At) -> list[Task]:
+def _(t: Tensor, at: At) -> list[Task] | None:
     cache, rows, cells = t.src
-    args = (at(cache), at(rows), at(cells), rows.shape[2], cache.shape[0] * cache.shape[2])
+    if not _fits(cache, rows.shape[2]):
+        return None
+    args = (at(cache), at(rows), at(cells), rows.shape[2], cache.shape[0] * cache.shape[1])
     return [Task(f"store_blocks:{cache.dtype}", args, rows.shape[0], 4)]
 
 

@@ -48,21 +48,27 @@ FN float NIBBLE(uint q, uint kind) {{
 """
 
 
-def number(data: str, words: str, page: str, cell: str, e: str, *, keys: bool, kind: str = "kind") -> str:
-    """Expression for element e of a cell, whose page begins at byte `page` of `data`, the bytes of `words`."""
+def number(
+    data: str, words: str, page: str, cell: str, e: str, *, keys: bool, kind: str = "kind", part: str = "size"
+) -> str:
+    """Expression for element e of a cell, whose page begins at byte `page` of `data`, the bytes of `words`.
+
+    `part`: the head's size for the places of the page's parts, a sixteenth of it in pages of one cell."""
     if keys:
         byte, shift, block = f"{e} / 2u * 16u + {cell}", f"{e} % 2u * 4u", f"{e} / 32u * 16u + {cell}"
     else:
         byte = f"{cell} * (size / 2u) + {e} / 32u * 16u + {e} % 16u"
         shift, block = f"{e} % 32u / 16u * 4u", f"{cell} * (size / 32u) + {e} / 32u"
-    fifth = f"(LOAD16({words}, ({page} + size * 8u) / 2u + ({block}) * 2u + {e} % 32u / 16u) >> ({e} % 16u) & 1u) << 4"
+    fifth = (
+        f"(LOAD16({words}, ({page} + {part} * 8u) / 2u + ({block}) * 2u + {e} % 32u / 16u) >> ({e} % 16u) & 1u) << 4"
+    )
     quant = f"(LOAD8({data}, {page} + {byte}) >> ({shift}) & 15u) | (({kind} & 1u) != 0u ? {fifth} : 0u)"
-    scale = f"({page} + size * SCALES_OF({kind})) / 2u + {block}"
-    low = f"({kind} & 2u) != 0u ? F16(LOAD16({words}, {scale} + size / 2u)) : 0.0f"
+    scale = f"({page} + {part} * SCALES_OF({kind})) / 2u + {block}"
+    low = f"({kind} & 2u) != 0u ? F16(LOAD16({words}, {scale} + {part} / 2u)) : 0.0f"
     return f"FMA(NIBBLE({quant}, {kind}), F16(LOAD16({words}, {scale})), {low})"
 
 
-def store(*, keys: bool) -> str:
+def store(*, keys: bool, part: str = "size") -> str:
     """Code that stores block j of a row: numbers X[from + …], cell `cell` of the page at byte `at`."""
     byte = "(j * 16u + k) * 16u + cell" if keys else "cell * (size / 2u) + j * 16u + k"
     block = "j * 16u + cell" if keys else "cell * (size / 32u) + j"
@@ -117,9 +123,9 @@ def store(*, keys: bool) -> str:
     for (uint k = 0u; k < 16u; k++)
       STORE8(C, at + {byte}, (quants[{first}] & 15u) | (quants[{first} + {apart}u] & 15u) << 4);
     if ((kind & 1u) != 0u) {{
-      STORE16(S, (at + size * 8u) / 2u + ({block}) * 2u, fifth & 0xffffu);
-      STORE16(S, (at + size * 8u) / 2u + ({block}) * 2u + 1u, fifth >> 16);
+      STORE16(S, (at + {part} * 8u) / 2u + ({block}) * 2u, fifth & 0xffffu);
+      STORE16(S, (at + {part} * 8u) / 2u + ({block}) * 2u + 1u, fifth >> 16);
     }}
-    uint scale_at = (at + size * SCALES_OF(kind)) / 2u + {block};
+    uint scale_at = (at + {part} * SCALES_OF(kind)) / 2u + {block};
     STORE16(S, scale_at, TO_F16(scale));
-    if (minima) STORE16(S, scale_at + size / 2u, TO_F16(low));"""
+    if (minima) STORE16(S, scale_at + {part} / 2u, TO_F16(low));"""

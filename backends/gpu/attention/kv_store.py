@@ -85,33 +85,34 @@ def _load(name: str, dtype: str) -> None:
     )
 
 
+def block_store(dtype: str, *, keys: bool, part: str = "size") -> str:
+    """Code that stores block j of row `row` in cell `cell` of the page at byte `at`. `part`: see kv_nibbles.py."""
+    if dtype == NIBBLES:
+        return store(keys=keys, part=part)
+    place, scale_place = (
+        ("d * 16u + cell", "j * 16u + cell") if keys else ("cell * size + d", "cell * (size / 32u) + j")
+    )
+    return f"""
+    float most = 0.0f;
+    for (uint k = 0u; k < 32u; k++) most = max(most, FABS(X[row * size + j * 32u + k]));
+    float scale = most / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+    STORE16(S, (at + {part} * 16u) / 2u + {scale_place}, TO_F16(scale));
+    for (uint k = 0u; k < 32u; k++) {{
+      uint d = j * 32u + k;
+      STORE8(C, at + {place}, UINT(INT(RINT(X[row * size + d] * inverse)) & 255));
+    }}"""
+
+
 def _store(name: str, dtype: str) -> None:
     """Declare the kernel that stores element d of a row in [D][16] (keys) or [16][D] (values)
     of its page.
     """
     place = "d * 16u + cell" if name == "store_k" else "cell * size + d"
-    scale_place = "j * 16u + cell" if name == "store_k" else "cell * (size / 32u) + j"
-    where = WHERE
-    if dtype == "q8_0":
+    if ELEMENT[dtype] == "u8":
         body = f"""
   uint per_row = size / 32u;
-  FOR_EACH(i, n) {{{where}
-    uint j = i % per_row;
-    float most = 0.0f;
-    for (uint k = 0u; k < 32u; k++) most = max(most, FABS(X[row * size + j * 32u + k]));
-    float scale = most / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-    STORE16(S, (at + size * 16u) / 2u + {scale_place}, TO_F16(scale));
-    for (uint k = 0u; k < 32u; k++) {{
-      uint d = j * 32u + k;
-      STORE8(C, at + {place}, UINT(INT(RINT(X[row * size + d] * inverse)) & 255));
-    }}
-  }}"""
-    elif dtype == NIBBLES:
-        body = f"""
-  uint per_row = size / 32u;
-  FOR_EACH(i, n) {{{where}
-    uint j = i % per_row;
-    {store(keys=name == "store_k")}
+  FOR_EACH(i, n) {{{WHERE}
+    uint j = i % per_row;{block_store(dtype, keys=name == "store_k")}
   }}"""
     else:
         value = {
@@ -121,7 +122,7 @@ def _store(name: str, dtype: str) -> None:
         }[dtype]
         body = f"""
   uint per_row = size;
-  FOR_EACH(i, n) {{{where}
+  FOR_EACH(i, n) {{{WHERE}
     uint d = i % size;
     {value}
   }}"""

@@ -3,7 +3,7 @@
 A block's row is made when its last token comes: a softmax for each element over the tokens of the
 block, or of two. Cached rows are keys and values of all heads. A page of 16 tokens has a cell for
 each of them in the window's cache, and one for each of the blocks that end in it in the cache of blocks,
-one where a block is longer than a page."""
+one where a block is longer than a page. Each cell is a row by itself, (pages, cells, 1, D)."""
 
 from __future__ import annotations
 
@@ -54,32 +54,32 @@ for _size in (4, 128):
 
 
 @op(
-    "cache f32|f16|bf16 (pages, 1, N, D)",
+    "cache cache (pages, N, 1, D)",
     "rows f32 (T, 1, D)",
     "cells i32 (T) in :pages * N",
     gives="cache",
     writes=(0,),
 )
 def store_blocks(cache: Array, rows: Array, cells: Array) -> Array:
-    """Write the rows (T, 1, D) of blocks into their cells (T,) of the cache (pages, 1, N, D)."""
+    """Write the rows (T, 1, D) into their cells (T,) of the cache (pages, N, 1, D)."""
     for row, cell in zip(rows, cells, strict=True):
-        cache[cell // cache.shape[2], :, cell % cache.shape[2]] = row
+        cache[cell // cache.shape[1], cell % cache.shape[1]] = row
     return cache
 
 
 store_blocks.tolerance = 5e-4  # f16 has 11 bits
 
 
-def _store_case(dtype: str, n: int) -> Callable[[np.random.Generator], Case]:
+def _store_case(dtype: str, n: int, width: int) -> Callable[[np.random.Generator], Case]:
     def make(r: np.random.Generator) -> Case:
-        cache = r.normal(size=(6, 1, n, 8)).astype(np.float16).astype(np.float64)
-        return [Variable(cache, dtype), r.normal(size=(3, 1, 8)), np.array([5, 0, 3])], {}
+        cache = r.normal(size=(6, n, 1, width)).astype(np.float16).astype(np.float64)
+        return [Variable(cache, dtype), r.normal(size=(3, 1, width)), np.array([5, 0, 3])], {}
 
     return make
 
 
-for _dtype, _size in (("f32", 1), ("f16", 4)):
-    store_blocks.case(_store_case(_dtype, _size))
+for _dtype, _size, _width in (("f32", 1, 8), ("f16", 4, 8), ("q8_0", 4, 64), ("q5_1", 1, 64), ("iq4_nl", 4, 128)):
+    store_blocks.case(_store_case(_dtype, _size, _width))
 
 
 def _positions(pos: int, size: int, overlap: bool) -> Array:
@@ -136,13 +136,13 @@ block_pool.case(_pool_case(128, 20, False))
 def _block_rows(cache: Array, table: Array, blocks: Array, size: int) -> Array:
     """The rows (n, D) of blocks (n,) of a sequence."""
     last = blocks * size + size - 1
-    return cache[table[last // PAGE], 0, last % PAGE // min(size, PAGE)]
+    return cache[table[last // PAGE], last % PAGE // min(size, PAGE), 0]
 
 
 @op(
     "q f32 (T, H, D)",
     "weights f32 (T, H)",
-    "k f32|f16|bf16 (pages, 1, N, D)",
+    "k cache (pages, N, 1, D)",
     *PLACES,
     gives="f32 (T, n)",
     needs="n > 0 and N == cells_per_page(size)",
@@ -153,7 +153,7 @@ def chosen_rows(
     """(T, n): the n blocks, of `size` tokens, of each token's sequence that end up to its position and whose scores
     are the greatest, of equal ones the first; in their order, and then −1 where there are fewer.
 
-    A score is Σ weights[t, h] · max(0, q[t, h] · k) over the heads of q (T, H, D); cache k (pages, 1, N, D)."""
+    A score is Σ weights[t, h] · max(0, q[t, h] · k) over the heads of q (T, H, D); cache k (pages, N, 1, D)."""
     out = np.full((len(q), n), -1.0)
     for t in range(len(q)):
         blocks = np.arange((int(pos[t]) + 1) // size)
@@ -166,10 +166,10 @@ def chosen_rows(
 
 @op(
     "q f32 (T, H, D)",
-    "k f32|f16|bf16 (pages, 1, 16, D)",
+    "k cache (pages, 16, 1, D)",
     *PLACES,
     "sinks f32 (H)",
-    "blocks f32|f16|bf16 (pages_of_blocks, 1, N, D)?",
+    "blocks cache (pages_of_blocks, N, 1, D)?",
     "block_tables i32 (S, P)? in :pages_of_blocks",
     "chosen f32 (T, n)?",
     gives="q",
@@ -191,7 +191,7 @@ def compressed_attention(
     window: int,
     size: int = 1,
 ) -> Array:
-    """One softmax over the last `window` rows of k (pages, 1, 16, D) and the rows of blocks (pages, 1, N, D); rows are
+    """One softmax over the last `window` rows of k (pages, 16, 1, D) and the rows of blocks (pages, N, 1, D); rows are
     keys and values: q (T, H, D) → (T, H, D).
 
     Seen are blocks of `size` tokens that end up to the position, or those in `chosen` (T, n), up to the first −1.
@@ -200,7 +200,7 @@ def compressed_attention(
     for t in range(len(q)):
         p = int(pos[t])
         where = np.arange(max(0, p + 1 - window), p + 1)
-        rows = k[tables[slot[t]][where // PAGE], 0, where % PAGE]
+        rows = k[tables[slot[t]][where // PAGE], where % PAGE, 0]
         if blocks is not None:
             assert block_tables is not None
             some = np.arange((p + 1) // size) if chosen is None else chosen[t][chosen[t] >= 0].astype(np.int64)
@@ -213,7 +213,7 @@ def compressed_attention(
 
 
 def _caches(r: np.random.Generator, dtype: str, width: int, size: int) -> tuple[Variable, Variable]:
-    shapes = ((44, 1, PAGE, width), (44, 1, cells_per_page(size), width))
+    shapes = ((44, PAGE, 1, width), (44, cells_per_page(size), 1, width))
     rows, blocks = (r.normal(size=shape).astype(np.float16).astype(np.float64) for shape in shapes)
     return Variable(rows, dtype), Variable(blocks, dtype)
 
@@ -254,7 +254,16 @@ for _dtype, _heads, _width, _size, _n in (
     ("f32", 4, 40, 128, 0),
     ("f16", 3, 64, 0, 0),
     ("bf16", 2, 64, 4, 0),
+    ("q8_0", 3, 64, 4, 9),
+    ("q5_1", 3, 64, 128, 0),
+    ("iq4_nl", 3, 64, 4, 0),
 ):
     compressed_attention.case(_attention_case(_dtype, _heads, _width, _size, _n))
-for _dtype, _heads, _width, _n in (("f32", 4, 64, 5), ("f16", 9, 32, 16), ("f32", 1, 40, 100)):
+for _dtype, _heads, _width, _n in (
+    ("f32", 4, 64, 5),
+    ("f16", 9, 32, 16),
+    ("f32", 1, 40, 100),
+    ("q4_0", 9, 64, 16),
+    ("q8_0", 9, 64, 16),
+):
     chosen_rows.case(_choice_case(_dtype, _heads, _width, _n))

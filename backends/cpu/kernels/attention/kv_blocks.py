@@ -90,8 +90,8 @@ def _quantizer(kind):
     return quantize
 
 
-def block_mover(kind, *, cells_last, load):
-    """f(x, page, cell, size): store a row of a cell, or load it as f32. `cells_last`: of keys."""
+def block_mover(kind, *, cells_last, load, cells=16):
+    """f(x, page, cell, size): store a row of a cell, or load it as f32. `cells_last`: of keys; `cells`: of a page."""
     bits, mins, offset, codes, scales_at = kind.bits, kind.mins, kind.offset, kind.codes, kind.scales_at
     step = 16 if cells_last else 1  # distance between blocks, and between bytes of a block
     n_bytes = 32 if bits == 8 else 16  # of a block
@@ -106,8 +106,9 @@ def block_mover(kind, *, cells_last, load):
 
     @njit(forceinline=True)
     def move(x_at, page, cell, size):
-        x, quants, high = f32p(x_at), u8p(page), u32p(page + size * 8)
-        scales, minima = u16p(page + size * scales_at), u16p(page + size * (scales_at + 1))
+        part = size * cells // 16
+        x, quants, high = f32p(x_at), u8p(page), u32p(page + part * 8)
+        scales, minima = u16p(page + part * scales_at), u16p(page + part * (scales_at + 1))
         for j in range(size // 32):
             block = j * step + (cell if cells_last else cell * (size // 32))
             first = j * n_bytes * step + (cell if cells_last else cell * (size // 32) * n_bytes)

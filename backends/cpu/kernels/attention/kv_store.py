@@ -73,6 +73,21 @@ def number_mover(dtype, *, cells_last, load):
     return move
 
 
+def row_mover(dtype):
+    """f(x, row, size): store a row of a cache whose cells are rows by themselves."""
+    kind = KV_TYPES[dtype]
+    if kind.bits:
+        move = block_mover(kind, cells_last=False, load=False, cells=1)
+    else:
+        move = number_mover(dtype, cells_last=False, load=False)
+
+    @njit(forceinline=True)
+    def store(x_at, row, size):
+        move(x_at, row, np.int64(0), size)
+
+    return store
+
+
 @kernel("store_k")
 def store_k(dtype):
     return _row_mover(dtype, True, load=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from logitless.backends.cpu.kernels.attention.kv_store import number_mover
+from logitless.backends.cpu.kernels.attention.kv_store import row_mover
 from logitless.backends.cpu.kernels.attention.paged_attention import LN_2, LOG2_E
 from logitless.backends.cpu.kernels.attention.tile import (
     BLOCK,
@@ -19,11 +19,12 @@ from logitless.backends.cpu.kernels.attention.tile import (
     page_converter,
     page_nbytes,
     page_transposer,
+    row_converter,
     scores,
     softmax_step,
     weighted_sum,
 )
-from logitless.backends.cpu.kernels.ir.registry import bf16_to_f32, bits_f32, f16_to_f32, f32p, i32p, kernel, u16p, u32p
+from logitless.backends.cpu.kernels.ir.registry import bits_f32, f32p, i32p, kernel, u32p
 from logitless.backends.cpu.kernels.ir.scalar_math import exp_exact
 
 TOP_BIT, ALL_BITS = np.uint32(1 << 31), np.uint32((1 << 32) - 1)
@@ -334,22 +335,15 @@ def chosen_blocks(dtype, head_size):
 
 
 def _row_reader(dtype, size):
-    """f(row, lane, keys, values): a row of plain numbers as f32: in a lane of keys [2][D][16], and of values [32][D].
-    Without values (0) only the former."""
-    pointer, number = {"f32": (f32p, np.float32), "f16": (u16p, f16_to_f32), "bf16": (u16p, bf16_to_f32)}[dtype]
+    """f(row, lane, keys, values): a row as f32, in a lane of keys [2][D][16] and as the values of one cell."""
+    convert = row_converter(dtype, size)
 
     @njit(forceinline=True)
     def read(row, lane, keys_at, values_at):
-        x, keys = pointer(row), f32p(keys_at + (lane // PAGE * PAGE * size + lane % PAGE) * 4)
-        if values_at:
-            values = f32p(values_at + lane * size * 4)
-            for d in range(size):
-                values[d] = number(x[d])
-            for d in range(size):
-                keys[d * PAGE] = values[d]
-        else:
-            for d in range(size):
-                keys[d * PAGE] = number(x[d])
+        convert(row, values_at)
+        values, keys = f32p(values_at), f32p(keys_at + (lane // PAGE * PAGE * size + lane % PAGE) * 4)
+        for d in range(size):
+            keys[d * PAGE] = values[d]
 
     return read
 
@@ -365,7 +359,7 @@ def _block_cell(table, block, block_size, page_cells):
 def chosen_rows(dtype, head_size, n_heads):
     """Lists of the n blocks of tokens with the greatest scores. A unit is a token.
 
-    Scratch per thread: scores of all blocks, a block of keys, scores of 8 heads."""
+    Scratch per thread: scores of all blocks, a block of keys, scores of 8 heads, a row."""
     size, heads = int(head_size), int(n_heads)
     read, row_nbytes, of_block = _row_reader(dtype, size), page_nbytes(dtype, size) // PAGE, _index_scores(size, heads)
 
@@ -374,12 +368,13 @@ def chosen_rows(dtype, head_size, n_heads):
     ):
         block_at = scratch + (table_pages * PAGE // block_size + BLOCK) * 4
         s_at, slot, pos = block_at + BLOCK * size * 4, i32p(slot_at), i32p(pos_at)
+        row_at = s_at + 8 * BLOCK * 4
         for t in range(begin, end):
             count, table = (np.int64(pos[t]) + 1) // block_size, i32p(tables_at + np.int64(slot[t]) * table_pages * 4)
             for start in range(0, count if count > n else 0, BLOCK):
                 for lane in range(min(BLOCK, count - start)):
                     cell = _block_cell(table, start + lane, block_size, page_cells)
-                    read(k_at + cell * row_nbytes, lane, block_at, 0)
+                    read(k_at + cell * row_nbytes, lane, block_at, row_at)
                 of_block(q_at + t * heads * size * 4, w_at + t * heads * 4, block_at, s_at, scratch + start * 4)
             y_of = y_at + np.int64(t) * n * 4
             for i in range(_write_best(u32p(scratch), count, n, 1, count, y_of), n):
@@ -465,7 +460,7 @@ def compressed_attention(dtype, head_size):
                     else:
                         block = np.int64(chosen[i - in_window]) if n_chosen else i - in_window
                         row = blocks_at + _block_cell(block_table, block, block_size, page_cells) * row_nbytes
-                    read(row, lane, scratch, values_at)
+                    read(row, lane, scratch, values_at + lane * size * 4)
                 for r in range(rows):
                     seen[2 * r], seen[2 * r + 1] = 0, count
                 of_block(scratch, values_at, s_at, q_at_, seen_at, o_at, l_at, tops_at, rows, count)
@@ -529,12 +524,12 @@ def block_cells(pos_at, cells_at, y_at, size, spare, begin, end, scratch):
 @kernel("store_blocks")
 def store_blocks(dtype):
     """Store rows into cells that lie one behind the other. A unit is a row; cells outside the cache are skipped."""
-    move = number_mover(dtype, cells_last=False, load=False)
+    move, row_nbytes = row_mover(dtype), page_nbytes(dtype, 1)
 
     def run(cache_at, rows_at, cells_at, size, n_cells, begin, end, scratch):
         for t in range(begin, end):
             cell = np.int64(i32p(cells_at)[t])
             if 0 <= cell < n_cells:
-                move(rows_at + np.int64(t) * size * 4, cache_at, cell, size)
+                move(rows_at + np.int64(t) * size * 4, cache_at + cell * (size * row_nbytes // PAGE), size)
 
     return run

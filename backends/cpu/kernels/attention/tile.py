@@ -162,6 +162,23 @@ def page_converter(dtype, size, *, keys):
     return convert
 
 
+def row_converter(dtype, size):
+    """intrinsic f(row, out): a row that is a page of one cell as f32."""
+    width = widest(size)
+
+    @intrinsic
+    def convert(typingctx, row, out):
+        def codegen(ctx, b, sig, args):
+            ROW, OUT = (b.inttoptr(v, e.I8P) for v in args)
+            for j in range(0, size, width):  # of a sixteenth of the size: its parts begin where those of a page would
+                write(b, values_at(b, ROW, dtype, size // PAGE, e.i64(0), j, width), OUT, e.i64(4 * j))
+            return ctx.get_dummy_value()
+
+        return types.void(types.int64, types.int64), codegen
+
+    return convert
+
+
 def page_transposer(dtype, size):
     """intrinsic f(page, out): a page of keys [D][16] as f32 in the order of values, [16][D]."""
     width = widest(size)  # of blocks (width, width) that are transposed
