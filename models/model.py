@@ -50,6 +50,11 @@ class Model:
     mtp: Weights | None = None
     encoder_rotary: Rotary | None = None  # of the encoder in front, where there is one
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The weights of all layers and of the MTP block, by name."""
+        return {**self.weights.tensors, **(self.mtp.tensors if self.mtp is not None else {})}
+
     def adapted(self, low_rank: LowRank) -> Model:
         """The same model with LoRA adapters."""
         return replace(self, weights=replace(self.weights, low_rank=low_rank))

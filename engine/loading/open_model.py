@@ -138,6 +138,8 @@ class OpenModel:
         if self.options.model_draft is None or mtp_file(self.options) or drafter_file(self.options):
             return None
         runner_options = draft_engine_options(self.options, engine)
+        if self.options.moe_cache_mib:
+            log.info("--moe-cache-mib: not for the draft model, whose weights are whole (--cpu-moe-draft: on the CPU)")
         shares = runner_options.devices == engine.options.devices
         return _engine(self.options.model_draft, runner_options, target=engine if shares else None)
 

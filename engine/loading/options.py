@@ -309,7 +309,8 @@ class ModelOptions:
     moe_cache_mib: int = _option(
         "--moe-cache-mib", 0, "memory of the devices, in MiB, for the experts that steps use most, where experts "
         "are on the CPU (--cpu-moe); a step uploads what else it needs, and the CPU computes no expert; alone: for all "
-        "experts of a model that does not fit into the devices", whole(0), env="LLAMA_ARG_MOE_CACHE_MIB")
+        "experts of a model that does not fit into the devices; with those of an MTP block, not of a draft model, nor "
+        "beside --rpc", whole(0), env="LLAMA_ARG_MOE_CACHE_MIB")
     n_cpu_ffn: int = _option(
         "-ncffn --n-cpu-ffn", 0, "keep the weights of dense feed-forward blocks of the first N layers on the CPU",
         whole(0), env="LLAMA_ARG_N_CPU_FFN")

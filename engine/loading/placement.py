@@ -21,6 +21,11 @@ def placement(options: ModelOptions) -> tuple[tuple[str, ...], PlacementOptions]
     at = local.index("cpu") if "cpu" in local else len(local)
     names = list(dict.fromkeys([*local[:at], *remote, *local[at:]]))
     others = [name for name in names if name != "cpu"]
+    if options.moe_cache_mib and (far := [name for name in names if name.startswith("rpc:")]):
+        raise OptionConflict(
+            f"--moe-cache-mib: only devices of this machine cache experts, {far[0]} does not; without it, --cpu-moe "
+            "leaves experts to the CPU"
+        )
     mode, split, main = options.split_mode, options.tensor_split, options.main_gpu
     if not others and options.gpu_layers not in ("auto", 0):
         log.warning("--gpu-layers: no device is used beside the CPU, which has all layers")

@@ -284,7 +284,7 @@ class ModelRunner:
     def load(self) -> None:
         """Upload the weights, reserve the memory of the largest step and make the common plans."""
         self._place()
-        self.exceeds_memory = prepare_host(self.session, self.hparams, self.model.weights.tensors, self.expert_memory)
+        self.exceeds_memory = prepare_host(self.session, self.hparams, self.model.tensors, self.expert_memory)
         if self._projector is not None:  # the first request with media loads its weights
             media_encoder.check_numbers(*self._projector, self.hparams.n_embd)
         self.rerouted, self._self_tests = {}, []
@@ -454,7 +454,7 @@ class ModelRunner:
 
     def _place_on(self, places: Places | None) -> None:
         """Set the placement of layers, and the expert cache for it. ValueError: that is too small."""
-        set_placement(self.session, places, self.hparams, self.model.weights.tensors, self.expert_memory)
+        set_placement(self.session, places, self.hparams, self.model.tensors, self.expert_memory)
 
     def _chosen(self, fits: Callable[[Places | None], bool]) -> Places | None:
         """The placement by the options, if `fits` tells what the devices have room for."""

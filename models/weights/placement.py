@@ -104,7 +104,8 @@ def set_placement(
     ValueError: `memory` has no room for the experts of one layer."""
     layers = []
     if places is not None and memory.nbytes:
-        experts = {i: experts_of(weights, i) for i in range(h.n_layer) if h.experts_of(i)}
+        with_mtp = range(h.n_layer + (h.n_mtp > 0))
+        experts = {i: experts_of(weights, i) for i in with_mtp if h.experts_of(i)}
         experts = {i: ws for i, ws in experts.items() if ws and session.backends[places.slots[i]].caches_experts}
         places = places.with_cache({i: [w.name for w in ws] for i, ws in experts.items()}, len(session.backends) - 1)
         for i in sorted(places.cached):

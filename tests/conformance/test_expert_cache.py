@@ -14,6 +14,7 @@ import pytest
 from logitless.cli.commands.benchmark.bench import greedy
 from logitless.cli.commands.planning.plan import experts_of
 from logitless.engine.batch import UBatch
+from logitless.engine.runner.buckets import draft_shape
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.runner.placement import PlacementOptions
 from logitless.graph.backend import Backend, Bytes
@@ -36,6 +37,8 @@ from logitless.graph.ops.sampling import samplers
 from logitless.graph.tensor import Tensor, feed
 from logitless.graph.testing.conformance import encode, register_all
 from logitless.models.synthetic.model import synthesize
+from tests.helpers.mtp_specs import NEXTN
+from tests.helpers.reference_model import write
 
 register_all()
 N, TOP, WIDE, N_FF, N_LAYER = 6, 2, 256, 256, 3
@@ -207,3 +210,22 @@ def test_model_with_cached_experts_answers_as_on_the_device_alone(
         assert use.misses >= n_slots
         assert use.nbytes == use.misses * report["bytes_of_token"] // 6
     assert "expert cache: 11 of 16 experts (68.8 %) have room on the devices" in caplog.text
+
+
+def test_experts_of_an_mtp_block_share_the_cache(open_device: Callable[[str], Backend], tmp_path: Path) -> None:
+    open_device("vulkan:0")
+    write(path := tmp_path / "m.gguf", NEXTN["glm4moe"])
+    placement = PlacementOptions(99, expert_cache=1 << 20)
+    engine = ModelRunner(
+        path, RunnerOptions(64, 1, 8, devices=("vulkan:0",), placement=placement, n_draft_tokens=1, threads=1)
+    )
+    assert engine.hidden is not None
+    engine.measure()
+    assert (cache := engine.session.expert_cache) is not None
+    layers = [i for i in range(engine.hparams.n_layer + 1) if engine.hparams.experts_of(i)]
+    assert cache.n_layers == len(layers)
+    n_block = engine.hidden.n_block
+    draft, _ = engine.session.measure(lambda: engine.build(draft_shape(1, n_block)))
+    runs = {t.op: b for t, b in draft.backend_of.items()}
+    assert runs[LOOKUP] == runs["expert_order"] == 0
+    engine.close()

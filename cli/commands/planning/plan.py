@@ -120,7 +120,7 @@ def beyond_memory_of(engine: ModelRunner) -> dict[str, Any] | None:
     """Weights that host memory has no room for, and the line that says what they cost."""
     from logitless.models.weights.placement import beyond_memory
 
-    weights, host_nbytes = engine.model.weights.tensors, engine.expert_memory.host_nbytes
+    weights, host_nbytes = engine.model.tensors, engine.expert_memory.host_nbytes
     beyond = beyond_memory(engine.session, engine.hparams, weights, host_nbytes)
     if beyond is None:
         return None

@@ -260,6 +260,12 @@ def test_the_cache_is_beside_its_layers() -> None:
         flags("-nkvo", "--device", "vulkan:0")
 
 
+@pytest.mark.parametrize("where", [("--rpc", "h:1"), ("--device", "vulkan:0,rpc:h:1")])
+def test_experts_are_not_cached_on_devices_of_other_machines(where: tuple[str, str]) -> None:
+    with pytest.raises(OptionConflict, match=r"^--moe-cache-mib: only devices of this machine .*, rpc:h:1 does not; "):
+        flags("--moe-cache-mib", "64", *where)
+
+
 @pytest.mark.parametrize(
     ("spare", "index", "free"), [((), 0, 100), ((300,), 2, 300), ((300, 20), 0, 300), ((300, 20), 1, 20), ((0,), 0, 0)]
 )
