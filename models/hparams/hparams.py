@@ -33,6 +33,7 @@ from logitless.models.hparams.moe import Experts, read_experts
 from logitless.models.hparams.rope_scaling import RopeScaling, RopeScalingType
 from logitless.models.hparams.ssm import NGrams, RecurrentParams, read_ngrams, read_recurrent
 
+DIFFUSION = ("dream", "llada", "llada-moe", "rnd1")  # architectures that write texts in no order
 POOLINGS = ("none", "mean", "cls", "last", "rank")  # by GGUF's numbers
 MAX_STREAMS = 64
 
@@ -241,6 +242,8 @@ class Hparams:
 def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparams:
     """Hyper-parameters of a supported architecture; ModelFileError names the file and the key at fault."""
     arch = metadata.get("general.architecture")
+    if arch in DIFFUSION:
+        raise ModelFileError(file, f"architecture {arch!r} fills masks in rounds and has no next token: docs/models.md")
     if not isinstance(arch, str) or arch not in TRAITS:
         raise ModelFileError(file, unsupported("architecture", arch, ARCHITECTURES))
     architecture, keys = TRAITS[arch], Keys(metadata, arch, file)

@@ -306,6 +306,8 @@ def test_each_command_refuses_in_one_line(rewrite: Rewrite, command: str) -> Non
 
 @pytest.mark.parametrize("arch", ["nemesis", "x" * 500, "two\nlines", None])
 def test_refusal_of_an_architecture_is_a_short_line(arch: str | None) -> None:
+    with pytest.raises(ModelFileError, match=r"'llada' fills masks in rounds and has no next token: docs/models\.md"):
+        read_hparams({"general.architecture": "llada"}, 8, "m.gguf")
     with pytest.raises(ModelFileError, match="is not supported; docs") as refused:
         read_hparams({"general.architecture": arch}, 8, "/models/some-model-of-a-long-name-Q4_K_M.gguf")
     assert len(str(refused.value)) <= 200
