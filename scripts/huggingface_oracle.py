@@ -11,11 +11,15 @@ log-probabilities of every fourth token after each prefix. Weights are numbers t
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import re
 import sys
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from copy import copy
 from dataclasses import dataclass
 from itertools import product
@@ -725,6 +729,10 @@ def write_remote(family: str, row: Remote) -> None:
 def save_logprobs(family: str, settings: Settings, shapes: dict[str, list[int]], model: Any) -> None:
     with torch.no_grad():
         logits = model(torch.tensor([IDS]), use_cache=False).logits[0].double()
+    save_logits(family, settings, shapes, logits)
+
+
+def save_logits(family: str, settings: Settings, shapes: dict[str, list[int]], logits: torch.Tensor) -> None:
     logprobs = torch.log_softmax(logits, -1)[:, ::STEP]
     result = {
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
@@ -733,6 +741,97 @@ def save_logprobs(family: str, settings: Settings, shapes: dict[str, list[int]],
         "logprobs": [[round(value, 5) for value in row] for row in logprobs.tolist()],
     }
     save(family, result)
+
+
+RWKV_NAMES = {  # (pattern in the folder, name in the package rwkv)
+    "rwkv6": (
+        (r"^rwkv\.", ""),
+        (r"^embeddings\.", "emb."),
+        (r"\.pre_ln\.", ".ln0."),
+        (r"\.attention\.", ".att."),
+        (r"\.feed_forward\.", ".ffn."),
+    ),
+    "rwkv7": (
+        (r"^model\.norm\.", "ln_out."),
+        (r"^lm_head\.", "head."),
+        (r"^model\.embeddings\.", "emb."),
+        (r"^model\.layers\.", "blocks."),
+        (r"\.pre_norm\.", ".ln0."),
+        (r"\.attn_norm\.", ".ln1."),
+        (r"\.ffn_norm\.", ".ln2."),
+        (r"\.attn\.", ".att."),
+        (r"\.g_norm\.", ".ln_x."),
+        (r"\.r_proj\.", ".receptance."),
+        (r"\.k_proj\.", ".key."),
+        (r"\.v_proj\.", ".value."),
+        (r"\.o_proj\.", ".output."),
+        (r"_lora\.lora\.0\.weight$", "1"),
+        (r"_lora\.lora\.2\.weight$", "2"),
+        (r"_lora\.lora\.2\.bias$", "0"),
+    ),
+}
+RWKV = {"vocab_size": 272, "num_hidden_layers": 2, "bos_token_id": 0, "eos_token_id": 0, "tie_word_embeddings": False}
+
+
+def rwkv6_shapes(n: int = 64, size: int = 16) -> tuple[Settings, dict[str, list[int]]]:
+    """Settings and tensors of a folder of RWKV 6."""
+    settings = RWKV | {"architectures": ["Rwkv6ForCausalLM"], "model_type": "rwkv6", "hidden_size": n}
+    settings |= {"head_size": size, "intermediate_size": None, "layer_norm_epsilon": 1e-5, "rescale_every": 1}
+    shapes = {"rwkv.embeddings.weight": [272, n], "head.weight": [272, n]}
+    norms = ["rwkv.ln_out", "rwkv.blocks.0.pre_ln"]
+    for b in (f"rwkv.blocks.{i}." for i in range(2)):
+        norms += [f"{b}{name}" for name in ("ln1", "ln2", "attention.ln_x")]
+        a, f = f"{b}attention.", f"{b}feed_forward."
+        shapes |= {f"{a}time_maa_{x}": [1, 1, n] for x in "xwkvrg"} | {f"{f}time_maa_{x}": [1, 1, n] for x in "kr"}
+        shapes |= {f"{a}time_maa_w1": [n, 160], f"{a}time_maa_w2": [5, 32, n], f"{a}time_decay": [1, 1, n]}
+        shapes |= {f"{a}time_decay_w1": [n, 64], f"{a}time_decay_w2": [64, n], f"{a}time_faaaa": [n // size, size]}
+        shapes |= {f"{a}{x}.weight": [n, n] for x in ("receptance", "key", "value", "gate", "output")}
+        shapes |= {f"{f}key.weight": [224, n], f"{f}value.weight": [n, 224], f"{f}receptance.weight": [n, n]}
+    return settings, shapes | {f"{name}.{end}": [n] for name in norms for end in ("weight", "bias")}
+
+
+def rwkv7_shapes(n: int = 128, size: int = 64) -> tuple[Settings, dict[str, list[int]]]:
+    """Settings and tensors of a folder of RWKV 7, as fla writes them."""
+    ranks = {"decay": 8, "a": 12, "v": 20, "gate": 24}
+    settings = RWKV | {"architectures": ["RWKV7ForCausalLM"], "model_type": "rwkv7", "hidden_size": n}
+    settings |= {"head_dim": size, "norm_eps": 1e-5, "intermediate_size": None, "num_heads": n // size}
+    settings |= {f"{name}_low_rank_dim": rank for name, rank in ranks.items()}
+    shapes = {"model.embeddings.weight": [272, n], "lm_head.weight": [272, n]}
+    norms = ["model.norm", "model.layers.0.pre_norm"]
+    for i, b in enumerate(f"model.layers.{i}." for i in range(2)):
+        norms += [f"{b}{name}" for name in ("attn_norm", "ffn_norm", "attn.g_norm")]
+        a, f = f"{b}attn.", f"{b}ffn."
+        shapes |= {f"{a}x_{x}": [1, 1, n] for x in "rwkvag"} | {f"{f}x_k": [n]}
+        shapes |= {f"{a}k_k": [n], f"{a}k_a": [n], f"{a}r_k": [n // size, size]}
+        shapes |= {f"{a}{x}_proj.weight": [n, n] for x in "rkvo"}
+        shapes |= {f"{f}key.weight": [4 * n, n], f"{f}value.weight": [n, 4 * n]}
+        for name, rank in zip("wavg", ranks.values(), strict=True):
+            if name == "v" and i == 0:
+                continue
+            low = f"{a}{name}_lora.lora."
+            shapes |= {f"{low}0.weight": [rank, n], f"{low}2.weight": [n, rank]}
+            shapes |= {} if name == "g" else {f"{low}2.bias": [n]}
+    return settings, shapes | {f"{name}.{end}": [n] for name in norms for end in ("weight", "bias")}
+
+
+def write_rwkv(family: str, settings: Settings, shapes: dict[str, list[int]]) -> None:
+    """By the package rwkv, of RWKV's author, in names of its own."""
+    os.environ |= {"RWKV_JIT_ON": "0", "RWKV_CUDA_ON": "0", "RWKV_V7_ON": str(int(family == "rwkv7"))}
+    package = importlib.reload(importlib.import_module("rwkv.model"))
+    own = {}
+    for name, shape in shapes.items():
+        values = torch.from_numpy(weight(name, shape))
+        if "_lora.lora." in name:
+            values = values.T.contiguous() if values.ndim == 2 else values
+        for pattern, new in RWKV_NAMES[family]:
+            name = re.sub(pattern, new, name)
+        own[name] = values
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(own, f"{folder}/m.pth")
+        with redirect_stdout(None), torch.no_grad():
+            model = package.RWKV(f"{folder}/m", "cpu fp32")
+            logits = model.forward(IDS, None, full_output=True)[0]
+    save_logits(family, settings, shapes, logits.double())
 
 
 ENCODER = {
@@ -983,6 +1082,9 @@ def main(names: list[str]) -> None:
     for name, remote in REMOTE.items():
         if not names or name in names:
             write_remote(name, remote)
+    for name, shapes_of in (("rwkv6", rwkv6_shapes), ("rwkv7", rwkv7_shapes)):
+        if not names or name in names:
+            write_rwkv(name, *shapes_of())
     for name, (architecture, settings) in ENCODERS.items():
         if names and name not in names:
             continue

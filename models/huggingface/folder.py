@@ -42,7 +42,7 @@ from logitless.models.huggingface.tokens.vocabulary import vocabulary_keys
 from logitless.models.huggingface.visions import OF_IMAGES, OF_SOUNDS, WHOLE, vision_of
 
 log = logging.getLogger(__name__)
-_EXPERT = re.compile(r"(.+\.experts|.*altup_(?:unembed_)?projections)\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"(.+\.(?:experts|lerp)|.*altup_(?:unembed_)?projections)\.(\d+)\.(.+)")
 _LAYER = re.compile(r"\.(?:layers?|h|blocks?)\.(\d+)\.")
 _ENCODERS = re.compile(r"^(bert|roberta|nomic_bert|model)\.")
 _POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # of sentence-transformers; numbers are GGUF's
@@ -60,14 +60,17 @@ _MTP_PARTS = {
     "mtp.norm": "shared_head.norm",
 }
 _NEXTN = re.compile(r"model\.layers\.(\d+)\.(eh_proj|enorm|hnorm|embed_tokens|shared_head\.(?:head|norm))\.weight")
-_HEAD = re.compile(r"(?:lm_head|embed_out)\.weight$")
+_WITH_HEAD = re.compile(r"(?:ForCausalLM|ForConditionalGeneration|LMHeadModel)$")
 _BUFFERS = re.compile(r"rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$")
 _RENAMED = (
     (".parametrizations.weight.original", ".weight"),
     (".dt_bias", ".dt_proj.bias"),
     (".e_score_correction_bias", ".e_score_correction.bias"),
 )
-_SMALL = re.compile(r"_norm\.|ffn_gate_inp\.|conv1d\.|shortconv\.conv\.|ssm_[ad]$|token_types\.|position_embd\.|rope_")
+_SMALL = re.compile(
+    r"_norm\.|ffn_gate_inp\.|conv1d\.|shortconv\.conv\.|ssm_[ad]$|token_types\.|position_embd\.|rope_"
+    r"|time_mix_(?!key|value|receptance|gate\.|output)|channel_mix_lerp"
+)
 _SAMPLING = (
     ("temperature", "temp"),
     ("top_p", "top_p"),
@@ -94,9 +97,7 @@ def read_folder(folder: Path) -> list[Part]:
         unsorted = checkpoint.by_name(_tensors(config, family, checkpoint))
         tensors = {name: unsorted[name] for name in sorted(unsorted, key=_place)}
         keys = _keys(config, family, tensors) | _numbers(config, family, checkpoint)
-        for name in family.required:
-            if name not in tensors:
-                raise ModelFileError(folder, f"no safetensors file has the classifier's tensor {name}")
+        _check_complete(config, family, tensors)
         tensors |= dict(_dense_layers(config, family, checkpoint, keys))
     except BaseException:
         checkpoint.close()
@@ -106,6 +107,26 @@ def read_folder(folder: Path) -> list[Part]:
     first = checkpoint.parts[0]
     metadata = Metadata(config.path, first.buffer, values, types)
     return [replace(first, metadata=metadata, tensors=tensors), *checkpoint.parts[1:]]
+
+
+def _check_complete(config: Config, family: Family, tensors: dict[str, TensorInfo]) -> None:
+    """ModelFileError: a tensor is missing that GGUF's architecture may lack, and this model may not."""
+    folder = config.path.parent
+    for name in family.required:
+        if name not in tensors:
+            raise ModelFileError(folder, f"no safetensors file has the classifier's tensor {name}")
+    ends = [family.biases] if family.biases else []
+    ends += ["attn_[qkv]"] if config.get("attention_bias") is True else []
+    with_bias = re.compile(rf"((?:blk\.\d+\.)?(?:{'|'.join(ends)}))\.weight")
+    for weight in filter(None, map(with_bias.fullmatch, tensors)):
+        if f"{weight[1]}.bias" not in tensors:
+            raise ModelFileError(folder, f"tensor {shown(weight[1] + '.bias')} is missing")
+    is_whole = not any(True for _ in _pooling(config)) and any(
+        map(_WITH_HEAD.search, map(str, config.items("architectures")))
+    )
+    if config.get("tie_word_embeddings") is False and is_whole and "output.weight" not in tensors:
+        problem = "tensor 'lm_head.weight' is missing, and config.json says \"tie_word_embeddings\": false"
+        raise ModelFileError(folder, f"{problem}: download all files, or set it to true to use the embedding's matrix")
 
 
 def family_of(config: Config) -> Family:
@@ -279,12 +300,10 @@ class Constant:
 
 def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator[tuple[str, TensorInfo]]:
     names, weights = Names(config, family.names or family.arch), weights_of(checkpoint, config)
-    stacks = _stacks(checkpoint, weights)
+    stacks = _stacks(checkpoint, {family.name_of(name): weight for name, weight in weights.items()})
     if family.mtp:
         stacks = names.with_mtp(stacks)
     tied = config.get("tie_word_embeddings")
-    if tied is False and names.has_output and not any(map(_HEAD.search, checkpoint.tensors)):
-        log.warning("%s: there is no lm_head.weight: the embedding's matrix takes its place", checkpoint.folder)
     others, images = set[str](), vision_of(config)
     own_names = {target for _, targets in family.splits for target, _ in targets}
     for name, group in stacks.items():
@@ -329,6 +348,7 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
 
 def targets_of(family: Family, names: Names, name: str) -> Iterator[tuple[str, Move | None]]:
     """GGUF names of the tensors that are made of one, with their moves."""
+    name = family.name_of(name)
     for pattern, own in family.splits:
         if match := re.search(pattern, name):
             layer = _LAYER.search(f".{name}")
@@ -352,7 +372,8 @@ def _stacks(checkpoint: Checkpoint, weights: dict[str, Weight]) -> dict[str, lis
     for name, by_number in experts.items():
         missing = next((i for i in range(len(by_number)) if i not in by_number), None)
         if missing is not None:
-            raise ModelFileError(checkpoint.folder, f"tensor {shown(name)} has no expert {missing}")
+            kind = "expert" if ".experts." in name else "part"
+            raise ModelFileError(checkpoint.folder, f"tensor {shown(name)} has no {kind} {missing}")
         stacks[name] = [by_number[i] for i in range(len(by_number))]
     return stacks
 

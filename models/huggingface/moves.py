@@ -69,6 +69,9 @@ def reshaped(shape: Callable[[Shape, Config], Shape]) -> Move:
 
 
 TAPS = reshaped(lambda shape, _: (shape[0], shape[-1]))  # of a convolution by columns (n, 1, taps)
+LERPS = reshaped(lambda shape, _: (shape[0], 1, 1, shape[-1]))  # RWKV's, as llama.cpp wants them
+# QRWKV 6's inputs r, k, v, w, g in RWKV 6's order w, k, v, r, g: fifths of rows, or matrices of a stack
+INPUTS = Move(lambda a, _: a.reshape(5, -1, a.shape[-1])[[3, 1, 2, 0, 4]].reshape(a.shape))
 COLUMN = reshaped(lambda shape, _: (shape[0], 1))
 VECTOR = reshaped(lambda shape, _: (math.prod(shape),))
 GROUPS = reshaped(lambda shape, c: (n := max(1, c.count("mamba_n_groups", "n_groups")), shape[0] // n))

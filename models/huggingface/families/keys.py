@@ -701,3 +701,59 @@ def modern_bert(c: Config) -> Keys:
         yield "hidden_activation", text(str(name))
     if "ModernBertForSequenceClassification" in c.items("architectures") and c.get("classifier_pooling") != "mean":
         raise c.error("classifier_pooling", "is not mean, the supported one")
+
+
+def _rwkv(c: Config, n_extra: int) -> Keys:
+    """Of all RWKV: no bound of the context, heads whose number follows from their size."""
+    yield "context_length", u32(1 << 20)
+    yield "wkv.head_size", u32(c.count("head_size", "head_dim", default=c.head_dim))
+    yield "attention.head_count", u32(0)
+    yield "attention.head_count_kv", u32(0)
+    yield "feed_forward_length", u32(c.count("intermediate_size", default=n_extra))
+
+
+def rwkv6(c: Config) -> Keys:
+    n = c.count("hidden_size")
+    yield from _rwkv(c, int(3.5 * n) // 32 * 32)
+    yield "time_mix_extra_dim", u32(64 if n == 4096 else 32)
+    yield "time_decay_extra_dim", u32(128 if n == 4096 else 64)
+
+
+def qrwkv6(c: Config) -> Keys:
+    """RWKV 6 between the FFNs of a Qwen 2."""
+    n = c.count("hidden_size")
+    yield from _rwkv(c, 0)
+    yield "attention.head_count_kv", u32(c.count("num_key_value_heads"))
+    yield "token_shift_count", u32(1)
+    for name, width in (("tokenshift", 32), ("decay", 64)):
+        key = "mix" if name == "tokenshift" else name
+        yield f"time_{key}_extra_dim", u32(c.count(f"lora_rank_{name}", default=width * (1 + (n >= 4096))))
+
+
+def rwkv7(c: Config) -> Keys:
+    n = c.count("hidden_size")
+    yield from _rwkv(c, 4 * n)
+    for key, name, of_width, factor in _RANKS:
+        usual = max(1, round(n**of_width * factor / 32)) * 32
+        yield f"attention.{key}_lora_rank", u32(c.count(f"{name}_low_rank_dim", f"lora_rank_{key}", default=usual))
+    if c.get("attn") is not None:
+        raise c.error("attn", "names layers of attention, which are not supported")
+
+
+_RANKS = (
+    ("decay", "decay", 0.5, 1.8),
+    ("iclr", "a", 0.5, 1.8),
+    ("value_residual_mix", "v", 0.5, 1.3),
+    ("gate", "gate", 0.8, 0.6),
+)
+
+
+def arwkv7(c: Config) -> Keys:
+    """RWKV 7 between the FFNs of a Qwen 2, of ranks that its settings do not name."""
+    if c.count("wkv_version", default=7) != 7:
+        raise c.error("wkv_version", "is not 7, the supported one")
+    yield from _rwkv(c, 0)
+    yield "token_shift_count", u32(1)
+    gate = 128 if c.flag("wkv_has_gate", default=True) else 0
+    for (key, *_), rank in zip(_RANKS, (64, 64, 32, gate), strict=True):
+        yield f"attention.{key}_lora_rank", u32(rank)

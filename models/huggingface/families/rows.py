@@ -20,8 +20,10 @@ from logitless.models.huggingface.moves import (
     GATE_FACTOR,
     GROUPS,
     HEADS_APART,
+    INPUTS,
     LATENT_KEYS,
     LATENT_VALUES,
+    LERPS,
     LINEAR_GATES,
     LINEAR_QKV,
     MAMBA_IN,
@@ -135,6 +137,7 @@ _GRANITE_DENSE: Splits = (
 _CUT = Move(
     lambda array, c: array[keys.behind_padding(c) :], lambda shape, c: (shape[0] - keys.behind_padding(c), *shape[1:])
 )
+_QKV, _NORMS, _ALL = "attn_[qkv]", "(attn|ffn|output)_norm(_2)?", "(attn|ffn)_.*|output_norm"  # weights with a bias
 _UNUSED_HEADS = r"position_ids$|(^|\.)pooler\.|^(cls|lm_head|decoder|head)\."
 
 
@@ -207,6 +210,58 @@ _FALCON_H1: Rules = (
     *_STATES,
 )
 
+
+def _lerps(names: str, pattern: str) -> tuple[tuple[str, str], ...]:
+    """RWKV's shares of the token before in so many inputs, of which GGUF has one tensor."""
+    return tuple((pattern.format(name), rf".lerp.{i}.weight") for i, name in enumerate(names))
+
+
+_FUSED: Splits = ((r"\.lerp(?:\.weight)?$", (("time_mix_lerp_fused.weight", LERPS),)),)
+_RWKV6 = Family(
+    "rwkv6",
+    keys.rwkv6,
+    (
+        ("time_mix_(decay_)?w[12].weight", TRANSPOSED),
+        ("(decay|lerp_[xkr]).weight", VECTOR),
+    ),
+    _FUSED,
+    (*_lerps("wkvrg", r"(?<=attention|self_attn)\.time_maa_{}$"), (r"(\.time_\w+)$", r"\1.weight")),
+    biases=rf"{_NORMS}|token_embd_norm|time_mix_ln",
+)
+_RWKV7 = Family(
+    "rwkv7",
+    keys.rwkv7,
+    (("(k_k|k_a|r_k|lerp_k).weight", VECTOR),),
+    (
+        *_FUSED,
+        # of low rank: as fla's layers have them, or transposed; llama.cpp wants those of values in the first layer, too
+        *(
+            split
+            for end, matrix in ((r"\.weight", None), ("", TRANSPOSED))
+            for n, move in (("0", VECTOR), ("[12]", matrix))
+            for split in (
+                (rf"\.0\.attention\.a({n}){end}$", tuple((rf"time_mix_{x}\1.weight", move) for x in "av")),
+                (rf"\.attention\.([wavg]{n}){end}$", ((r"time_mix_\1.weight", move),)),
+            )
+        ),
+    ),
+    (
+        (r"\.(attn|self_attn\.time_mixer)\.", ".attention."),
+        (r"\.ffn\.", ".feed_forward."),
+        (r"\.attn_norm\.", ".ln1."),
+        (r"\.ffn_norm\.", ".ln2."),
+        (r"\.g_norm\.", ".ln_x."),
+        (r"_lora\.lora\.0\.", "1."),
+        (r"_lora\.lora\.2\.bias$", "0.weight"),
+        (r"_lora\.lora\.2\.", "2."),
+        (r"(?<=\.attention)\.x_x$", ".lerp"),
+        *_lerps("rwkvag", r"(?<=\.attention)\.x_{}$"),
+        (r"(\.[xkr]_[ka])$", r"\1.weight"),
+    ),
+    r"layers\.0\.attention\.v[012](\.weight)?$",
+    biases=_RWKV6.biases,
+)
+
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"), Family("llama", moves=_LLAMA)),
     **dict.fromkeys(
@@ -216,14 +271,16 @@ FAMILIES: dict[str, Family] = {
         ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"),
         Family("llama4", keys.llama4, splits=_fused_experts(in_turn=False)),
     ),
-    "Qwen2ForCausalLM": Family("qwen2"),
-    **dict.fromkeys(("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), Family("qwen2vl")),
+    "Qwen2ForCausalLM": Family("qwen2", biases=_QKV),
+    **dict.fromkeys(
+        ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), Family("qwen2vl", biases=_QKV)
+    ),
     "Qwen3VLForConditionalGeneration": Family("qwen3vl", keys.qwen3vl),
     "Qwen3VLMoeForConditionalGeneration": Family("qwen3vlmoe", keys.qwen3vl, splits=_fused_experts(in_turn=False)),
     **dict.fromkeys(
         ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), Family("llama", moves=_LLAMA)
     ),
-    "Qwen2MoeForCausalLM": Family("qwen2moe"),
+    "Qwen2MoeForCausalLM": Family("qwen2moe", biases=_QKV),
     "Qwen3ForCausalLM": Family("qwen3"),
     "Qwen3MoeForCausalLM": Family("qwen3moe"),
     "Qwen3NextForCausalLM": Family(
@@ -233,7 +290,7 @@ FAMILIES: dict[str, Family] = {
     "Gemma2ForCausalLM": Family("gemma2", keys.gemma2, _GEMMA),
     **dict.fromkeys(("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), Family("gemma3", keys.gemma3, _GEMMA)),
     "Phi3ForCausalLM": Family("phi3", keys.phi3),
-    "PhiForCausalLM": Family("phi2"),
+    "PhiForCausalLM": Family("phi2", biases=rf"{_ALL}|output"),
     "SmolLM3ForCausalLM": Family("smollm3", moves=_LLAMA),
     **dict.fromkeys(("Olmo2ForCausalLM", "Olmo3ForCausalLM"), Family("olmo2", keys.windows)),
     "OlmoeForCausalLM": Family("olmoe"),
@@ -241,7 +298,7 @@ FAMILIES: dict[str, Family] = {
     **dict.fromkeys(
         ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), Family("granitemoe", keys.scales, _LLAMA, _GRANITE)
     ),
-    "GptOssForCausalLM": Family("gpt-oss", keys.gpt_oss, splits=_GPT_OSS),
+    "GptOssForCausalLM": Family("gpt-oss", keys.gpt_oss, splits=_GPT_OSS, biases=rf"{_QKV}|attn_output|ffn_.*"),
     **dict.fromkeys(
         (
             *("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"),
@@ -272,7 +329,7 @@ FAMILIES: dict[str, Family] = {
         keys.bitnet,
         splits=tuple((rf"{name}_sub_norm\.weight$", ((f"{name}_sub_norm.weight", None),)) for name in ("attn", "ffn")),
     ),
-    "QWenLMHeadModel": Family("qwen", keys.qwen),
+    "QWenLMHeadModel": Family("qwen", keys.qwen, biases="attn_qkv"),
     "DeepseekForCausalLM": Family("deepseek", keys.deepseek, _LLAMA),
     "OpenELMForCausalLM": Family(
         "openelm",
@@ -327,19 +384,23 @@ FAMILIES: dict[str, Family] = {
         ("JinaEmbeddingsV3Model", "XLMRobertaModel of adapters"),
         Family("jina-bert-v3", keys.jina3, unused=rf"{_UNUSED_HEADS}|\.lora_[AB]$"),
     ),
-    "GPTNeoXForCausalLM": Family("gptneox", keys.gpt, (("attn_qkv.(weight|bias)", HEADS_APART),)),
-    "BloomForCausalLM": Family("bloom", keys.gpt, (("attn_qkv.(weight|bias)", HEADS_APART),)),
-    "BloomModel": Family("bloom", keys.gpt, (("attn_qkv.(weight|bias)", HEADS_APART),)),
+    "GPTNeoXForCausalLM": Family(
+        "gptneox", keys.gpt, (("attn_qkv.(weight|bias)", HEADS_APART),), biases=rf"{_NORMS}|ffn_.*"
+    ),
+    **dict.fromkeys(
+        ("BloomForCausalLM", "BloomModel"),
+        Family("bloom", keys.gpt, (("attn_qkv.(weight|bias)", HEADS_APART),), biases=rf"{_ALL}|token_embd_norm"),
+    ),
     **dict.fromkeys(("MptForCausalLM", "MPTForCausalLM"), Family("mpt", keys.mpt)),
     **dict.fromkeys(
         ("FalconForCausalLM", "RWForCausalLM"),
-        Family("falcon", keys.falcon, (("attn_qkv.(weight|bias)", FALCON_APART),)),
+        Family("falcon", keys.falcon, (("attn_qkv.(weight|bias)", FALCON_APART),), biases=_NORMS),
     ),
-    "GPTBigCodeForCausalLM": Family("starcoder", keys.starcoder),
+    "GPTBigCodeForCausalLM": Family("starcoder", keys.starcoder, biases=_ALL),
     "GPT2LMHeadModel": Family(
-        "gpt2", keys.gpt, (("blk.\\d+.(attn_qkv|attn_output|ffn_up|ffn_down).weight", TRANSPOSED),)
+        "gpt2", keys.gpt, (("blk.\\d+.(attn_qkv|attn_output|ffn_up|ffn_down).weight", TRANSPOSED),), biases=_ALL
     ),
-    "Jais2ForCausalLM": Family("jais2"),
+    "Jais2ForCausalLM": Family("jais2", biases=_NORMS),
     "GlmForCausalLM": Family("chatglm"),
     **dict.fromkeys(("MambaForCausalLM", "FalconMambaForCausalLM"), Family("mamba", keys.mamba, _MAMBA)),
     "JambaForCausalLM": Family("jamba", keys.mamba, _MAMBA, _experts("feed_forward")),
@@ -364,9 +425,9 @@ FAMILIES: dict[str, Family] = {
         "internlm2", splits=((r"attention\.wqkv\.weight$", _queries_keys_values(part_of_groups)),)
     ),
     "XverseForCausalLM": Family("xverse", moves=_LLAMA),
-    "OrionForCausalLM": Family("orion", keys.orion),
+    "OrionForCausalLM": Family("orion", keys.orion, biases=_NORMS),
     "MiniCPMForCausalLM": Family("minicpm", keys.minicpm, _LLAMA),
-    **dict.fromkeys(("PhimoeForCausalLM", "PhiMoEForCausalLM"), Family("phimoe", keys.phi3)),
+    **dict.fromkeys(("PhimoeForCausalLM", "PhiMoEForCausalLM"), Family("phimoe", keys.phi3, biases=_NORMS)),
     **dict.fromkeys(
         (f"{kind}ForConditionalGeneration" for kind in ("T5", "MT5", "UMT5")),
         Family("t5", keys.t5_model, unused=r"^(en|de)coder\.embed_tokens\."),
@@ -396,14 +457,28 @@ FAMILIES: dict[str, Family] = {
     "ExaoneMoeForCausalLM": Family("exaone-moe", keys.exaone_moe),
     "CohereForCausalLM": Family("command-r", keys.cohere),
     "OlmoForCausalLM": Family("olmo", keys.layer_norm, _LLAMA),
-    "NemotronForCausalLM": Family("nemotron", keys.layer_norm, _GEMMA),
+    "NemotronForCausalLM": Family("nemotron", keys.layer_norm, _GEMMA, biases=_NORMS),
     "SeedOssForCausalLM": Family("seed_oss"),
     "Exaone4ForCausalLM": Family("exaone4", keys.windows),
     "Ernie4_5ForCausalLM": Family("ernie4_5"),
     "HunYuanDenseV1ForCausalLM": Family("hunyuan-dense"),
     "Cohere2ForCausalLM": Family("cohere2", keys.cohere2),
     "Cohere2MoeForCausalLM": Family("cohere2moe", keys.cohere2_moe, names="deepseek"),
-    "Starcoder2ForCausalLM": Family("starcoder2"),
-    "StableLmForCausalLM": Family("stablelm", keys.stablelm),
+    "Starcoder2ForCausalLM": Family("starcoder2", biases=_ALL),
+    "StableLmForCausalLM": Family("stablelm", keys.stablelm, biases=_NORMS),
     "ArceeForCausalLM": Family("arcee", moves=_LLAMA),
+    "Rwkv6ForCausalLM": _RWKV6,
+    **dict.fromkeys(("RWKV7ForCausalLM", "Rwkv7ForCausalLM"), _RWKV7),
+    "RWKV6Qwen2ForCausalLM": replace(
+        _RWKV6,
+        arch="rwkv6qwen2",
+        keys=keys.qrwkv6,
+        moves=(
+            ("time_mix_w1.weight", then(TRANSPOSED, INPUTS)),
+            ("time_mix_w2.weight", then(TRANSPOSED, INPUTS)),
+            *_RWKV6.moves,
+        ),
+        biases="",
+    ),
+    "RwkvHybridForCausalLM": replace(_RWKV7, arch="arwkv7", keys=keys.arwkv7, biases=""),
 }

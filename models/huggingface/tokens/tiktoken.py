@@ -1,9 +1,11 @@
-"""Vocabularies by rank, as bytes of base 64: tiktoken's files, of Kimi and Qwen 1, and Mistral's tekken.json.
+"""Vocabularies by rank: bytes of base 64 in tiktoken's files, of Kimi and Qwen 1, and in Mistral's tekken.json, and
+Python's literals in RWKV's file.
 
 A token's merge is the pair that is left of its bytes after all merges of lower rank."""
 
 from __future__ import annotations
 
+import ast
 import binascii
 from base64 import b64decode
 from dataclasses import dataclass
@@ -97,6 +99,26 @@ def _checked(path: Path, ranks: dict[bytes, int], n: int) -> dict[bytes, int]:
     if max(map(len, ranks)) > _MOST_BYTES:
         raise ModelFileError(path, f"has a token of {max(map(len, ranks))} bytes; at most {_MOST_BYTES} are supported")
     return ranks
+
+
+def read_rwkv(path: Path) -> list[str]:
+    """Tokens of RWKV's file, a line `id literal length` each from 1 on, in GGUF's form: bytes' literals without quotes.
+    ModelFileError: the file is no such vocabulary."""
+    tokens = []
+    try:
+        for i, line in enumerate(path.read_text("utf-8").rstrip("\n").split("\n"), 1):
+            id, _, rest = line.partition(" ")
+            literal, _, length = rest.rpartition(" ")
+            token = ast.literal_eval(literal)
+            token = token.encode() if isinstance(token, str) else token
+            if not isinstance(token, bytes) or (int(id), int(length)) != (i, len(token)):
+                raise ValueError
+            tokens.append(repr(token)[2:-1])
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        raise ModelFileError(path, "is no vocabulary of RWKV, an id, a token and its length a line") from None
+    except OSError as error:
+        raise ModelFileError(path, f"cannot be read: {error.strerror}") from None
+    return tokens
 
 
 def as_text(token: bytes) -> str:

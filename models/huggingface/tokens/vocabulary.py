@@ -26,6 +26,7 @@ from logitless.models.huggingface.tokens.tiktoken import (
     as_text,
     merges_of,
     read_ranks,
+    read_rwkv,
     read_tekken,
 )
 from logitless.models.param import FLOAT_MAX
@@ -44,6 +45,7 @@ _SPECIAL = {  # name in tokenizer_config.json and config.json → GGUF's
 }
 _MORE_ENDS = ("eot_token_id", "eom_token_id")
 _PREFIX = "tokenizer.ggml."
+_RWKV = "rwkv_vocab_v20230424.txt"
 _OF_ADDED = ("added_tokens.json", "tokenizer_config.json")  # files of tokens behind those of the vocabulary
 
 
@@ -96,8 +98,9 @@ def vocabulary_keys(config: Config, n_rows: int) -> dict[str, Key]:
     vocabulary.resized(n_rows)
     keys = vocabulary.as_keys()
     ids = {token: i for i, token in enumerate(vocabulary.tokens)}
-    ends = [id for id in _ends(config) if 0 <= id < n_rows]
-    for name, key in _SPECIAL.items():
+    has_own = vocabulary.model == "rwkv"  # ends; those of its configurations are of other vocabularies
+    ends = [id for id in _ends(config) if 0 <= id < n_rows and not has_own]
+    for name, key in ({} if has_own else _SPECIAL).items():
         token = settings.get(name)
         token = token.get("content") if isinstance(token, dict) else token
         id = ids.get(token) if isinstance(token, str) else None
@@ -122,7 +125,10 @@ def vocabulary_keys(config: Config, n_rows: int) -> dict[str, Key]:
             keys[name] = flag(settings[name])
         if f"{which}_token_id" not in keys:
             keys.pop(name, None)
-    return {_PREFIX + name: key for name, key in keys.items()} | dict(_templates(folder, settings))
+    keys = {_PREFIX + name: key for name, key in keys.items()}
+    if has_own:
+        keys["tokenizer.chat_template"] = text("rwkv-world")  # llama.cpp's name of it
+    return keys | dict(_templates(folder, settings))
 
 
 def _ends(config: Config) -> list[int]:
@@ -156,7 +162,7 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> Iterator[tuple[str,
 
 
 def _file(folder: Path) -> Path:
-    names = ("tokenizer.json", "tokenizer.model", *TIKTOKEN_FILES, "tekken.json")
+    names = ("tokenizer.json", "tokenizer.model", *TIKTOKEN_FILES, "tekken.json", _RWKV)
     path = next((folder / name for name in names if (folder / name).exists()), None)
     if path is not None:
         return path
@@ -182,6 +188,8 @@ def _parsed(path: Path, version: tuple[tuple[int, int, int], ...]) -> Vocabulary
         return _of_json(path)
     if path.name == "tekken.json":
         return _of_tekken(path)
+    if path.name == _RWKV:
+        return _of_rwkv(path)
     return _of_tiktoken(path) if path.name in TIKTOKEN_FILES else _of_sentencepiece(path)
 
 
@@ -379,6 +387,16 @@ def _of_tekken(path: Path) -> Vocabulary:
     for token, key in (("<unk>", "unknown"), ("<s>", "bos"), ("</s>", "eos"), ("<pad>", "padding")):
         if token in special:
             vocabulary.keys[f"{key}_token_id"] = u32(special.index(token))
+    return vocabulary
+
+
+def _of_rwkv(path: Path) -> Vocabulary:
+    """Text 0 ends a document, and an empty line an answer."""
+    vocabulary = Vocabulary("rwkv", dict(enumerate(["<s>", *read_rwkv(path)])), path)
+    vocabulary.types[0] = _CONTROL
+    vocabulary.keys |= {f"{which}_token_id": u32(0) for which in ("bos", "eos")}
+    if "\\n\\n" in vocabulary.ids:
+        vocabulary.keys["eot_token_id"] = u32(vocabulary.ids["\\n\\n"])
     return vocabulary
 
 

@@ -431,6 +431,93 @@ def test_llama_under_other_names_has_its_tensors(architecture: str, tmp_path: Pa
         check_weights(gguf, hparams_of(gguf))
 
 
+OF_QWEN = {  # RWKV in the place of a Qwen 2's attention: (architecture, settings, a layer's tensors, those of GGUF)
+    "arwkv7": (
+        "RwkvHybridForCausalLM",
+        {"head_size": 64, "wkv_version": 7, "wkv_has_gate": True},
+        {
+            **{f"time_mixer.x_{name}": (1, 1, 64) for name in "rwkvag"},
+            **{f"time_mixer.{name}0": (1, 1, 64) for name in "wav"},
+            **{f"time_mixer.{n}1": (64, rank) for n, rank in zip("wavg", (64, 64, 32, 128), strict=True)},
+            **{f"time_mixer.{n}2": (rank, 64) for n, rank in zip("wavg", (64, 64, 32, 128), strict=True)},
+            **{f"time_mixer.{name}": (64,) for name in ("k_k", "k_a", "ln_x.weight", "ln_x.bias")},
+            "time_mixer.r_k": (1, 64),
+            **{f"time_mixer.{name}.weight": (64, 64) for name in ("receptance", "key", "value", "output")},
+        },
+        {
+            "1.time_mix_lerp_fused": lambda t: np.stack([t[f"1.time_mixer.x_{name}"] for name in "rwkvag"]),
+            "1.time_mix_v1": lambda t: t["1.time_mixer.v1"].T,
+            "0.time_mix_v1": lambda t: t["0.time_mixer.a1"].T,  # as llama.cpp wants it, where there is none
+            "0.time_mix_a0": lambda t: t["0.time_mixer.a0"],
+            "1.time_mix_g2": lambda t: t["1.time_mixer.g2"].T,
+            "1.time_mix_r_k": lambda t: t["1.time_mixer.r_k"],
+        },
+    ),
+    "rwkv6qwen2": (
+        "RWKV6Qwen2ForCausalLM",
+        {"num_attention_heads": 4, "num_key_value_heads": 2},
+        {
+            **{f"time_maa_{name}": (1, 1, 64) for name in "xwkvrg"},
+            "time_maa_w1": (64, 160),
+            "time_maa_w2": (5, 32, 64),
+            "time_decay": (1, 1, 64),
+            "time_decay_w1": (64, 64),
+            "time_decay_w2": (64, 64),
+            **{f"{name}_proj.{end}": shape for name in "kv" for end, shape in (("weight", (32, 64)), ("bias", (32,)))},
+            **{f"{name}.weight": (64, 64) for name in ("q_proj", "gate", "o_proj")},
+            "q_proj.bias": (64,),
+        },
+        {
+            "1.time_mix_lerp_fused": lambda t: np.stack([t[f"1.time_maa_{name}"] for name in "wkvrg"]),
+            "0.time_mix_w1": lambda t: t["0.time_maa_w1"].T.reshape(5, 32, 64)[[3, 1, 2, 0, 4]],
+            "0.time_mix_w2": lambda t: t["0.time_maa_w2"].swapaxes(1, 2)[[3, 1, 2, 0, 4]],
+            "1.time_mix_decay_w1": lambda t: t["1.time_decay_w1"].T,
+            "1.time_mix_lerp_x": lambda t: t["1.time_maa_x"],
+        },
+    ),
+}
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
+@pytest.mark.parametrize("arch", OF_QWEN)
+def test_rwkv_between_ffns_of_qwen_2_has_its_tensors_and_llama_cpps_log_probabilities(
+    arch: str, tmp_path: Path
+) -> None:
+    """Families whose code is in their repositories, by their published names."""
+    architecture, settings, layer, expected = OF_QWEN[arch]
+    folder = write_folder(tmp_path / "model", "qwen2")
+    heads = dict.fromkeys(("num_attention_heads", "num_key_value_heads", "rope_parameters"))
+    config = recorded("qwen2")["config"] | heads | {"architectures": [architecture], **settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {name: shape for name, shape in recorded("qwen2")["tensors"].items() if "self_attn" not in name}
+    own = {f"{i}.{name}": weight(f"{i}.{name}", shape) for i in range(2) for name, shape in layer.items()}
+    tensors = {name: weight(name, shape) for name, shape in shapes.items()}
+    tensors |= {f"model.layers.{name.replace('.', '.self_attn.', 1)}": values for name, values in own.items()}
+    write_tensors(folder / "model.safetensors", tensors)
+    with GGUFFile.open(folder) as gguf:
+        plan_copy(gguf).write(tmp_path / "m.gguf")
+        for name, values in expected.items():
+            assert np.array_equal(gguf.bytes_of(f"blk.{name}.weight").view(np.float32), values(own).reshape(-1)), name
+    assert difference_from_llama_cpp(tmp_path / "m.gguf") < 0.001
+    for name in tensors:
+        write_tensors(folder / "model.safetensors", {n: values for n, values in tensors.items() if n != name})
+        may_lack = (".0.self_attn.time_mixer.v", "ln_x", "bias")
+        if not any(part in name for part in may_lack):
+            with pytest.raises(ModelFileError) as error, GGUFFile.open(folder) as gguf:
+                check_weights(gguf, hparams_of(gguf))
+            assert "\n" not in str(error.value)
+
+
+def difference_from_llama_cpp(path: Path) -> float:
+    """The largest one of log-probabilities of the likeliest tokens behind each prefix of the prompt."""
+    prefixes = [IDS[: n + 1] for n in range(len(IDS))]
+    likeliest = json.loads(answers(LLAMA_CPP, json.dumps([(str(path), [], [[]], prefixes)]))[0])
+    rows = zip(logprobs(path), likeliest, strict=True)
+    compared = [abs(row[id] - value) for row, of_row in rows for id, value in of_row]
+    assert len(compared) >= 8
+    return max(compared)
+
+
 @pytest.mark.parametrize(
     ("family", "architecture", "settings"),
     [

@@ -145,15 +145,39 @@ def test_folder_with_an_image_encoder_says_what_is_not_read(tmp_path: Path, capl
     ]
 
 
-def test_folder_without_its_output_matrix_says_what_takes_its_place(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_folder_without_its_output_matrix_is_refused_unless_it_is_tied_or_an_embedder(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", FAMILY)
     tensors(lambda values: values.pop("lm_head.weight"))(folder)
-    for tied, n in ((True, 0), (False, 1)):
-        config(tie_word_embeddings=tied)(folder)
-        GGUFFile.open(folder).close()
-        assert caplog.text.count("there is no lm_head.weight: the embedding's matrix takes its place") == n
+    with pytest.raises(ModelFileError, match=r"tensor 'lm_head.weight' is missing, and config.json says"):
+        GGUFFile.open(folder)
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "lasttoken"}')  # Qwen3-Embedding-8B's
+    GGUFFile.open(folder).close()
+    (folder / "1_Pooling" / "config.json").unlink()
+    config(tie_word_embeddings=True)(folder)
+    GGUFFile.open(folder).close()
+
+
+@pytest.mark.parametrize(
+    ("family", "left_out", "problem"),
+    [
+        ("qwen", "transformer.h.1.attn.c_attn.bias", "blk.1.attn_qkv.bias"),
+        ("qwen2", "model.layers.0.self_attn.v_proj.bias", "blk.0.attn_v.bias"),
+        ("llama", "model.layers.1.self_attn.q_proj.bias", "blk.1.attn_q.bias"),
+        ("gpt2", "transformer.ln_f.bias", "output_norm.bias"),
+        ("bloom", "transformer.h.0.mlp.dense_h_to_4h.bias", "blk.0.ffn_up.bias"),
+        ("gpt-oss", "model.layers.1.mlp.router.bias", "blk.1.ffn_gate_inp.bias"),
+    ],
+)
+def test_bias_that_a_family_has_is_named_where_it_is_missing(
+    family: str, left_out: str, problem: str, tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "model", family)
+    shapes = recorded(family)["tensors"]
+    write_tensors(folder / WEIGHTS, {name: weight(name, shape) for name, shape in shapes.items() if name != left_out})
+    with pytest.raises(ModelFileError, match=f"tensor '{re.escape(problem)}' is missing") as error:
+        GGUFFile.open(folder)
+    assert "\n" not in str(error.value)
 
 
 def test_folder_of_gguf_files_names_one(tmp_path: Path) -> None:

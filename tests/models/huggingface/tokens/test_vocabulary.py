@@ -306,6 +306,33 @@ def test_token_that_is_added_to_a_vocabulary_that_was_read_before_is_read(tmp_pa
     assert tokens == [b"<a>", b"<bc>", b"<d>"]
 
 
+def write_rwkv(path: Path, *more: str) -> None:
+    """RWKV's file: all bytes, then some words."""
+    tokens = [chr(i) if i < 128 else bytes([i]) for i in range(256)] + ["\n\n", " w", " wor", "é", "日本", "it's"]
+    sizes = [len(token.encode() if isinstance(token, str) else token) for token in tokens]
+    lines = [f"{i} {token!r} {size}" for i, (token, size) in enumerate(zip(tokens, sizes, strict=True), 1)]
+    path.write_text("\n".join([*lines, *more]) + "\n")
+
+
+def test_ids_of_rwkv_are_of_the_longest_tokens(tmp_path: Path) -> None:
+    write_rwkv(tmp_path / "rwkv_vocab_v20230424.txt")
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "a"}')  # as fla's, of another vocabulary
+    values = vocabulary_values(tmp_path, 272)
+    ours = from_metadata(values)
+    assert ours.encode("worm worm it's日本é\n\n\\") == [120, 112, 115, 110, 259, 110, 33, 262, 261, 260, 257, 93]
+    assert ours.decode([262, 261, 257, 200]) == "it's日本\n\n".encode() + bytes([199])
+    assert (ours.bos_id, ours.eos_id, values["tokenizer.ggml.eot_token_id"]) == (0, 0, 257)
+    assert values["tokenizer.chat_template"] == "rwkv-world"
+    assert list(values["tokenizer.ggml.token_type"][[0, 1, 262, 263]]) == [3, 1, 1, 5]
+
+
+@pytest.mark.parametrize("line", ["263 'a'", "263 'a' 2", "264 'a' 1", "263 5 1", "263 f() 1", "263 'a", "x 'a' 1"])
+def test_file_of_rwkv_that_is_none_is_refused(line: str, tmp_path: Path) -> None:
+    write_rwkv(tmp_path / "rwkv_vocab_v20230424.txt", line)
+    with pytest.raises(ModelFileError, match=r"rwkv_vocab_v20230424.txt: is no vocabulary of RWKV"):
+        vocabulary_values(tmp_path, 272)
+
+
 def test_tokenizer_model_that_is_none_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("sentencepiece")
     (tmp_path / "tokenizer.model").write_bytes(b"none")
