@@ -19,6 +19,7 @@ from logitless.models.huggingface.safetensors import Stored, read_safetensors
 Array = npt.NDArray[Any]
 FLOATS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "F64": "f32"}
 _NUMPY = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16}
+_WHOLE = {"I64": np.int64, "I32": np.int32}
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -127,6 +128,15 @@ def plain(stored: Stored) -> Weight:
         return raw.view(_NUMPY[dtype]).reshape(stored.shape)
 
     return Weight(dtype, stored.shape, read, (stored,))
+
+
+def whole_numbers(stored: Stored) -> Weight:
+    """A tensor of whole numbers as 32-bit ones."""
+
+    def read(parts: Sequence[Part]) -> Array:
+        return stored.raw(parts).view(_WHOLE[stored.dtype]).astype(np.int32).reshape(stored.shape)
+
+    return Weight("i32", stored.shape, read, (stored,))
 
 
 def of_f32(array: npt.NDArray[np.float32], dtype: str) -> Array:

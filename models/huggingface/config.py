@@ -250,6 +250,9 @@ def _rope(path: Path, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
     elif isinstance(rope, dict) and isinstance(rope.get("full_attention"), dict):
         local = rope.get("sliding_attention") or {}
         rope = rope["full_attention"]
+    elif isinstance(rope, dict) and isinstance(rope.get("compress"), dict):  # DeepSeek V4's, of layers with blocks
+        kind = rope["compress"].get("rope_type", "default")
+        rope, local = {**rope["compress"], **(rope.get("main") or {}), "rope_type": kind}, {}
     else:
         local = {}
     if not isinstance(rope, dict) or not isinstance(local, dict):

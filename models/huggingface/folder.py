@@ -69,7 +69,7 @@ _RENAMED = (
 )
 _SMALL = re.compile(
     r"_norm\.|ffn_gate_inp\.|conv1d\.|shortconv\.conv\.|ssm_[ad]$|token_types\.|position_embd\.|rope_"
-    r"|time_mix_(?!key|value|receptance|gate\.|output)|channel_mix_lerp"
+    r"|time_mix_(?!key|value|receptance|gate\.|output)|channel_mix_lerp|hc_|_ape\."
 )
 _SAMPLING = (
     ("temperature", "temp"),
@@ -124,7 +124,8 @@ def _check_complete(config: Config, family: Family, tensors: dict[str, TensorInf
     is_whole = not any(True for _ in _pooling(config)) and any(
         map(_WITH_HEAD.search, map(str, config.items("architectures")))
     )
-    if config.get("tie_word_embeddings") is False and is_whole and "output.weight" not in tensors:
+    tied = [of.get("tie_word_embeddings") for of in (config, read_json(config.path))]  # a whole model may have its own
+    if False in tied and True not in tied and is_whole and "output.weight" not in tensors:
         problem = "tensor 'lm_head.weight' is missing, and config.json says \"tie_word_embeddings\": false"
         raise ModelFileError(folder, f"{problem}: download all files, or set it to true to use the embedding's matrix")
 

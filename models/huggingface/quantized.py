@@ -27,6 +27,7 @@ from logitless.models.huggingface.checkpoint import (
     as_f32,
     of_f32,
     plain,
+    whole_numbers,
 )
 from logitless.models.huggingface.config import Config
 from logitless.models.huggingface.safetensors import Stored
@@ -79,6 +80,8 @@ class _Reader:
         module, _, end = name.rpartition(".")
         if end == "position_ids":  # whole numbers, of older encoders
             return []
+        if end == "tid2eid" and stored.dtype in ("I32", "I64"):
+            return [(name, whole_numbers(stored))]
         if self._method is None:
             return [(name, self._plain(name))]
         if name.endswith(_UNUSED) or end in _PARTS or (name.endswith("_scales") and self._method == "mxfp4"):
@@ -86,7 +89,13 @@ class _Reader:
         if self._method == "bitsandbytes" and ".weight." in name:
             return []
         if name.endswith("_blocks") and self._method == "mxfp4":
-            return [(name.removesuffix("_blocks") + "_mxfp4", self._mxfp4(name))]
+            scales = name.removesuffix("_blocks") + "_scales"
+            return [(name.removesuffix("_blocks") + "_mxfp4", self._mxfp4(name, self._tensors[name].shape, scales))]
+        if end == "scale" and f"{module}.weight" in self._tensors:  # DeepSeek V4's
+            return []
+        if end == "weight" and stored.dtype == "I8" and f"{module}.scale" in self._tensors:
+            n, k = stored.shape if len(stored.shape) == 2 else (0, 0)
+            return [(name, self._mxfp4(name, (n, k // 16, k and 16), f"{module}.scale"))]
         if end == "qweight":
             make = self._awq if self._method == "awq" else self._gptq
             return [(f"{module}.weight", make(module))]
@@ -126,18 +135,19 @@ class _Reader:
             problem = f"has weights of {bits} bits; supported are {', '.join(map(str, known))}"
             raise self._config.error("quantization_config", problem)
 
-    def _mxfp4(self, name: str) -> Weight:
-        blocks = self._part(name, dtypes=("U8",))
-        if len(blocks.shape) < 3 or blocks.shape[-1] != 16:
+    def _mxfp4(self, name: str, pairs_of: tuple[int, ...], scales_name: str) -> Weight:
+        """Pairs of codes (…, blocks, 16), whose first is in the low bits."""
+        blocks = self._part(name, dtypes=("U8", "I8"))
+        if len(pairs_of) < 3 or pairs_of[-1] != 16 or math.prod(pairs_of) != math.prod(blocks.shape):
             raise self._checkpoint.error(name, f"has shape {blocks.shape}, expected (…, blocks, 16)")
-        scales = self._part(name.removesuffix("_blocks") + "_scales", *blocks.shape[:-1], dtypes=("U8",))
-        shape = (*blocks.shape[:-2], blocks.shape[-2] * 32)
+        scales = self._part(scales_name, *pairs_of[:-1], dtypes=("U8", "F8_E8M0"))
+        shape = (*pairs_of[:-2], pairs_of[-2] * 32)
 
         def read(parts: Sequence[Part]) -> Array:
-            pairs = blocks.raw(parts).reshape(*blocks.shape)
-            codes = np.stack([pairs & 15, pairs >> 4], -1).reshape(*blocks.shape[:-1], 32)
+            pairs = blocks.raw(parts).view(np.uint8).reshape(pairs_of)
+            codes = np.stack([pairs & 15, pairs >> 4], -1).reshape(*pairs_of[:-1], 32)
             packed = codes[..., :16] | codes[..., 16:] << 4
-            exponents = scales.raw(parts).reshape(*blocks.shape[:-1], 1)
+            exponents = scales.raw(parts).reshape(*pairs_of[:-1], 1)
             return np.concatenate([exponents, packed], -1).reshape(*shape[:-1], -1)
 
         return Weight("mxfp4", shape, read, (blocks, scales))
@@ -145,10 +155,11 @@ class _Reader:
     def _scaled(self, module: str) -> Weight:
         """8-bit floats or integers with a scale of all, of each row, or of squares."""
         weight = self._part(f"{module}.weight")
-        inverse = f"{module}.weight_scale_inv"
         is_bnb = self._method == "bitsandbytes"
         usual = f"{module}.{'SCB' if is_bnb else 'weight_scale'}"
-        scale = self._part(inverse if inverse in self._tensors else usual, dtypes=_FLOATS)
+        names = (f"{module}.weight_scale_inv", f"{module}.scale")
+        named = next((name for name in names if name in self._tensors), usual)
+        scale = self._part(named, dtypes=(*_FLOATS, "F8_E8M0"))
         n, k = weight.shape if len(weight.shape) == 2 else (1, weight.shape[-1])
         size = self._settings.get("weight_block_size")
         size = size if isinstance(size, list) and len(size) == 2 else [128, 128]
@@ -409,6 +420,8 @@ class _Reader:
 
 
 def _floats(stored: Stored, parts: Sequence[Part]) -> npt.NDArray[np.float32]:
+    if stored.dtype == "F8_E8M0":  # powers of two
+        return np.ldexp(np.float32(1), stored.raw(parts).astype(np.int32).reshape(stored.shape) - 127)
     weight = plain(stored)
     return as_f32(weight.read(parts), weight.dtype)
 

@@ -49,7 +49,9 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray[Any, Any]], dtype: s
             return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
         return values.astype({"F32": np.float32, "F16": np.float16}[dtype])
 
-    write_safetensors(path, {name: (dtype, values.shape, [stored(values)]) for name, values in tensors.items()})
+    whole = {name: ("I64", values.shape, [values]) for name, values in tensors.items() if values.dtype == np.int64}
+    floats = {name: (dtype, t.shape, [stored(t)]) for name, t in tensors.items() if name not in whole}
+    write_safetensors(path, floats | whole)
 
 
 def tokenizer_json() -> dict[str, Any]:

@@ -13,9 +13,12 @@ IDS = [256, 72, 101, 108, 108, 111, 44, 32, 119, 111, 114, 108, 100, 33]  # the 
 STEP = 4  # every such token's log-probability is compared
 
 
-def weight(name: str, shape: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Numbers that make activations of about 1: matrices by their inputs, vectors near one half."""
+def weight(name: str, shape: Sequence[int]) -> np.ndarray[Any, np.dtype[Any]]:
+    """Numbers that make activations of about 1: matrices by their inputs, vectors near one half; of tables of experts
+    by token six ids."""
     random = np.random.default_rng(zlib.crc32(name.encode()))
+    if name.endswith("tid2eid"):
+        return (random.integers(0, 6, (shape[0], 1)) + np.arange(shape[1])) % 6
     values = random.standard_normal(shape)
     if not len(shape):  # a bound of activations
         values = np.array((-1 if name.endswith("min") else 1) * (0.5 + abs(values)))

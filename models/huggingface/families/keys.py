@@ -204,6 +204,39 @@ def sparse_mla(c: Config) -> Keys:
         yield "attention.indexer.types", numbers([kind == "full" for kind in kinds], ValueType.BOOL)
 
 
+def deepseek4(c: Config) -> Keys:
+    """Its repository names layers by the tokens of their blocks, transformers by their kind."""
+    n, kinds = c.count("num_hidden_layers"), c.items("layer_types")
+    rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
+    blocks = [int(size) for size in c.numbers("compress_ratios")] or [rates.get(str(kind), 0) for kind in kinds]
+    yield "attention.compress_ratios", numbers(blocks[:n], ValueType.UINT32)
+    hashed = [kind == "hash_moe" for kind in c.items("mlp_layer_types")]
+    yield "hash_layer_count", u32(min(n, c.count("num_hash_layers", default=sum(hashed))))
+    if (kind := c.get("scoring_func", default="sqrtsoftplus")) != "sqrtsoftplus":
+        raise c.error("scoring_func", f"is {kind!r}, not sqrtsoftplus, the supported one")
+    yield "expert_gating_func", u32(4)
+    yield "swiglu_clamp_exp", numbers([c.number("swiglu_limit", default=10.0)] * n, ValueType.FLOAT32)
+    turned = int(c.head_dim * c.number("partial_rotary_factor", default=0.125))
+    yield "rope.dimension_count", u32(c.count("qk_rope_head_dim", default=turned))
+    yield "attention.compress_rope_freq_base", f32(c.number("compress_rope_theta", default=160000.0))
+    for key, name in _OF_DEEPSEEK4.items():
+        yield key, u32(c.count(name))
+    yield "hyper_connection.epsilon", f32(c.number("hc_eps", default=1e-6))
+
+
+_OF_DEEPSEEK4 = {
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.output_lora_rank": "o_lora_rank",
+    "attention.output_group_count": "o_groups",
+    "attention.sliding_window": "sliding_window",
+    "attention.indexer.head_count": "index_n_heads",
+    "attention.indexer.key_length": "index_head_dim",
+    "attention.indexer.top_k": "index_topk",
+    "hyper_connection.count": "hc_mult",
+    "hyper_connection.sinkhorn_iterations": "hc_sinkhorn_iters",
+}
+
+
 def mistral4(c: Config) -> Keys:
     yield from _temperature(c)
     yield from mla(c)
@@ -704,7 +737,7 @@ def modern_bert(c: Config) -> Keys:
 
 
 def _rwkv(c: Config, n_extra: int) -> Keys:
-    """Of all RWKV: no bound of the context, heads whose number follows from their size."""
+    """Keys of all RWKV: no bound of the context, heads whose number follows from their size."""
     yield "context_length", u32(1 << 20)
     yield "wkv.head_size", u32(c.count("head_size", "head_dim", default=c.head_dim))
     yield "attention.head_count", u32(0)

@@ -211,6 +211,41 @@ _FALCON_H1: Rules = (
 )
 
 
+def _named(**names: str) -> Splits:
+    """Names of the folder's that the gguf package has not."""
+    return tuple((pattern, ((target, None),)) for pattern, target in names.items())
+
+
+_EXPERT_PARTS = {"w1": "gate", "w2": "down", "w3": "up"}
+_DEEPSEEK4 = Family(
+    "deepseek4",
+    keys.deepseek4,
+    splits=_named(
+        **{
+            r"^(?:model\.)?embed\.weight$": "token_embd.weight",
+            r"hc_head(?:\.hc)?_(base|fn|scale)$": r"output_hc_\1.weight",
+            r"\.(hc_(?:attn|ffn)_(?:base|fn|scale))$": r"\1.weight",
+            r"\.((?:attn|ffn)_norm\.weight)$": r"\1",
+            r"\.(attn|indexer)\.compressor\.w?(ape|norm|gate|kv)(?:\.weight)?$": r"\1_compressor_\2.weight",
+            r"\.indexer\.wq_b\.weight$": "indexer.attn_q_b.weight",
+            r"\.indexer\.weights_proj\.weight$": "indexer.proj.weight",
+            r"\.attn\.wq_([ab])\.weight$": r"attn_q_\1.weight",
+            r"\.attn\.wo_([ab])\.weight$": r"attn_output_\1.weight",
+            r"\.attn\.wkv\.weight$": "attn_kv.weight",
+            r"\.attn\.q_norm\.weight$": "attn_q_a_norm.weight",
+            r"\.attn\.(?:kv_)?norm\.weight$": "attn_kv_a_norm.weight",
+            r"\.attn\.attn_sink$": "attn_sinks.weight",
+            r"\.ffn\.gate\.weight$": "ffn_gate_inp.weight",
+            r"\.ffn\.gate\.tid2eid$": "ffn_gate_tid2eid.weight",
+            r"\.ffn\.gate\.bias$": "exp_probs_b.bias",
+            **{rf"\.ffn\.experts\.{w}\.weight$": f"ffn_{name}_exps.weight" for w, name in _EXPERT_PARTS.items()},
+            **{rf"\.shared_experts\.{w}\.weight$": f"ffn_{name}_shexp.weight" for w, name in _EXPERT_PARTS.items()},
+        }
+    ),
+    names="deepseek2",
+)
+
+
 def _lerps(names: str, pattern: str) -> tuple[tuple[str, str], ...]:
     """RWKV's shares of the token before in so many inputs, of which GGUF has one tensor."""
     return tuple((pattern.format(name), rf".lerp.{i}.weight") for i, name in enumerate(names))
@@ -467,6 +502,7 @@ FAMILIES: dict[str, Family] = {
     "Starcoder2ForCausalLM": Family("starcoder2", biases=_ALL),
     "StableLmForCausalLM": Family("stablelm", keys.stablelm, biases=_NORMS),
     "ArceeForCausalLM": Family("arcee", moves=_LLAMA),
+    "DeepseekV4ForCausalLM": _DEEPSEEK4,
     "Rwkv6ForCausalLM": _RWKV6,
     **dict.fromkeys(("RWKV7ForCausalLM", "Rwkv7ForCausalLM"), _RWKV7),
     "RWKV6Qwen2ForCausalLM": replace(

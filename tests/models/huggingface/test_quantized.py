@@ -93,9 +93,30 @@ def fp8(shape: tuple[int, int], *, size: int = 32) -> tuple[Parts, Array]:
     return {"weight": ("F8_E4M3", bits.astype(np.uint8)), name: ("F32", scales)}, values * spread
 
 
+def fp8_by_powers(shape: tuple[int, int]) -> tuple[Parts, Array]:
+    """DeepSeek V4's: scales of squares are powers of two."""
+    parts, values = fp8(shape, size=0)
+    values = values / parts.pop("weight_scale")[1]
+    exponents = np.random.default_rng(9).integers(115, 119, (-(-shape[0] // 32), -(-shape[1] // 32)), np.uint8)
+    powers = np.repeat(np.repeat(2.0 ** (exponents.astype(int) - 127), 32, 0)[: shape[0]], 32, 1)[:, : shape[1]]
+    return parts | {"scale": ("F8_E8M0", exponents)}, values * powers
+
+
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def fp4_by_powers(shape: tuple[int, int]) -> tuple[Parts, Array]:
+    """DeepSeek V4's experts: pairs of codes, a power of two for each 32."""
+    codes = np.random.default_rng(7).integers(0, 16, shape, np.uint8)
+    exponents = np.random.default_rng(8).integers(115, 120, (shape[0], shape[1] // 32), np.uint8)
+    values = E2M1[codes] * np.repeat(2.0 ** (exponents.astype(int) - 127), 32, 1)
+    pairs = (codes[:, ::2] | codes[:, 1::2] << 4).view(np.int8)
+    return {"weight": ("I8", pairs), "scale": ("F8_E8M0", exponents)}, values
+
+
 def nvfp4(shape: tuple[int, int], *, divided: bool) -> tuple[Parts, Array]:
     n, k = shape
-    numbers = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    numbers = E2M1
     codes = np.random.default_rng(7).integers(0, 16, shape, np.uint8)
     bits = np.random.default_rng(8).integers(8, 120, (n, k // 16), np.uint8)  # normal numbers
     scales = (1 + (bits & 7) / 8) * 2.0 ** ((bits >> 3).astype(int) - 7)
@@ -176,6 +197,8 @@ FORMATS: dict[str, tuple[dict[str, Any], Make, str, float]] = {  # settings, num
     "compressed-tensors int8": ({"quant_method": "compressed-tensors"}, int8, "q8_0", 0),
     "compressed-tensors fp8": ({"quant_method": "compressed-tensors"}, lambda shape: fp8(shape, size=0), "bf16", 4e-3),
     "fp8": ({"quant_method": "fp8", "weight_block_size": [32, 32]}, fp8, "bf16", 4e-3),
+    "fp8 by powers": ({"quant_method": "fp8", "weight_block_size": [32, 32]}, fp8_by_powers, "bf16", 4e-3),
+    "fp4 by powers": ({"quant_method": "fp8"}, fp4_by_powers, "mxfp4", 1e-6),
     "nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, lambda s: nvfp4(s, divided=False), "nvfp4", 4e-3),
     "nvfp4 of compressed-tensors": (
         {"quant_method": "compressed-tensors"},
