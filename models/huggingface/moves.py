@@ -54,6 +54,21 @@ PLUS_ONE = Move(lambda array, _: array + np.float32(1), counts=True, inverse=lam
 MINUS_EXP = Move(lambda array, _: -np.exp(array), counts=True)
 
 
+def _shared_heads(axis: int) -> Move:
+    """PLaMo's queries: head h reads key h % n → the heads of a key are neighbours."""
+
+    def of(array: Array, config: Config) -> Array:
+        shared = config.count("n_shared_head")
+        heads = array.swapaxes(0, axis)
+        own = heads.reshape(shared, config.count("num_attention_heads") // shared, -1, *heads.shape[1:])
+        return own.swapaxes(0, 1).reshape(heads.shape).swapaxes(0, axis)
+
+    return Move(of, floats=axis > 0)
+
+
+SHARED_HEADS, SHARED_COLUMNS = _shared_heads(0), _shared_heads(1)
+
+
 def times(*names: str) -> Move:
     """The product with settings, of which some may be missing."""
 

@@ -49,6 +49,8 @@ U8 = npt.NDArray[np.uint8]
 def weights_of(checkpoint: Checkpoint, config: Config) -> dict[str, Weight]:
     """Weights by name. ModelFileError: a type or method that is not supported."""
     settings = config.get("quantization_config", "compression_config", default={})
+    if not settings and "BitnetForCausalLM" in config.items("architectures"):  # of 1bitLLM, rounded when it is used
+        settings = {"quant_method": "bitnet", "quantization_mode": "online"}
     method = settings.get("quant_method") if isinstance(settings, dict) else None
     if settings and method not in _METHODS:
         supported = f"supported are {', '.join(_METHODS)}"

@@ -659,6 +659,26 @@ def mpt(c: Config) -> Keys:
         yield "attention.clamp_kqv", f32(own.number("clip_qkv"))
 
 
+def jais(c: Config) -> Keys:
+    for name in ("mup_scale_qk_dot_by_d", "scale_qk_dot_by_d", "tie_word_embeddings"):
+        if not c.flag(name, default=True):
+            raise c.error(name, "is not true, the supported one")
+    for name, supported in (("activation_function", "swiglu"), ("position_embedding_type", "alibi")):
+        if c.get(name, default=supported) != supported:
+            raise c.error(name, f"is not {supported}, the supported one")
+    yield "attention.max_alibi_bias", f32(8.0)
+
+
+def refact(c: Config) -> Keys:
+    yield "attention.head_count_kv", u32(1)
+    yield "attention.layer_norm_rms_epsilon", f32(c.number("layer_norm_epsilon", default=1e-5))
+    yield "feed_forward_length", u32(-(-int(8 * c.count("hidden_size") / 3) // 256) * 256)
+
+
+def plamo(c: Config) -> Keys:
+    yield "attention.head_count_kv", u32(c.count("num_attention_heads") // max(1, c.count("n_shared_head")))
+
+
 def mamba(c: Config) -> Keys:
     n = c.count("hidden_size")
     yield "ssm.conv_kernel", u32(c.count("conv_kernel", "mamba_d_conv", default=4))

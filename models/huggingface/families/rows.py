@@ -31,6 +31,8 @@ from logitless.models.huggingface.moves import (
     PAIRS_OF_KEYS,
     PAIRS_OF_QUERIES,
     PLUS_ONE,
+    SHARED_COLUMNS,
+    SHARED_HEADS,
     TAPS,
     TRANSPOSED,
     VECTOR,
@@ -359,6 +361,7 @@ FAMILIES: dict[str, Family] = {
             (r"ffn\.experts\.mlp\.w2$", (("ffn_down_exps.weight", then(_EXPERTS, TRANSPOSED)),)),
         ),
     ),
+    "BitnetForCausalLM": Family("bitnet", keys.bitnet),
     "BitNetForCausalLM": Family(
         "bitnet",
         keys.bitnet,
@@ -503,6 +506,34 @@ FAMILIES: dict[str, Family] = {
     "StableLmForCausalLM": Family("stablelm", keys.stablelm, biases=_NORMS),
     "ArceeForCausalLM": Family("arcee", moves=_LLAMA),
     "DeepseekV4ForCausalLM": _DEEPSEEK4,
+    "JAISLMHeadModel": Family(
+        "jais",
+        keys.jais,
+        (("blk.\\d+.(attn_qkv|attn_output|ffn_gate|ffn_up|ffn_down).weight", TRANSPOSED),),
+        (
+            (
+                r"wte\.weight$",
+                (
+                    ("token_embd.weight", times("mup_embeddings_scale", "embeddings_scale")),
+                    ("output.weight", times("width_scale", "mup_output_alpha", "mup_width_scale")),
+                ),
+            ),
+        ),
+        unused=r"^lm_head\.weight$|relative_pe\.slopes$",
+        biases=_ALL,
+    ),
+    "GPTRefactForCausalLM": Family(
+        "refact",
+        keys.refact,
+        splits=(
+            (r"attn\.q\.weight$", (("attn_q.weight", None),)),
+            (r"attn\.kv\.weight$", (("attn_k.weight", half(0)), ("attn_v.weight", half(1)))),
+            (r"gate_up_proj\.weight$", tuple((f"ffn_{name}.weight", half(i)) for i, name in enumerate(_NAMES))),
+        ),
+    ),
+    "PlamoForCausalLM": Family(
+        "plamo", keys.plamo, (("attn_q.weight", SHARED_HEADS), ("attn_output.weight", SHARED_COLUMNS))
+    ),
     "Rwkv6ForCausalLM": _RWKV6,
     **dict.fromkeys(("RWKV7ForCausalLM", "Rwkv7ForCausalLM"), _RWKV7),
     "RWKV6Qwen2ForCausalLM": replace(

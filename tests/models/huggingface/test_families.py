@@ -21,6 +21,7 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.huggingface.safetensors import write_safetensors
 from logitless.models.model import define_model, hparams_of
+from logitless.models.quantization.quantize import dequantized
 from logitless.models.quantization.quantize_model import plan_copy
 from logitless.models.tokenizer import from_metadata
 from logitless.models.weights.weights import check_weights
@@ -429,6 +430,116 @@ def test_llama_under_other_names_has_its_tensors(architecture: str, tmp_path: Pa
     assert contents(other) == contents(llama)
     with GGUFFile.open(other) as gguf:
         check_weights(gguf, hparams_of(gguf))
+
+
+def ternary(values: Array) -> Array:
+    """Weights -1, 0 and 1 times their mean, as 1bitLLM rounds them; the factor of F16."""
+    mean = np.abs(values).mean(dtype=np.float64)
+    return np.clip(np.round(values / np.float32(mean)), -1, 1) * np.float32(np.float16(mean))
+
+
+# (architecture, settings, tensors, a layer's tensors, those of GGUF)
+PUBLISHED: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "jais": (
+        "JAISLMHeadModel",
+        {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 128, "layer_norm_epsilon": 1e-5}
+        | {"mup_embeddings_scale": 1.5, "mup_output_alpha": 2.0, "mup_width_scale": 0.25},
+        {"transformer.wte.weight": (272, 64), "transformer.ln_f.weight": (64,), "transformer.ln_f.bias": (64,)}
+        | {"transformer.relative_pe.slopes": (4, 1)},
+        {f"transformer.h.{{}}.ln_{i}.{end}": (64,) for i in (1, 2) for end in ("weight", "bias")}
+        | {
+            f"transformer.h.{{}}.{name}.{end}": (*ins[: end == "weight"], n)
+            for name, ins, n in (
+                ("attn.c_attn", (64,), 192),
+                ("attn.c_proj", (64,), 64),
+                ("mlp.c_fc", (64,), 96),
+                ("mlp.c_fc2", (64,), 96),
+                ("mlp.c_proj", (96,), 64),
+            )
+            for end in ("weight", "bias")
+        },
+        {
+            "token_embd": lambda t: t["transformer.wte.weight"] * np.float32(1.5),
+            "output": lambda t: t["transformer.wte.weight"] * np.float32(0.5),
+            "blk.0.ffn_gate": lambda t: t["transformer.h.0.mlp.c_fc2.weight"].T,
+            "blk.1.attn_qkv": lambda t: t["transformer.h.1.attn.c_attn.weight"].T,
+        },
+    ),
+    "refact": (
+        "GPTRefactForCausalLM",
+        {"n_embd": 96, "n_layer": 2, "n_head": 6, "n_positions": 128, "layer_norm_epsilon": 1e-5, "multi_query": True},
+        {"transformer.wte.weight": (272, 96), "ln_f.weight": (96,), "lm_head.weight": (272, 96)},
+        {f"transformer.h.{{}}.ln_{i}.weight": (96,) for i in (1, 2)}
+        | {"transformer.h.{}.attn.q.weight": (96, 96), "transformer.h.{}.attn.kv.weight": (32, 96)}
+        | {"transformer.h.{}.attn.c_proj.weight": (96, 96), "transformer.h.{}.mlp.gate_up_proj.weight": (512, 96)}
+        | {"transformer.h.{}.mlp.c_proj.weight": (96, 256)},
+        {
+            "blk.0.attn_k": lambda t: t["transformer.h.0.attn.kv.weight"][:16],
+            "blk.1.attn_v": lambda t: t["transformer.h.1.attn.kv.weight"][16:],
+            "blk.1.ffn_up": lambda t: t["transformer.h.1.mlp.gate_up_proj.weight"][256:],
+        },
+    ),
+    "plamo": (
+        "PlamoForCausalLM",
+        {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 6, "n_shared_head": 3, "rms_norm_eps": 1e-6}
+        | {"intermediate_size": 64, "num_key_value_heads": 6},
+        {"model.embed_tokens.weight": (272, 96), "model.norm.weight": (96,), "lm_head.weight": (272, 96)},
+        {f"model.layers.layers.{{}}.self_attn.{name}_proj.weight": (96, 96) for name in "qo"}
+        | {f"model.layers.layers.{{}}.self_attn.{name}_proj.weight": (32, 96) for name in "kv"}
+        | {f"model.layers.layers.{{}}.mlp.{name}_proj.weight": (64, 96) for name in ("gate", "up")}
+        | {"model.layers.layers.{}.norm.weight": (96,), "model.layers.layers.{}.mlp.down_proj.weight": (96, 64)},
+        {
+            "blk.0.attn_q": lambda t: np.concatenate(  # heads 0, 2 and 4 read the first key
+                [t["model.layers.layers.0.self_attn.q_proj.weight"][16 * i :][:16] for i in (0, 2, 4, 1, 3, 5)]
+            ),
+            "blk.1.attn_output": lambda t: np.concatenate(
+                [t["model.layers.layers.1.self_attn.o_proj.weight"][:, 16 * i :][:, :16] for i in (0, 2, 4, 1, 3, 5)], 1
+            ),
+        },
+    ),
+    "bitnet": (
+        "BitnetForCausalLM",
+        {"hidden_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 256}
+        | {"rms_norm_eps": 1e-5, "hidden_act": "silu"},
+        {"model.embed_tokens.weight": (272, 256), "model.norm.weight": (256,), "lm_head.weight": (272, 256)},
+        {f"model.layers.{{}}.self_attn.{name}_proj.weight": (256, 256) for name in "qkvo"}
+        | {f"model.layers.{{}}.mlp.{name}_proj.weight": (256, 256) for name in ("gate", "up", "down")}
+        | {
+            f"model.layers.{{}}.{name}.weight": (256,)
+            for name in ("input_layernorm", "post_attention_layernorm", "self_attn.inner_attn_ln", "mlp.ffn_layernorm")
+        },
+        {
+            f"blk.0.{name}": lambda t, of=of: ternary(t[f"model.layers.0.{of}_proj.weight"])
+            for name, of in (("attn_q", "self_attn.q"), ("ffn_down", "mlp.down"))
+        },
+    ),
+}
+
+
+@pytest.mark.skipif(find_spec("xllamacpp") is None, reason="no llama.cpp (the package xllamacpp)")
+@pytest.mark.parametrize("arch", PUBLISHED)
+def test_published_names_are_ggufs_tensors_of_llama_cpps_log_probabilities(arch: str, tmp_path: Path) -> None:
+    """Families whose code is in their repositories, and that no class of transformers is like."""
+    architecture, settings, shapes, of_layer, expected = PUBLISHED[arch]
+    folder = write_folder(tmp_path / "model", "qwen2")
+    common = {"vocab_size": 272, "architectures": [architecture], "bos_token_id": 256, "eos_token_id": 257}
+    (folder / "config.json").write_text(json.dumps(common | settings))
+    layers = range(settings.get("num_hidden_layers", settings.get("n_layer")))
+    shapes = shapes | {name.format(i): shape for i in layers for name, shape in of_layer.items()}
+    tensors = {name: weight(name, shape) for name, shape in shapes.items()}
+    write_tensors(folder / "model.safetensors", tensors)
+    with GGUFFile.open(folder) as gguf:
+        plan_copy(gguf).write(tmp_path / "m.gguf")
+        for name, values in expected.items():
+            stored = dequantized(gguf.tensors[f"{name}.weight"], gguf.bytes_of(f"{name}.weight"))
+            assert np.array_equal(stored.reshape(-1), values(tensors).reshape(-1)), name
+    # beside ternary weights llama.cpp rounds activations to 8 bits
+    assert difference_from_llama_cpp(tmp_path / "m.gguf") < (0.1 if arch == "bitnet" else 0.005)
+    for name in shapes.keys() - {"transformer.relative_pe.slopes", "lm_head.weight"}:
+        write_tensors(folder / "model.safetensors", {n: values for n, values in tensors.items() if n != name})
+        with pytest.raises(ModelFileError) as error, GGUFFile.open(folder) as gguf:
+            check_weights(gguf, hparams_of(gguf))
+        assert "\n" not in str(error.value)
 
 
 OF_QWEN = {  # RWKV in the place of a Qwen 2's attention: (architecture, settings, a layer's tensors, those of GGUF)
