@@ -36,8 +36,9 @@ def common_keys(c: Config) -> Keys:
             yield key, f32(c.number(*names))
     if "num_key_value_heads" not in c and "num_attention_heads" in c:
         yield "attention.head_count_kv", u32(c.count("num_attention_heads"))
-    if "norm_topk_prob" in c:
-        yield "expert_weights_norm", flag(c.flag("norm_topk_prob"))
+    for key, name in (("expert_weights_norm", "norm_topk_prob"), ("use_parallel_residual", "use_parallel_residual")):
+        if name in c:
+            yield key, flag(c.flag(name))
     if size := c.head_dim if "num_attention_heads" in c else 0:
         yield "attention.key_length", u32(size)
         yield "attention.value_length", u32(size)
@@ -68,8 +69,15 @@ _COUNTS = (
     ("expert_group_used_count", "topk_group"),
 )
 _NUMBERS = (
-    ("attention.layer_norm_rms_epsilon", "rms_norm_eps", "norm_eps"),
-    ("attention.layer_norm_epsilon", "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon"),
+    ("attention.layer_norm_rms_epsilon", "rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layernorm_epsilon"),
+    (
+        "attention.layer_norm_epsilon",
+        "layer_norm_eps",
+        "layer_norm_epsilon",
+        "norm_epsilon",
+        "norm_eps",
+        "rms_norm_eps",
+    ),
     ("expert_weights_scale", "routed_scaling_factor"),
 )
 
@@ -122,11 +130,6 @@ def _pattern(c: Config) -> Keys:
     if kinds:
         local = [kind == "sliding_attention" for kind in kinds]
         yield "attention.sliding_window_pattern", numbers(local, ValueType.BOOL)
-
-
-def _flag_if(c: Config, name: str, key: str) -> Keys:
-    if name in c:
-        yield key, flag(c.flag(name))
 
 
 def scales(c: Config) -> Keys:
@@ -242,10 +245,6 @@ def mistral4(c: Config) -> Keys:
     yield from mla(c)
     if "original_max_position_embeddings" in c.rope:
         yield "attention.temperature_length", u32(Config(c.path, c.rope).count("original_max_position_embeddings"))
-
-
-def glm4_moe(c: Config) -> Keys:
-    yield "expert_gating_func", u32(2)
 
 
 def lfm2(c: Config) -> Keys:
@@ -493,7 +492,6 @@ def mimo2(c: Config) -> Keys:
     yield "attention.head_count_kv", numbers(heads, ValueType.INT32)
     yield "attention.value_length", u32(c.count("v_head_dim"))
     yield "attention.value_scale", f32(c.number("attention_value_scale", default=1.0))
-    yield "attention.layer_norm_rms_epsilon", f32(c.number("layernorm_epsilon", "rms_norm_eps", default=1e-5))
     window = c.count("sliding_window_size", default=0)  # of tokens before the query's, which the other one counts, too
     yield "attention.sliding_window", u32(window + 1 if window else c.count("sliding_window"))
     yield "attention.sliding_window_pattern", numbers([bool(local) for local in pattern], ValueType.BOOL)
@@ -516,10 +514,6 @@ def dbrx(c: Config) -> Keys:
     yield "feed_forward_length", u32(experts.count("ffn_hidden_size"))
     yield "expert_count", u32(experts.count("moe_num_experts"))
     yield "expert_used_count", u32(experts.count("moe_top_k"))
-
-
-def qwen(c: Config) -> Keys:
-    yield "attention.layer_norm_rms_epsilon", f32(c.number("layer_norm_epsilon", default=1e-6))
 
 
 def deepseek(c: Config) -> Keys:
@@ -547,10 +541,6 @@ def openelm(c: Config) -> Keys:
 
 def bitnet(c: Config) -> Keys:
     yield "hidden_activation", text(str(c.get("hidden_act", default="silu")))
-
-
-def stablelm(c: Config) -> Keys:
-    yield from _flag_if(c, "use_parallel_residual", "use_parallel_residual")
 
 
 def _temperature(c: Config) -> Keys:
@@ -611,10 +601,6 @@ def t5_model(c: Config) -> Keys:
         raise c.error("tie_word_embeddings", "is not false: T5 1.0, whose outputs are scaled, is not supported")
 
 
-def orion(c: Config) -> Keys:
-    yield "attention.layer_norm_epsilon", f32(c.number("rms_norm_eps"))
-
-
 def minicpm(c: Config) -> Keys:
     yield "embedding_scale", f32(c.number("scale_emb"))
     yield "residual_scale", f32(c.number("scale_depth") / max(1, c.count("num_hidden_layers")) ** 0.5)
@@ -632,7 +618,6 @@ def gpt(c: Config) -> Keys:
     """GPT-2's and its like: a wide layer of four times the width, where no setting tells another."""
     if "intermediate_size" not in c:
         yield "feed_forward_length", u32(4 * c.count("hidden_size"))
-    yield from _flag_if(c, "use_parallel_residual", "use_parallel_residual")
 
 
 def starcoder(c: Config) -> Keys:
@@ -671,7 +656,6 @@ def jais(c: Config) -> Keys:
 
 def refact(c: Config) -> Keys:
     yield "attention.head_count_kv", u32(1)
-    yield "attention.layer_norm_rms_epsilon", f32(c.number("layer_norm_epsilon", default=1e-5))
     yield "feed_forward_length", u32(-(-int(8 * c.count("hidden_size") / 3) // 256) * 256)
 
 

@@ -367,7 +367,7 @@ FAMILIES: dict[str, Family] = {
         keys.bitnet,
         splits=tuple((rf"{name}_sub_norm\.weight$", ((f"{name}_sub_norm.weight", None),)) for name in ("attn", "ffn")),
     ),
-    "QWenLMHeadModel": Family("qwen", keys.qwen, biases="attn_qkv"),
+    "QWenLMHeadModel": Family("qwen", biases="attn_qkv"),
     "DeepseekForCausalLM": Family("deepseek", keys.deepseek, _LLAMA),
     "OpenELMForCausalLM": Family(
         "openelm",
@@ -375,7 +375,7 @@ FAMILIES: dict[str, Family] = {
         splits=((r"ffn\.proj_1\.weight$", tuple((f"ffn_{name}.weight", half(i)) for i, name in enumerate(_NAMES))),),
     ),
     "Glm4ForCausalLM": Family("glm4"),
-    "Glm4MoeForCausalLM": Family("glm4moe", keys.glm4_moe, mtp=True),
+    "Glm4MoeForCausalLM": Family("glm4moe", keys.sigmoid, mtp=True),
     "Lfm2ForCausalLM": Family("lfm2", keys.lfm2, _STATES),
     "Lfm2MoeForCausalLM": Family("lfm2moe", keys.lfm2_moe, _STATES, _LFM2_MOE),
     "FalconH1ForCausalLM": Family("falcon-h1", keys.mamba2, _FALCON_H1),
@@ -463,7 +463,7 @@ FAMILIES: dict[str, Family] = {
         "internlm2", splits=((r"attention\.wqkv\.weight$", _queries_keys_values(part_of_groups)),)
     ),
     "XverseForCausalLM": Family("xverse", moves=_LLAMA),
-    "OrionForCausalLM": Family("orion", keys.orion, biases=_NORMS),
+    "OrionForCausalLM": Family("orion", biases=_NORMS),
     "MiniCPMForCausalLM": Family("minicpm", keys.minicpm, _LLAMA),
     **dict.fromkeys(("PhimoeForCausalLM", "PhiMoEForCausalLM"), Family("phimoe", keys.phi3, biases=_NORMS)),
     **dict.fromkeys(
@@ -503,7 +503,7 @@ FAMILIES: dict[str, Family] = {
     "Cohere2ForCausalLM": Family("cohere2", keys.cohere2),
     "Cohere2MoeForCausalLM": Family("cohere2moe", keys.cohere2_moe, names="deepseek"),
     "Starcoder2ForCausalLM": Family("starcoder2", biases=_ALL),
-    "StableLmForCausalLM": Family("stablelm", keys.stablelm, biases=_NORMS),
+    "StableLmForCausalLM": Family("stablelm", biases=_NORMS),
     "ArceeForCausalLM": Family("arcee", moves=_LLAMA),
     "DeepseekV4ForCausalLM": _DEEPSEEK4,
     "JAISLMHeadModel": Family(
