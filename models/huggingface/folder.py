@@ -48,9 +48,8 @@ _ENCODERS = re.compile(r"^(bert|roberta|nomic_bert|model)\.")
 _POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # of sentence-transformers; numbers are GGUF's
 _DENSE = {"2_Dense": "dense_2", "3_Dense": "dense_3"}  # modules of sentence-transformers that GGUF names
 _PREFIXES = ("model.language_model.", "model.text_model.", "language_model.model.", "language_model.")
-_OTHER_PARTS = re.compile(
-    rf"(?:^|\.)({'|'.join(dict.fromkeys((*OF_IMAGES, *OF_SOUNDS)))}|embed_audio|mm_projector|mtp)(?:\.|$)"
-)
+_OTHERS = ("embed_audio", "mm_projector", "speech_embeddings", "audio_encoder", "mtp")
+_OTHER_PARTS = re.compile(rf"(?:^|\.)({'|'.join(dict.fromkeys((*OF_IMAGES, *OF_SOUNDS, *_OTHERS)))})(?:\.|$)")
 # Names of blocks that predict one token more: Qwen's, and those of them all in GGUF.
 _MTP_LAYER = re.compile(r"(?:model\.)?mtp\.layers\.(\d+)\.(.+)")
 _MTP_PARTS = {
@@ -165,9 +164,11 @@ def _keys(config: Config, family: Family, tensors: dict[str, TensorInfo]) -> dic
         "general.name": text(repository_name(config.path.parent)),
         "general.file_type": u32(_FILE_TYPES.get(most, 1)),
     }
+    n_mtp = sum(name.endswith(".nextn.eh_proj.weight") for name in tensors)
+    config = replace(config, values={**config.values, "num_nextn_predict_layers": n_mtp})  # some do not name them
     own = {**dict(common_keys(config)), **dict(family.keys(config))}
     own |= dict(_pooling(config))
-    if n_mtp := sum(name.endswith(".nextn.eh_proj.weight") for name in tensors):
+    if n_mtp:
         own["block_count"] = u32(config.count("num_hidden_layers") + n_mtp)
         own["nextn_predict_layers"] = u32(n_mtp)
     keys |= {name if name.startswith("tokenizer.") else f"{family.arch}.{name}": key for name, key in own.items()}

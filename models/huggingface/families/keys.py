@@ -487,6 +487,7 @@ def cohere2_moe(c: Config) -> Keys:
 def mimo2(c: Config) -> Keys:
     """Its repository names layers with a window by 1, transformers by their kind."""
     pattern = c.items("hybrid_layer_pattern") or [kind == "sliding_attention" for kind in c.items("layer_types")]
+    pattern = [*pattern, *[True] * c.count("num_nextn_predict_layers", default=0)]
     n, n_local = c.count("num_key_value_heads"), c.count("swa_num_key_value_heads", default=0)
     heads = [(n_local or 2 * n) if local else n for local in pattern]
     yield "attention.head_count_kv", numbers(heads, ValueType.INT32)

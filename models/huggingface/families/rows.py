@@ -349,8 +349,17 @@ FAMILIES: dict[str, Family] = {
         ("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration of experts"),
         Family("mistral4", keys.mistral4, splits=(*_LATENT, *_HALVES)),
     ),
-    "MiMoV2FlashForCausalLM": Family(
-        "mimo2", keys.mimo2, splits=((r"attention_sink_bias$", (("attn_sinks.weight", None),)),)
+    **dict.fromkeys(
+        ("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"),
+        Family(
+            "mimo2",
+            keys.mimo2,
+            splits=(
+                (r"attention_sink_bias$", (("attn_sinks.weight", None),)),
+                (r"final_layernorm\.weight$", (("layer_output_norm.weight", None),)),
+            ),
+            mtp=True,
+        ),
     ),
     "DbrxForCausalLM": Family(
         "dbrx",
@@ -501,7 +510,7 @@ FAMILIES: dict[str, Family] = {
     "Ernie4_5ForCausalLM": Family("ernie4_5"),
     "HunYuanDenseV1ForCausalLM": Family("hunyuan-dense"),
     "Cohere2ForCausalLM": Family("cohere2", keys.cohere2),
-    "Cohere2MoeForCausalLM": Family("cohere2moe", keys.cohere2_moe, names="deepseek"),
+    "Cohere2MoeForCausalLM": Family("cohere2moe", keys.cohere2_moe, names="deepseek", mtp=True),
     "Starcoder2ForCausalLM": Family("starcoder2", biases=_ALL),
     "StableLmForCausalLM": Family("stablelm", biases=_NORMS),
     "ArceeForCausalLM": Family("arcee", moves=_LLAMA),

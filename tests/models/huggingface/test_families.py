@@ -218,7 +218,12 @@ MTP = {  # the layer whose parts the block has, and the settings that name it
     "deepseek32": (2, {"num_nextn_predict_layers": 1}),
     "qwen3next": (3, {}),
     "qwen35": (3, {"mtp_num_hidden_layers": 1}),
+    "cohere2moe": (4, {"num_nextn_predict_layers": 1}),
+    "mimo2": (1, {}),
 }
+
+
+NORM_BEHIND = ("nextn.shared_head_norm", "shared_head.norm")
 
 
 def write_mtp(folder: Path, family: str, left_out: str = "") -> dict[str, np.ndarray[Any, Any]]:
@@ -230,7 +235,10 @@ def write_mtp(folder: Path, family: str, left_out: str = "") -> dict[str, np.nda
     own, n = f"model.layers.{like}.", config["num_hidden_layers"]
     ends = {name.removeprefix(own): shape for name, shape in shapes.items() if name.startswith(own)}
     ends |= {f"{name}.weight": [64] for name in ("enorm", "hnorm", "shared_head.norm")} | {"eh_proj.weight": [64, 128]}
-    if "qwen" not in family:
+    if family == "mimo2":
+        ends["final_layernorm.weight"] = ends.pop("shared_head.norm.weight")
+        ends["pre_mlp_layernorm.weight"] = ends.pop("post_attention_layernorm.weight")
+    elif "qwen" not in family:
         ends |= {f"{name}.weight": [272, 64] for name in ("embed_tokens", "shared_head.head")}
     qwen = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden"}
     qwen |= {"shared_head.norm": "norm"}
@@ -239,7 +247,9 @@ def write_mtp(folder: Path, family: str, left_out: str = "") -> dict[str, np.nda
     for end, values in block.items():
         bare = end.removesuffix(".weight")
         name = f"mtp.{qwen[bare]}.weight" if bare in qwen else f"mtp.layers.0.{end}"
-        tensors[name if "qwen" in family else f"model.layers.{n}.{end}"] = values
+        if family == "mimo2":
+            name = f"model.mtp.layers.0.{end}"
+        tensors[name if "qwen" in family or family == "mimo2" else f"model.layers.{n}.{end}"] = values
     write_tensors(folder / "model.safetensors", tensors)
     return block
 
@@ -256,9 +266,10 @@ def test_block_that_predicts_one_token_more_is_read_and_written(family: str, tmp
         check_weights(gguf, h)
         assert own == {name: gguf.bytes_of(name).tobytes() for name in own}
         b, one = f"blk.{n}.", np.float32("qwen" in family)  # Qwen's norms count from one
-        for name, end in (("eh_proj", ""), ("enorm", ""), ("hnorm", ""), ("shared_head_norm", "shared_head.norm")):
-            values = block[f"{end or name}.weight"]
-            stored = gguf.bytes_of(f"{b}nextn.{name}.weight").view(np.float32).reshape(values.shape)
+        behind = ("layer_output_norm", "final_layernorm") if family == "mimo2" else NORM_BEHIND
+        for name, end in (("nextn.eh_proj", ""), ("nextn.enorm", ""), ("nextn.hnorm", ""), behind):
+            values = block[f"{end or name.removeprefix('nextn.')}.weight"]
+            stored = gguf.bytes_of(f"{b}{name}.weight").view(np.float32).reshape(values.shape)
             assert np.array_equal(stored, values + one if "norm" in name else values)
         assert np.array_equal(
             gguf.bytes_of(f"{b}attn_norm.weight").view(np.float32), block["input_layernorm.weight"] + one
