@@ -167,6 +167,10 @@ class _Reader:
         size = size if isinstance(size, list) and len(size) == 2 else [128, 128]
         per_row = scale.shape in ((n,), (n, 1))
         squares = (-(-n // int(size[0])), -(-k // int(size[1])))
+        scale_rows, order = np.arange(n) // int(size[0]), None
+        if module.endswith(".qkv_proj") and "MiMoV2ForCausalLM" in self._config.items("architectures"):
+            scale_rows, order = self._shards(module, n, scale.shape[0] if scale.shape else 0, int(size[0]))
+            squares = (scale.shape[0], squares[1])
         if not per_row and scale.shape not in ((), (1,), (1, 1), squares):
             raise self._checkpoint.error(f"{module}.weight", f"has scales of shape {scale.shape}, expected {squares}")
 
@@ -174,13 +178,13 @@ class _Reader:
             values = _floats(scale, parts) / np.float32(127 if is_bnb else 1)  # its scales are the rows' largest
             if per_row or values.size == 1:
                 return values.reshape(-1, 1)
-            rows = np.repeat(values, int(size[0]), 0)[:n]
-            return np.repeat(rows, int(size[1]), 1)[:, :k]
+            return np.repeat(values[scale_rows], int(size[1]), 1)[:, :k]
 
         def floats(parts: Sequence[Part]) -> Array:
             raw = weight.raw(parts)
             values = _E4M3[raw] if weight.dtype == "F8_E4M3" else raw.view(np.int8).astype(np.float32)
-            return of_f32((values.reshape(n, k) * scales(parts)).reshape(weight.shape), "bf16")
+            product = values.reshape(n, k) * scales(parts)
+            return of_f32((product if order is None else product[order]).reshape(weight.shape), "bf16")
 
         def blocks(parts: Sequence[Part]) -> Array:
             codes = weight.raw(parts).reshape(n, k // 32, 32)
@@ -191,6 +195,26 @@ class _Reader:
         if weight.dtype == "F8_E4M3" or k % 32 or not (per_row or scale.shape in ((), (1,), (1, 1))):
             return bf16
         return Weight("q8_0", weight.shape, blocks, (weight, scale), floats=bf16)
+
+    def _shards(self, module: str, n: int, n_scales: int, size: int) -> tuple[Array, Array]:
+        """MiMo V2.5's queries, keys and values, which are parts of shards that have squares of scales of their own: the
+        row of scales of each row, and the rows in the order of an unsharded matrix."""
+        c = self._config
+        n_heads, width = c.count("num_attention_heads"), c.head_dim
+        n_kv = (n - n_heads * width) // max(1, width + c.count("v_head_dim"))
+        for shards in (8, 4, 2, 1):
+            rows = n // shards
+            whole = n_heads % shards == n_kv % shards == 0 and n == n_heads * width + n_kv * (
+                width + c.count("v_head_dim")
+            )
+            if whole and n_kv > 0 and n_scales == shards * -(-rows // size):
+                place, of_shard = np.arange(n).reshape(shards, rows), np.arange(n) % rows
+                ends = [n_heads * width // shards, (n_heads + n_kv) * width // shards]
+                parts = np.split(place, ends, 1)
+                scale_rows = np.arange(n) // rows * -(-rows // size) + of_shard // size
+                return scale_rows, np.concatenate([part.reshape(-1) for part in parts])
+        problem = f"has {n_scales} rows of scales, of which 1 to 8 shards of {n} rows have another number"
+        raise self._checkpoint.error(f"{module}.weight", problem)
 
     def _nvfp4(self, name: str, whole: str) -> Weight:
         """4-bit floats with an 8-bit one for each 16 columns, and one for all: compressed-tensors divides by it."""

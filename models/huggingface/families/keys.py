@@ -68,16 +68,13 @@ _COUNTS = (
     ("expert_group_count", "n_group"),
     ("expert_group_used_count", "topk_group"),
 )
+_EPSILONS = (
+    *("rms_norm_eps", "norm_eps", "layer_norm_eps"),
+    *("layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon"),
+)
 _NUMBERS = (
-    ("attention.layer_norm_rms_epsilon", "rms_norm_eps", "norm_eps", "layer_norm_epsilon", "layernorm_epsilon"),
-    (
-        "attention.layer_norm_epsilon",
-        "layer_norm_eps",
-        "layer_norm_epsilon",
-        "norm_epsilon",
-        "norm_eps",
-        "rms_norm_eps",
-    ),
+    ("attention.layer_norm_rms_epsilon", *_EPSILONS),  # an architecture reads one of both
+    ("attention.layer_norm_epsilon", *_EPSILONS),
     ("expert_weights_scale", "routed_scaling_factor"),
 )
 

@@ -357,6 +357,7 @@ FAMILIES: dict[str, Family] = {
             splits=(
                 (r"attention_sink_bias$", (("attn_sinks.weight", None),)),
                 (r"final_layernorm\.weight$", (("layer_output_norm.weight", None),)),
+                (r"self_attn\.qkv_proj\.weight$", (("attn_qkv.weight", None),)),
             ),
             mtp=True,
         ),

@@ -1,5 +1,4 @@
-"""Vocabularies by rank: bytes of base 64 in tiktoken's files, of Kimi and Qwen 1, and in Mistral's tekken.json, and
-Python's literals in RWKV's file.
+"""Vocabularies by rank, as bytes of base 64 (tiktoken's files, Mistral's tekken.json) or as literals (RWKV's file).
 
 A token's merge is the pair that is left of its bytes after all merges of lower rank."""
 

@@ -388,3 +388,40 @@ def test_ternary_weights_that_are_none_are_named_when_they_are_read(
     quantized_folder(tmp_path, settings, damaged)
     with GGUFFile.open(tmp_path) as gguf, pytest.raises(ModelFileError, match=problem):
         gguf.bytes_of("blk.0.ffn_up.weight")
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_sharded_queries_keys_and_values_are_one_matrix_in_order(shards: int, tmp_path: Path) -> None:
+    """MiMo V2.5's: shards of whole heads, whose last squares of scales are cut."""
+    folder = write_folder(tmp_path, "mimo2")
+    settings = {"architectures": ["MiMoV2ForCausalLM"], "num_key_value_heads": 4, "swa_num_key_value_heads": 4}
+    settings |= {"quantization_config": {"quant_method": "fp8", "weight_block_size": [24, 16]}}
+    (folder / "config.json").write_text(json.dumps(recorded("mimo2")["config"] | settings))
+    rows, n_scales = 256 // shards, -(-256 // shards // 24)
+    bits = np.random.default_rng(7).integers(0, 120, (256, 64), np.uint8)
+    scales = np.random.default_rng(8).uniform(0.5, 2, (shards * n_scales, 4)).astype(np.float32)
+    values = np.stack(  # (shards, rows, 64)
+        [
+            np.where(part >> 3, (1 + (part & 7) / 8) * 2.0 ** ((part >> 3).astype(int) - 7), (part & 7) / 8 * 2.0**-6)
+            * np.repeat(np.repeat(scales[i * n_scales :][:n_scales], 24, 0)[:rows], 16, 1)
+            for i, part in enumerate(bits.reshape(shards, rows, 64))
+        ]
+    )
+    ends = [4 * 24 // shards, 8 * 24 // shards]
+    expected = np.concatenate([part.reshape(-1, 64) for part in np.split(values, ends, 1)])
+    tensors: dict[str, Any] = {
+        name: ("F32", shape, [weight(name, shape)])
+        for name, shape in recorded("mimo2")["tensors"].items()
+        if not name.startswith("model.layers.1.self_attn.") or "_proj" not in name or "o_proj" in name
+    }
+    own = "model.layers.1.self_attn.qkv_proj.weight"
+    tensors |= {own: ("F8_E4M3", bits.shape, [bits]), f"{own}_scale_inv": ("F32", scales.shape, [scales])}
+    write_safetensors(folder / "model.safetensors", tensors)
+    with GGUFFile.open(folder) as gguf:
+        info = gguf.tensors["blk.1.attn_qkv.weight"]
+        stored = dequantized(info, gguf.bytes_of("blk.1.attn_qkv.weight")).reshape(256, 64)
+        assert np.abs(stored / np.maximum(expected, 1e-9) - 1)[expected > 0].max() < 4e-3
+    tensors[f"{own}_scale_inv"] = ("F32", (9, 4), [np.ones((9, 4), np.float32)])
+    write_safetensors(folder / "model.safetensors", tensors)
+    with pytest.raises(ModelFileError, match="rows of scales, of which 1 to 8 shards of 256 rows have another number"):
+        GGUFFile.open(folder)
