@@ -166,7 +166,7 @@ def _keys(config: Config, family: Family, tensors: dict[str, TensorInfo]) -> dic
     }
     n_mtp = sum(name.endswith(".nextn.eh_proj.weight") for name in tensors)
     config = replace(config, values={**config.values, "num_nextn_predict_layers": n_mtp})  # some do not name them
-    own = {**dict(common_keys(config)), **dict(family.keys(config))}
+    own = dict(common_keys(config, ARCHITECTURES[family.arch].norm.layer_norm)) | dict(family.keys(config))
     own |= dict(_pooling(config))
     if n_mtp:
         own["block_count"] = u32(config.count("num_hidden_layers") + n_mtp)

@@ -21,7 +21,7 @@ def numbers(values: list[int] | list[float] | list[bool], item: ValueType) -> Ke
     return Key(np.array(values), ValueType.ARRAY, item)
 
 
-def common_keys(c: Config) -> Keys:
+def common_keys(c: Config, layer_norm: bool) -> Keys:
     """Keys that all transformers have, without the architecture's prefix; of settings that a model may lack those that
     it has."""
     yield "context_length", u32(c.count(*_CONTEXT, default=4096))
@@ -34,6 +34,9 @@ def common_keys(c: Config) -> Keys:
     for key, *names in _NUMBERS:
         if any(name in c for name in names):
             yield key, f32(c.number(*names))
+    rms, plain = not layer_norm or "rms_norm_eps" in c, layer_norm or any(name in c for name in _OF_LAYER_NORM)
+    for kind in ("_rms",) * rms + ("",) * plain if any(name in c for name in _EPSILONS) else ():
+        yield f"attention.layer_norm{kind}_epsilon", f32(c.number(*_EPSILONS))
     if "num_key_value_heads" not in c and "num_attention_heads" in c:
         yield "attention.head_count_kv", u32(c.count("num_attention_heads"))
     for key, name in (("expert_weights_norm", "norm_topk_prob"), ("use_parallel_residual", "use_parallel_residual")):
@@ -68,15 +71,9 @@ _COUNTS = (
     ("expert_group_count", "n_group"),
     ("expert_group_used_count", "topk_group"),
 )
-_EPSILONS = (
-    *("rms_norm_eps", "norm_eps", "layer_norm_eps"),
-    *("layer_norm_epsilon", "layernorm_epsilon", "norm_epsilon"),
-)
-_NUMBERS = (
-    ("attention.layer_norm_rms_epsilon", *_EPSILONS),  # an architecture reads one of both
-    ("attention.layer_norm_epsilon", *_EPSILONS),
-    ("expert_weights_scale", "routed_scaling_factor"),
-)
+_OF_LAYER_NORM = ("layer_norm_eps", "layer_norm_epsilon", "norm_epsilon")
+_EPSILONS = ("rms_norm_eps", "norm_eps", "layernorm_epsilon", *_OF_LAYER_NORM)
+_NUMBERS = (("expert_weights_scale", "routed_scaling_factor"),)
 
 
 def _rope_keys(c: Config) -> Keys:
