@@ -97,20 +97,19 @@ def codebook_reader(codes):
 
 
 def fine_reader(layout):
-    """f(address, lane, j, part): scale and minimum of half `part` of block j, in units of the coarse ones.
+    """f(address, lane, part): scale and minimum of half `part` of a block, in units of the coarse ones.
 
     `address`: of the block's fine numbers."""
     fine, mins, parts, coarse = layout.fine, layout.mins, layout.parts, layout.coarse
 
     @njit(forceinline=True)
-    def read(address, lane, j, part):
+    def read(address, lane, part):
         if fine == 0:
             return np.float32(1), np.float32(1)
         elif fine == 24:
-            words, i = u32p(address - j * 24 + lane * 4), 2 * j + part
-            low = words[i // 8 * 16] >> np.uint32(i % 8 * 4) & np.uint32(15)
-            high = words[32] >> np.uint32(2 * i) & np.uint32(3)
-            return np.float32(np.int32(low | high << np.uint32(4)) - 32), np.float32(0)
+            pair = u8p(address + lane // 2 * 3 + lane % 2)
+            both = np.int32(pair[0]) | np.int32(pair[1]) << 8
+            return np.float32((both >> (lane % 2 * 4 + part * 6) & 63) - 32), np.float32(0)
         octet = u8p(address)[part * 16 + lane]
         if coarse == 0:
             return f16_to_f32(np.uint16(octet) << np.uint16(7)) * np.float32(128), np.float32(0)
@@ -135,6 +134,14 @@ def trit(at, lane, step, t):
     return three // 3 ** (7 - step) % 3
 
 
+@njit(forceinline=True)
+def three_bits(q, step, t):
+    """A quant of q3_k (layout.py)."""
+    if step < 6:
+        return np.int32(q[step // 2 * 64 + t]) >> 3 * (step % 2) & 7
+    return np.int32(q[(step - 6) * 64 + t]) >> 6 << 1 | np.int32(q[128 + t]) >> step & 1
+
+
 def block_decoder(layout):
     """f(group, lane, i, first, last, out): part of one row's 32-element block i → f32 at out.
 
@@ -142,7 +149,7 @@ def block_decoder(layout):
     if layout.grid:
         return grid_decoder(layout)
     sections, low, high, step_of = section_finder(layout), layout.low_bits, layout.high, layout.step
-    trits, mins, parts, bundle, coarse = layout.trits, layout.mins, layout.parts, layout.bundle, layout.coarse
+    trits, mins, parts, coarse = layout.trits, layout.mins, layout.parts, layout.coarse
     offset = 0 if mins or layout.codes else layout.zero >> layout.shift
     code, read_fine, mask = codebook_reader(layout.codes), fine_reader(layout), (1 << low) - 1
 
@@ -159,11 +166,13 @@ def block_decoder(layout):
         if mins:
             m = f16_to_f32(u16p(c)[16 + lane])
         for step in range(first, last):
-            factor, least = read_fine(f, lane, i % bundle, step * parts // 8)
+            factor, least = read_fine(f, lane, step * parts // 8)
             scale, low_end = d * factor, m * least
             for e in range(4):
                 if trits:
                     v = trit(q_at, lane, step, e)
+                elif low == 3:
+                    v = three_bits(q, step, e)
                 else:
                     v = np.int32(q[step % low * 64 + e]) >> (step // low * low) & mask
                 if high == 64:

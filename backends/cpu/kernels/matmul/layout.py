@@ -22,7 +22,7 @@ follow reliably. A bundle has these sections, each at a multiple of 64:
     q5_k   [16] f16 d, [16] f16 dmin   [16] u8 sc, [16] u8 m   [16][4] 1 bit      [4][16][4] nibbles
     q6_k   [16] f16 d                  [2][16] i8 sc, 16 k     [2][16][4] 2 bits  [4][16][4] nibbles
     q2_k   [16] f16 d, [16] f16 dmin   [2][16] u8 sc, m, 16 k                     [2][16][4] 2 bits
-    q3_k   [16] f16 d                  6 bits, 16 k            [16][4] 1 bit      [2][16][4] 2 bits
+    q3_k   [16] f16 d                  [16][2] 6 bits, 16 k                       [3][16][4] 3 bits
     iq4_xs [16] f16 d                  [16] i8 sc                                 [4][16][4] indices
     tq2_0  [16] f16 d                                                             [2][16][4] 2 bits
     tq1_0  [16] f16 d                                                             [104] u8 of trits
@@ -30,8 +30,7 @@ follow reliably. A bundle has these sections, each at a multiple of 64:
     q1_0   [16] f16 d                                                             [16][4] 1 bit
     nvfp4                              [2][16] u8 E4M3, 16 k                      [4][16][4] indices
 
-A scale and a minimum of q2_k are the halves of a byte. The scales of q3_k are [2][16] u32 of eight
-times 4 bits and [16] u32 of sixteen times 2 bits above them, for 256 k. Trits are digits of base 3.
+A scale and a minimum of q2_k are the halves of a byte. Scales of q3_k are 24 bytes. Trits are digits of base 3.
 Those of steps 0 to 4 are [16][4] u8: a fraction of 256, which times 3 has the first one above it,
 less 128. Those of steps 5 to 7 are [16][4] numbers of 5 bits: [32] u8 of the nibbles of two numbers,
 32 apart, then 64 highest bits.
@@ -58,7 +57,9 @@ A last bundle of fewer blocks of 32 k ends after the quants that it has.
 A block of 32 k is 8 steps of 4. Element k = 4·step + t of row r is byte [step][r][t], so a 32-bit
 lane holds four consecutive k, as an integer dot product takes them. Nibbles: byte [v][r][t] holds
 step v in its low half and step v+4 in its high half; so do indices into a dtype's codebook
-(graph/dtype.py). 2 bits: byte [v][r][t] holds steps v, v+2, v+4 and v+6, the lowest first. One high
+(graph/dtype.py). 2 bits: byte [v][r][t] holds steps v, v+2, v+4 and v+6, the lowest first. 3 bits:
+byte [v][r][t] holds steps 2v and 2v+1, the lower first; above them the bytes of v = 0 and 1 have the
+upper two bits of steps 6 and 7, that of v = 2 their lowest bits. One high
 bit: bit `step` of byte [r][t]. Two high bits: bits 2(step mod 4) of byte [step div 4][r][t].
 
 Kernels read every signed type as unsigned with offset 128. A quant of b bits is shifted to the top
@@ -165,7 +166,10 @@ class Layout:
 
     def shift_left(self, step: int, late: int = 0) -> int:
         """Left shift of a vector of quants after which those of a step are at their place."""
-        return self.shift + self.step - 1 - late - self.low_bits * (step // self.low_bits)
+        place = self.low_bits * (step // self.low_bits)
+        if self.low_bits == 3:
+            place = 3 * (step % 2) if step < 6 else 5
+        return self.shift + self.step - 1 - late - place
 
     @property
     def scale_blocks(self) -> int:
@@ -240,7 +244,7 @@ LAYOUTS: dict[str, Layout] = {
     "mxfp4": Layout(32, 17, 256, coarse=16, shift=3, codes=DTYPES["mxfp4"].codes, bundle=4),
     "nvfp4": Layout(64, 36, 256, fine=32, shift=3, codes=DTYPES["nvfp4"].codes, parts=2),
     "q2_k": Layout(256, 84, 128, fine=32, coarse=64, shift=6, mins=True, parts=2, bundle=8),
-    "q3_k": Layout(256, 110, 128, high=64, fine=24, coarse=32, shift=5, parts=2, bundle=8),
+    "q3_k": Layout(256, 110, 192, fine=24, coarse=32, shift=5, parts=2, bundle=8),
     "q4_k": Layout(256, 144, 256, fine=32, coarse=64, shift=4, mins=True, bundle=8),
     "q5_k": Layout(256, 176, 256, high=64, fine=32, coarse=64, shift=3, mins=True, bundle=8),
     "q6_k": Layout(256, 210, 256, high=128, fine=32, coarse=32, shift=2, parts=2, bundle=8),

@@ -163,25 +163,25 @@ def q23_k_packer(layout):
     bits 2s of byte l. q2_k: 16 bytes of scales and mins before, then f16 d, dmin. q3_k: 32 bytes
     before, of which bit s is sub-block s; then 12 bytes of 6-bit scales, f16 d. tq2_0: f16 d.
     """
-    sections, parts, high = section_finder(layout), layout.parts, layout.high
-    quants_in, d_in = (32, 108) if high else (16, 80) if parts == 2 else (0, 64)
+    sections, parts, three = section_finder(layout), layout.parts, layout.low_bits == 3
+    quants_in, d_in = (32, 108) if three else (16, 80) if parts == 2 else (0, 64)
 
     @njit(forceinline=True)
     def pack_block(block, out, i, r):
-        coarse, fine_at, _, _ = sections(out, i * 8)
+        coarse = sections(out, i * 8)[0]
         u16p(coarse)[r] = u16p(block + d_in)[0]
-        if high:
-            put_six_bits(u8p(block + 96), u32p(fine_at), r)
-        elif parts == 2:
+        if parts == 2 and not three:
             u16p(coarse)[16 + r] = u16p(block + d_in)[1]
         for sub in range(8):
-            _, fine_at, high_at, quants_at = sections(out, i * 8 + sub)
+            _, fine_at, _, quants_at = sections(out, i * 8 + sub)
             words = u32p(block + quants_in + sub // 4 * 32)
+            if three:
+                put_six_bits(u8p(block + 96), u8p(fine_at), r, sub)
+                put_three_bits(words, u32p(block), u32p(quants_at + r * 4), sub)
+                continue
             for v in range(2):
                 u32p(quants_at + r * 4)[16 * v] = two_bits_of(words, sub % 4 * 2, v)
-            if high:
-                put_one_bit(u8p(block), u8p(high_at + r * 4), sub)
-            elif parts == 2:
+            if parts == 2:
                 for part in range(2):
                     u8p(fine_at)[16 * part + r] = u8p(block)[2 * sub + part]
 
@@ -189,17 +189,34 @@ def q23_k_packer(layout):
 
 
 @njit(forceinline=True)
-def put_six_bits(packed, words, r):
-    """12 bytes of sixteen scales of q3_k → words of eight times 4 bits, and of sixteen times 2 bits."""
-    low, high = np.uint64(0), np.uint32(0)
-    for i in range(16):
-        low |= np.uint64(packed[i % 8] >> (i // 8 * 4) & 15) << np.uint64(4 * i)
-        high |= np.uint32(packed[8 + i % 4] >> (i // 4 * 2) & 3) << np.uint32(2 * i)
-    words[r], words[16 + r], words[32 + r] = (
-        np.uint32(low & np.uint64(0xFFFFFFFF)),
-        np.uint32(low >> np.uint64(32)),
-        high,
-    )
+def put_six_bits(packed, target, r, sub):
+    """Two of the sixteen scales of q3_k in 12 bytes → 12 bits of 24 bytes, whose even rows come first."""
+    both = 0
+    for part in range(2):
+        i = 2 * sub + part
+        scale = packed[i % 8] >> (i // 8 * 4) & 15 | (packed[8 + i % 4] >> (i // 4 * 2) & 3) << 4
+        both |= np.int32(scale) << 6 * part
+    at = r // 2 * 3
+    if r % 2 == 0:
+        target[at], target[at + 1] = both & 255, both >> 8
+    else:
+        target[at + 1] |= both << 4 & 240
+        target[at + 2] = both >> 4
+
+
+@njit(forceinline=True)
+def put_three_bits(words, high, target, sub):
+    """Three words of our layout, of q3_k: eight words of bytes with four times 2 bits, and of 32 highest bits."""
+    for v in range(3):
+        target[16 * v] = np.uint32(0)
+    for step in range(8):
+        low = words[step] >> np.uint32(sub % 4 * 2) & np.uint32(0x03030303)
+        quant = low | (high[step] >> np.uint32(sub) & np.uint32(0x01010101)) << np.uint32(2)
+        if step < 6:
+            target[step // 2 * 16] |= quant << np.uint32(3 * (step % 2))
+        else:
+            target[(step - 6) * 16] |= (quant >> np.uint32(1) & np.uint32(0x03030303)) << np.uint32(6)
+            target[32] |= (quant & np.uint32(0x01010101)) << np.uint32(step)
 
 
 @njit(forceinline=True)

@@ -146,6 +146,8 @@ class PackedBlock:
             indices = e.shift_mask(b, self.vector(0, step % 4), -4 * (step // 4), 15)
             return look_up(b, indices, [(code << shift) + zero & 255 for code in layout.codes])
         low = layout.low_bits
+        if low == 3:
+            return self._three_bits(step, late)
         mask = (1 << low) - 1 << shift + layout.step - 1
         u = e.shift_mask(b, self.vector(0, step % low), layout.shift_left(step, late), mask)
         if layout.high == 64:
@@ -166,6 +168,15 @@ class PackedBlock:
             return [(look_up(b, e.shift_mask(b, word, -step, 15), codes), step) for step in (0, 4)]
         mask = 15 << layout.shift - late
         return [(e.shift_mask(b, word, layout.shift_left(step, late), mask), step) for step in (0, 4)]
+
+    def _three_bits(self, step, late):
+        """Quants of q3_k."""
+        b, layout = self.b, self.layout
+        left, place = layout.shift_left(step, late), layout.shift - late
+        if step < 6:
+            return e.shift_mask(b, self.vector(0, step // 2), left, 7 << place)
+        upper = e.shift_mask(b, self.vector(0, step - 6), left, 6 << place)
+        return b.or_(upper, e.shift_mask(b, self.vector(0, 2), place - step, 1 << place))
 
     def _trits(self, step, shift):
         """Bytes with a digit of base 3, shifted left."""
@@ -228,7 +239,7 @@ class PackedBlock:
         if not layout.coarse:  # E4M3 in units of a half: the bits of an f16 at the same places
             return b.fmul(e.half_bits(b, self._fine(part), 7), e.constant(2.0 ** (7 - layout.shift)))
         if layout.fine == 24:
-            return b.fmul(self.bundle.scale, b.sitofp(self._six_bits(part), e.V16F))
+            return self._six_bit_scale(part)
         fine = self._fine(part)
         if layout.mins and layout.parts == 2:
             fine = b.and_(fine, ir.Constant(e.V16I8, [15] * 16))
@@ -266,18 +277,17 @@ class PackedBlock:
     def _fine(self, index):
         return e.load(self.b, e.at(self.b, self.fine, 16 * index), e.V16I8)
 
-    def _six_bits(self, part):
-        """Scale of q3_k: 4 bits of a word, and 2 of another above them; 32 stands for 0."""
-        b, j = self.b, self.j
-        words = e.at(b, self.bundle.start, self.layout.fine_at)
-        low = e.load(b, e.at(b, words, b.mul(b.lshr(j, e.i64(2)), e.i64(64))), e.V16I)
-        high = e.load(b, e.at(b, words, 128), e.V16I)
-        place = b.trunc(j, e.I32)
-        shift = lambda n: e.splat(b, b.add(b.mul(place, ir.Constant(e.I32, n)), ir.Constant(e.I32, n // 2 * part)))
-        low = b.lshr(low, b.and_(shift(8), e.constant(31)))
-        high = b.lshr(high, shift(4))
-        scale = b.or_(b.and_(low, e.constant(15)), b.and_(b.shl(high, e.constant(4)), e.constant(48)))
-        return b.sub(scale, e.constant(32))
+    def _six_bit_scale(self, part):
+        """Scale of q3_k: d · (s − 32), as 64 d · (1 + s / 64) − 96 d, in which s is a float's upper bits."""
+        b = self.b
+        octets = [e.load(b, e.at(b, self.fine, 12 * half), ir.VectorType(e.I8, 16)) for half in range(2)]
+        pairs = [place for r in range(8) for place in (r // 2 * 3 + r % 2, r // 2 * 3 + r % 2 + 1, 0, 0)]
+        lanes = ir.Constant(ir.VectorType(e.I32, 32), pairs)
+        words = e.concat(b, [b.bitcast(b.shuffle_vector(o, o, lanes), ir.VectorType(e.I32, 8)) for o in octets])
+        left = ir.Constant(e.V16I, [17 - 6 * part - r % 2 * 4 for r in range(16)])
+        bits = b.or_(b.and_(b.shl(words, left), e.constant(63 << 17)), e.constant(127 << 23))
+        scale, zero = (b.fmul(self.bundle.scale, e.constant(factor)) for factor in (64.0, -96.0))
+        return e.fma(b, b.bitcast(bits, e.V16F), scale, zero)
 
 
 class ExpandedBlock:
