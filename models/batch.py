@@ -304,7 +304,8 @@ class PagedMemory:
             size = h.sizes(i)
             if h.recurrent and (shapes := h.recurrent.conv_shapes(i)):
                 named = zip(("conv", "shift", "tokens"), shapes, strict=False)
-                convs[i] = [session.define(f"{prefix}{name}.{i}", (n_states, *shape)) for name, shape in named]
+                n = n_states + (2 * table_shape[0] if i >= h.n_layer else 0)  # two of a slot while it drafts
+                convs[i] = [session.define(f"{prefix}{name}.{i}", (n, *shape)) for name, shape in named]
             if (r := h.recurrent_of(i)) and r.n_heads:
                 recurrent[i] = session.define(f"{prefix}recurrent.{i}", (n_states, *r.state_shape))
             if not h.attends(i):

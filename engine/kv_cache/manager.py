@@ -188,6 +188,13 @@ class KVCacheManager:
             seq.kv.uploaded = False
         return min(n, len(seq.kv.blocks) * BLOCK_SIZE - seq.n_computed)
 
+    def allocate_draft(self, seq: Sequence, n: int) -> int:
+        """`allocate_slots` of tokens that are drafted before their step, with blocks of sliding windows."""
+        n = self.allocate_slots(seq, n)
+        if self.windows is not None:
+            self.windows.prepare([(seq, n)])
+        return n
+
     def free_rejected(self, seq: Sequence) -> None:
         """Free blocks that only rejected draft tokens used."""
         while len(seq.kv.blocks) > n_blocks_for(len(seq.tokens)):

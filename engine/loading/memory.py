@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from logitless.engine.batch import BLOCK_SIZE
@@ -75,7 +75,7 @@ def cache_bytes(
 
     cell = of_cell(layers) * (2 if h.cross_layers else 1)
     if h.compression:
-        cell, full = _compressed_bytes(h, h.compression, type_k)
+        cell, full = _compressed_bytes(h, h.compression, layers, type_k)
     if swa_full or not h.has_windows:
         return CacheBytes(cell)
     if not h.compression:
@@ -85,14 +85,14 @@ def cache_bytes(
     )
 
 
-def _compressed_bytes(h: Hparams, c: CompressionParams, dtype: str) -> tuple[int, int]:
+def _compressed_bytes(h: Hparams, c: CompressionParams, layers: Iterable[int], dtype: str) -> tuple[int, int]:
     """Bytes of a token slot, and those of them that are of rows of blocks."""
     of_tokens, of_blocks = 0, 0
-    for layer, size in enumerate(c.blocks):
+    for layer in layers:
         pools = c.pooled(layer, h.head_dim)
         of_tokens += _nbytes(dtype, h.head_dim) + 4 * sum(pools)
         rows = sum(_nbytes(dtype, n) for n, _ in zip((h.head_dim, c.index_size), pools, strict=False))
-        of_blocks += cells_per_page(size or 1) * rows
+        of_blocks += cells_per_page(c.blocks[layer] or 1) * rows
     of_blocks = -(-of_blocks // BLOCK_SIZE)
     return of_tokens + of_blocks, of_blocks
 

@@ -22,15 +22,17 @@ class HiddenRows:
         n_ubatch: int,
         n_slots: int,
         n_least: int = 0,
+        n_states: int = 0,
         *,
         behind: bool = False,
         n_block: int = 1,
         fixed: bool = False,
     ) -> None:
-        """`n_least`: rows of tokens at least; else two of the largest steps have room. `behind`: a token's keys
+        """`n_least`: rows of tokens at least; else two of the largest steps have room. `n_states`: rows of recurrent
+        state, behind which the MTP head has two of each slot. `behind`: a token's keys
         and values go to the cell of the one before (EAGLE-3). `n_block`: rows of a sequence in a draft step.
         `fixed`: all tokens of a draft have the position of the first, and none is cached (Gemma 4)."""
-        self.behind, self.n_block, self.fixed = behind, n_block, fixed
+        self.behind, self.n_block, self.fixed, self._n_states = behind, n_block, fixed, n_states
         self.n_turns = max(2 * n_ubatch, n_least)
         self._n_valid = self.n_turns - n_ubatch  # latest tokens whose rows are still valid
         self.n = 1 + self.n_turns + n_slots + 1
@@ -80,6 +82,13 @@ class HiddenRows:
     def _spans_of(self, seq: Sequence) -> list[Span]:
         id, spans = self._spans.get(seq.slot.id, (-1, [])) if seq.slot is not None else (-1, [])
         return spans if id == seq.id else []
+
+    def states(self, seq: Sequence, n: int) -> tuple[list[int], list[int]]:
+        """State rows that the MTP head reads and writes at a sequence's draft token n; none without states."""
+        if not self._n_states or seq.slot is None:
+            return [], []
+        own = [self._n_states + 2 * seq.slot.id + i % 2 for i in (n - 1, n)]
+        return [own[0] if n else seq.kv.state_row], [own[1]]
 
     def draft_row(self, slot: int) -> int:
         """Row of a slot for the MTP head's own hidden states while it drafts."""

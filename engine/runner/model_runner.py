@@ -134,10 +134,10 @@ class ModelRunner:
         if options.embeddings and h.compression:
             raise ValueError("--embeddings: this model makes no vectors of texts")
         self._size(options.n_ctx or h.n_ctx_train * (1 if options.unified else options.n_slots))
-        n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_draft_tokens)
-        self.states = DeviceStore(n_states) if h.recurrent else None
+        n_states = n_state_rows(options.n_slots, options.n_checkpoints, options.n_draft_tokens) if h.recurrent else 0
+        self.states = DeviceStore(n_states) if n_states else None
         rows = {} if self.drafter_file is None else self.drafter_file.draft_rows(options.n_draft_tokens)
-        sizes = options.n_ubatch, options.n_slots, N_EXAMPLES if options.learns else 0
+        sizes = options.n_ubatch, options.n_slots, N_EXAMPLES if options.learns else 0, n_states
         self.hidden = HiddenRows(*sizes, **rows) if options.n_draft_tokens else None
         self.draft_head = HeadValues(h, self.gguf) if options.learns else None
         self._self_tests: list[SelfTest] = []  # that had no time to end, or have variants that nobody has used
@@ -265,7 +265,7 @@ class ModelRunner:
             blocks.open_blocks(self.session, pool)
         self.cells = KVMover(self.session, self.model, self.memory, drafter)
         sampler_state = self.session.define("sampler_state", (options.n_slots, samplers.N_STATE), "f32")
-        width = h.n_embd if file is None else file.width
+        width = file.width if file is not None else h.hidden_width if mtp else h.n_embd
         rows = None if self.hidden is None else Hidden.define(self.session, width, self.hidden.n)
         self.media = None
         if self._projector is not None:

@@ -143,5 +143,5 @@ class StepPlanner:
                 proposals.append((seq, min(room, n_left - 1) if n == seq.n_uncomputed else 0))
         if not proposals:
             return plan
-        self._speculator().propose(proposals, len(plan), room, self._kv.allocate_slots)
+        self._speculator().propose(proposals, len(plan), room, self._kv.allocate_draft)
         return [(seq, n if seq.drafts is None else n + len(seq.drafts.tokens)) for seq, n in plan]

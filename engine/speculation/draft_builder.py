@@ -20,7 +20,7 @@ from logitless.graph.ops.sampling import samplers as s
 
 AllocateSlots = Callable[
     [Sequence, int], int
-]  # KVCacheManager.allocate_slots: allocates token slots for a sequence's next tokens
+]  # KVCacheManager.allocate_draft: allocates token slots for a sequence's next tokens
 
 
 class TokenSelection(Ordered[int]):

@@ -103,6 +103,11 @@ class MTPDrafter(_HeadDrafter):
             batch.seen.append(cell - self._hidden.fixed)
             batch.slot.append(id)
             batch.slot_mapping += token_slots(seq.kv.blocks, (cell,))
+            if seq.kv.window_blocks:
+                batch.window_slot_mapping += token_slots(seq.kv.window_blocks, (cell,))
+            begin, end = self._hidden.states(seq, len(builder.draft))
+            batch.begin += begin
+            batch.end += end
             row = self._hidden.draft_row(id)
             batch.hidden_before.append(row if builder.draft else self._hidden.of(seq, pos - 1))
             batch.hidden_to.append(row)

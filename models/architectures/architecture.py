@@ -266,7 +266,8 @@ class MTP:
     known: bool = False  # files may have one that is not run, as in llama.cpp
     layer_norm: bool = False  # its last norm is a LayerNorm
     norm_name: str = ""  # of its last norm, which files must have; else nextn.shared_head_norm (Ling 3)
-    # it is as the model's layers: hidden states are those before the last norm, and it may have a sliding window
+    # it is as the model's layers: hidden states are those before the last norm, of all streams, and it may have a
+    # sliding window
     as_layer: bool = False
 
 

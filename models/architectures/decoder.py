@@ -53,7 +53,8 @@ def forward(
     """Hidden states (R, n_embd) of `rows.out`, after the final norm.
 
     `layer_inputs` is filled with the residual stream (T, n_embd) before each layer and behind the last, for
-    drafters; from the last layer with a KV cache of its own on, it has the rows of `rows.out` only."""
+    drafters; from the last layer with a KV cache of its own on, it has the rows of `rows.out` only. Of several
+    streams the last has all, side by side."""
     layer_inputs = [] if layer_inputs is None else layer_inputs
     x = scaled(w.embedding(rows.tokens), h.embedding_scale)  # (T, n_embd)
     w = w.with_tokens(rows.tokens) if h.experts and h.experts.n_hashed else w
@@ -71,7 +72,7 @@ def forward(
     keys_of, attention = attention_of(h)
     kv_of: dict[int, KeysValues] = {}
     first_values: list[Tensor] = []
-    streams, embedded, n_blocks = streams_of(h, rotary, x), x, h.n_layer // h.n_loops
+    streams, embedded, n_blocks = streams_of(h, rotary, [x] * max(1, h.n_hyper)), x, h.n_layer // h.n_loops
     for layer in range(h.n_layer):
         if h.norm_between_loops and layer and layer % n_blocks == 0:
             x = w.norm("output_norm", x, h)
@@ -113,9 +114,7 @@ def forward(
             mixed = recurrent_output if mixed is None else add(mixed, recurrent_output)
         if streams is not None:
             assert mixed is not None
-            streams.join(mixed)
-            x = streams.input_of(b, "ffn", layer)
-            streams.join(feed_forward(b, h, layer, b.norm("ffn_norm", x, h), x))
+            streams.join_layer(b, layer, mixed)
             streams.steer(w, layer)
             continue
         x, mixed = behind_encoder(b, h, layer, x, mixed, memory)
@@ -129,7 +128,7 @@ def forward(
         elif "layer_output_scale" in b:
             x = mul(x, b["layer_output_scale"])
         x = replace(w.steered(layer, x), name=f"blk.{layer}")
-    layer_inputs.append(x)
+    layer_inputs.append(x if streams is None else concat(*streams.streams))
     return w.norm("output_norm", x if streams is None else streams.input_of(w, "output", h.n_layer), h)
 
 
@@ -157,6 +156,12 @@ class Streams:
     @abstractmethod
     def join(self, y: Tensor) -> None:
         """Add the output (T, n_embd) of the block whose input was the last."""
+
+    def join_layer(self, b: Weights, layer: int, mixed: Tensor) -> None:
+        """Add a layer's attention output (T, n_embd), then that of its feed-forward block."""
+        self.join(mixed)
+        x = self.input_of(b, "ffn", layer)
+        self.join(feed_forward(b, self.h, layer, b.norm("ffn_norm", x, self.h), x))
 
     def _sum(self, weights: Tensor, columns: range) -> Tensor:
         """Σ of the streams, each times its column of the weights (T, n)."""
@@ -291,13 +296,13 @@ def dilated(taps: Tensor, step: int) -> Tensor:
     return apart
 
 
-def streams_of(h: Hparams, rotary: Rotary, x: Tensor) -> Streams | None:
-    """The residual's streams, which begin as the embeddings x (T, n_embd); None: there is one."""
+def streams_of(h: Hparams, rotary: Rotary, streams: list[Tensor]) -> Streams | None:
+    """The residual's streams, which begin as these (T, n_embd); None: there is one."""
     if h.hyper_rank:
-        return GatedConnections(h, [x] * h.n_hyper, rotary.hashes)
+        return GatedConnections(h, streams, rotary.hashes)
     if h.n_hyper:
-        return HyperConnections(h, [x] * h.n_hyper)
-    return ResidualAttention(h, [x]) if h.residual_period else None
+        return HyperConnections(h, streams)
+    return ResidualAttention(h, streams) if h.residual_period else None
 
 
 def attention_of(h: Hparams) -> tuple[KeysOf, Attention]:

@@ -18,11 +18,12 @@ from logitless.graph.ops.attention.paged_attention import PAGE, load_v, store_v
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.norm import centred, rms_norm
 from logitless.graph.ops.shape import reshape
+from logitless.graph.ops.slicing import concat, take_columns
 from logitless.graph.tensor import Tensor, feed
-from logitless.models.architectures.attention import AttentionInputs
-from logitless.models.architectures.decoder import attention_of, residual_stream
-from logitless.models.architectures.mla import concat_columns
-from logitless.models.batch import Batch, Cached, PagedMemory, rope_positions
+from logitless.models.architectures.attention import AttentionInputs, index_keys
+from logitless.models.architectures.decoder import Streams, attention_of, residual_stream, streams_of
+from logitless.models.architectures.mla import concat_columns, keep_rows
+from logitless.models.batch import Batch, Cached, KeysValues, PagedMemory, rope_positions
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.model import Model
@@ -64,40 +65,60 @@ class Hidden:
 
 def follow(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden, x: Tensor) -> list[Tensor]:
     """MTP prefill: nodes that write the block's KV cache for a step's tokens with last hidden
-    states x (T, n_embd), normed or not as the architecture has it."""
+    states x (T, hidden_width), normed or not as the architecture has it."""
+    h, cached = model.hparams, Cached(memory, batch)
     written = replace(hidden, rows=hidden.store(x))
-    _, inputs = _inputs_of(model, batch, written.load())
-    keys_of, _ = attention_of(model.hparams)
-    layer = model.hparams.n_layer
-    return Cached(memory, batch).store(layer, keys_of(inputs, model.hparams, layer))
+    *_, inputs = _inputs_of(model, batch, written.load())
+    kv = _keys_values(inputs, h, cached)
+    if not h.compression:
+        cached.store(h.n_layer, kv)
+    return cached.writes(h.n_layer)
 
 
 def guess(model: Model, batch: Batch, memory: PagedMemory, hidden: Hidden) -> tuple[Tensor, Tensor]:
     """MTP draft step: logits (T, n_vocab) of the next tokens, one of each sequence, and the
     hidden-state buffer after the write."""
-    h, layer = model.hparams, model.hparams.n_layer
-    y, inputs = _inputs_of(model, batch, hidden.load())
-    b = inputs.b
-    keys_of, attention = attention_of(h)
-    kv = keys_of(inputs, h, layer)
+    h, layer, cached = model.hparams, model.hparams.n_layer, Cached(memory, batch)
+    y, streams, inputs = _inputs_of(model, batch, hidden.load())
+    b, (_, attention) = inputs.b, attention_of(h)
+    kv = _keys_values(inputs, h, cached)
     inputs = inputs._replace(query_scale=model.rotary.query_scale(batch.pos))
-    x = residual_stream(b, h, layer, y, inputs.x, attention(inputs, kv, h, Cached(memory, batch), layer))
+    mixed = attention(inputs, kv, h, cached, layer)
+    if streams is None:
+        x = state = residual_stream(b, h, layer, y, inputs.x, mixed)
+    else:
+        streams.join_layer(b, layer, mixed)
+        state = concat(*streams.streams)
+        x = streams.input_of(b if h.hyper_rank else model.weights, "output", layer)
     normed, head = _normed(model, b, x), "nextn.shared_head_head"
     logits = model.head(normed) if head not in b else model.scale_logits(b.linear(head, normed))
-    return logits, hidden.store(x if h.architecture.mtp.as_layer else normed)
+    return logits, hidden.store(state if h.architecture.mtp.as_layer else normed)
 
 
-def _inputs_of(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, AttentionInputs]:
-    """Block input (T, n_embd) and its attention inputs, of the tokens and the hidden states
-    before (T, n_embd)."""
+def _inputs_of(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, Streams | None, AttentionInputs]:
+    """Block input (T, n_embd), the residual's streams if there are several, and attention inputs, of the tokens
+    and the hidden states before (T, hidden_width)."""
     h, b = model.hparams, model.mtp
     assert b is not None
     own = b.get("nextn.embed_tokens")
     x = model.weights.embedding(batch.tokens) if own is None else get_rows(own, batch.tokens)
-    before = b.norm("nextn.hnorm", before, h)
-    y = b.linear("nextn.eh_proj", concat_columns(b.norm("nextn.enorm", x, h), before))
+    x, size = b.norm("nextn.enorm", x, h), h.n_embd
+    parts = [before] if h.hidden_width == size else [take_columns(before, i * size, size) for i in range(h.n_hyper)]
+    names = [f"nextn.hnorm.{i}" if h.hyper_rank else "nextn.hnorm" for i in range(len(parts))]
+    states = (b.norm(name, part, h) for name, part in zip(names, parts, strict=True))
+    rows = [b.linear("nextn.eh_proj", concat_columns(x, state)) for state in states]
+    streams = streams_of(h, model.rotary, rows) if len(rows) > 1 else None
+    y = rows[0] if streams is None else streams.input_of(b, "attn", h.n_layer)
     angles = model.rotary.angles(rope_positions(batch))[h.is_local(h.n_layer)]
-    return y, AttentionInputs(b, b.norm("attn_norm", y, h), angles)
+    return y, streams, AttentionInputs(b, b.norm("attn_norm", y, h), angles)
+
+
+def _keys_values(inputs: AttentionInputs, h: Hparams, cached: Cached) -> KeysValues:
+    """Keys and values of the block; a compressed cache has them then."""
+    keys_of, _ = attention_of(h)
+    kv = keys_of(inputs, h, h.n_layer)._replace(index_k=index_keys(inputs, h, h.n_layer, cached))
+    keep_rows(inputs, kv.k, h, cached, h.n_layer)
+    return kv
 
 
 def _normed(model: Model, b: Weights, x: Tensor) -> Tensor:

@@ -149,6 +149,11 @@ class Hparams:
         """True if position embeddings are added to token embeddings."""
         return self.architecture.learned_positions and not self.alibi
 
+    @property
+    def hidden_width(self) -> int:
+        """Elements of a hidden state as an MTP block reads it: of all streams, where the block has them."""
+        return self.n_embd * (self.n_hyper if self.n_hyper and self.architecture.mtp.as_layer else 1)
+
     def has_rope(self, layer: int) -> bool:
         if layer < len(self.rope_layers):
             return self.rope_layers[layer]
@@ -171,7 +176,7 @@ class Hparams:
     def indexes(self, layer: int) -> bool:
         """True for a layer with an indexer of its own."""
         i = self.indexer
-        return i is not None and layer < self.n_layer and i.layers[layer] and self.attends(layer)
+        return i is not None and i.layers[layer] and self.attends(layer)
 
     def indexer_of(self, layer: int) -> IndexerParams | None:
         """The indexer whose choice a layer attends to; None: it attends to all cells."""
@@ -287,7 +292,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     scaling = _rope_scaling(keys, n_ctx_train)
     alibi = _alibi(keys, n_layer)
     ngrams = read_ngrams(keys, n_layer, n_embd) if architecture.ngrams else None
-    indexer = read_indexer(keys, n_layer, mla.n_rope if mla else most.rope_dim, most.n_head_kv)
+    indexer = read_indexer(keys, n_layer, n_mtp, mla.n_rope if mla else most.rope_dim, most.n_head_kv)
     h = Hparams(
         arch=arch,
         n_ctx_train=n_ctx_train,
@@ -387,7 +392,7 @@ def _compressed(h: Hparams, keys: Keys) -> Hparams:
     """A model whose layers compress their cache; those without blocks have RoPE of their own, without scaling."""
     if (h.n_head_kv, h.value_dim) != (1, h.head_dim) or h.layers:
         raise keys.error("attention.head_count_kv", "must be 1, with values as wide as keys")
-    compression = read_compression(keys, h.n_layer, h.n_head, h.rope_dim)
+    compression = read_compression(keys, h.n_layer, h.n_mtp, h.n_head, h.rope_dim)
     return replace(
         h,
         compression=compression,

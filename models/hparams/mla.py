@@ -90,8 +90,9 @@ class IndexerParams:
         return ((self.pool - 1, columns[pool]),) if pool in columns else ()
 
 
-def read_indexer(keys: Keys, n_layer: int, n_rope: int, n_head_kv: int) -> IndexerParams | None:
-    """None for a model without an indexer. ModelFileError names the key at fault."""
+def read_indexer(keys: Keys, n_layer: int, n_mtp: int, n_rope: int, n_head_kv: int) -> IndexerParams | None:
+    """None for a model without an indexer; MTP blocks have one of pools, as in llama.cpp. ModelFileError names the
+    key at fault."""
     kind, key = TRAITS[keys.arch].attention.indexer, "attention.indexer"
     if kind is None or (kind.optional_key and not any(_values(keys, kind.optional_key))):
         return None
@@ -110,13 +111,14 @@ def read_indexer(keys: Keys, n_layer: int, n_rope: int, n_head_kv: int) -> Index
     elif kind.pool is not KeyPool.NONE:
         name = "attention.compress_ratios" if kind.pool is KeyPool.MEAN else f"{key}.kpool"
         sizes = _values(keys, name)
-        layers = tuple(map(bool, sizes[:n_layer])) if kind.pool is KeyPool.MEAN else layers
+        layers = tuple(map(bool, sizes)) if kind.pool is KeyPool.MEAN else (*layers, *[True] * n_mtp)
         pool = max(sizes)
         if set(sizes) > {0, pool} or not 2 <= pool <= MAX_POOL or n % pool:
             raise keys.error(name, f"is {pool}; it must be one number from 2 to {MAX_POOL} of which {n} is a multiple")
         if not keys.flag(f"{key}.kpool_select_tail", True):
             raise keys.error(f"{key}.kpool_select_tail", "is false, which is not supported")
         n //= pool
+    layers += (False,) * (n_layer + n_mtp - len(layers))
     return IndexerParams(n_heads, size, n_rope, n, pool, last, layers, kind.latent)
 
 
@@ -154,8 +156,8 @@ class CompressionParams:
         return tuple(2 * n * (1 + (size == OVERLAPPING)) for n in own)
 
 
-def read_compression(keys: Keys, n_layer: int, n_head: int, n_rope: int) -> CompressionParams:
-    """ModelFileError names the key at fault."""
+def read_compression(keys: Keys, n_layer: int, n_mtp: int, n_head: int, n_rope: int) -> CompressionParams:
+    """MTP blocks have no blocks of tokens. ModelFileError names the key at fault."""
     key = "attention.compress_ratios"
     blocks = keys.get(key)
     if not isinstance(blocks, np.ndarray) or len(blocks) < n_layer or blocks.dtype.kind not in "iu":
@@ -172,7 +174,7 @@ def read_compression(keys: Keys, n_layer: int, n_head: int, n_rope: int) -> Comp
     n_heads, top_k = keys.count("attention.indexer.head_count"), keys.count("attention.indexer.top_k")
     return CompressionParams(
         keys.count("attention.sliding_window"),
-        sizes,
+        (*sizes, *[0] * n_mtp),
         n_rope,
         n_groups,
         keys.count("attention.output_lora_rank"),

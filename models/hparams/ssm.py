@@ -108,12 +108,13 @@ def read_recurrent(
             raise keys.error("ple.layers", f"has layer {ngrams.layer}, which has no recurrent state")
         rows = (ngrams.n_taps - 1) * ngrams.n, n_embd * keys.count("hyper_connection.count")
         sizes = replace(sizes, more_convs=((ngrams.layer, (rows, *ngrams.conv_shapes)),))
+    sizes = replace(sizes, layers=sizes.layers + (False,) * n_mtp, attention=sizes.attention + (True,) * n_mtp)
     kind_of_indexer = TRAITS[keys.arch].attention.indexer
     if indexer is not None and kind_of_indexer is not None:
         shapes = indexer.conv_shapes(kind_of_indexer.pool)
-        own = tuple((i, shapes) for i in range(n_layer) if indexer.layers[i] and sizes.attention[i])
+        own = tuple((i, shapes) for i, indexes in enumerate(indexer.layers) if indexes and sizes.attention[i])
         sizes = replace(sizes, more_convs=(*sizes.more_convs, *own))
-    return replace(sizes, layers=sizes.layers + (False,) * n_mtp, attention=sizes.attention + (True,) * n_mtp)
+    return sizes
 
 
 def _read(keys: Keys, n_layer: int, n_embd: int, kind: StateKind) -> RecurrentParams | None:

@@ -139,12 +139,19 @@ def mtp_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
     b = f"blk.{h.n_layer}.nextn."
     yield from _one(b + "eh_proj.weight", h.n_embd, 2 * h.n_embd)
     yield from _norm(b + "enorm", h)
-    yield from _norm(b + "hnorm", h)
+    if not h.hyper_rank:
+        yield from _norm(b + "hnorm", h)
     name, other = h.architecture.mtp.norm_name, f"blk.{h.n_layer}.layer_output_norm"
     behind = other if name or (h.architecture.mtp.as_layer and f"{other}.weight" in present) else ""
     yield from _norm(b + "shared_head_norm", h, behind, required=h.architecture.mtp.layer_norm or bool(name))
     yield from _one(b + "embed_tokens.weight", h.n_vocab, h.n_embd, required=False)
     yield from _one(b + "shared_head_head.weight", h.n_vocab, h.n_embd, required=False)
+    if h.hyper_rank:
+        flat = (n := present.get(b + "hnorm.weight")) is not None and len(n.shape) == 1
+        for own, part in _norms_of_streams(h, b + "hnorm"):
+            yield own, replace(part, in_file=() if flat else (h.n_hyper, h.n_embd))
+        for own, part in _gated_tensors(h, b + "hc_head"):
+            yield own.replace("nextn.hc_head", "output_hc"), part
 
 
 def layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
@@ -177,7 +184,7 @@ def layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iter
     if h.feeds(i):
         yield from _feed_forward_tensors(h, i, present)
     yield from _visual_tensors(h, i)
-    n = h.n_hyper if i < h.n_layer else 0
+    n = h.n_hyper if i < h.n_layer or h.architecture.mtp.as_layer else 0
     for name in ("attn", "ffn") if n else ():
         if h.hyper_rank:
             yield from _gated_tensors(h, f"{b}hc_{name}")

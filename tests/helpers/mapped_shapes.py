@@ -74,7 +74,7 @@ def mapped_shapes(s: Any, keys: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     if s.arch == "kimi-k3":  # as well
         out["blk.0.attn_res_score"] = (h.n_embd,)
     for i in range(h.n_layer + s.n_mtp):
-        if h.indexer and i >= h.n_layer:  # which MTP blocks have without a use
+        if h.indexer and i >= h.n_layer and not h.indexes(i):  # which MTP blocks have without a use
             of_layer = (name for name in out if name.startswith(f"blk.{h.indexer.layers.index(True)}.indexer"))
             out |= {name.replace(name.split(".")[1], str(i), 1): out[name] for name in [*of_layer]}
         routed = (e := h.experts_of(i)) is not None and i >= e.n_hashed

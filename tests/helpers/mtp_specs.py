@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from tests.helpers.architecture_specs import COHERE_MOE, MAPPED, PLAIN, QKV
 from tests.helpers.mla_specs import DEEPSEEK, LATENT
 from tests.helpers.reference_model import Spec
@@ -50,7 +52,7 @@ NEXTN = {
     "nemotron_h_moe of shorter rows": _with(PLAIN["nemotron_h_moe of shorter rows"], OF_NEMOTRON, untied=False),
 }
 
-LING = MAPPED["bailingmoe3"]
+LING, GLM, QWEN, V4 = (MAPPED[name] for name in ("bailingmoe3", "glm5-next", "qwen4exp", "deepseek4"))
 MAPPED_NEXTN = {  # llama.cpp is the only reference of these
     "step35": _with(
         MAPPED["step35"],
@@ -59,8 +61,18 @@ MAPPED_NEXTN = {  # llama.cpp is the only reference of these
         | {"attention.sliding_window_pattern": [False, True, True, False, True]},
     ),
     "mimo2": _with(MAPPED["mimo2"], {"attention.sliding_window_pattern": [False, True, True, False, True]}, fused=True),
-    "deepseek32": _with(MAPPED["deepseek32"]),  # whose layers choose 4 cells, and its head none
+    # whose layers choose 4 cells, and its head none
+    **{name: _with(MAPPED[name]) for name in ("deepseek32", "glm-dsa")},
     "bailingmoe3": _with(
         LING, {"attention.head_count_kv": [0, 1, 0, 1], "swiglu_clamp_exp": [*LING.keys["swiglu_clamp_exp"], 0.2]}
+    ),
+    "glm5-next": _with(
+        GLM, {"attention.head_count_kv": [0, 1, 0, 1], "swiglu_clamp_exp": [*GLM.keys["swiglu_clamp_exp"], 0.2]}
+    ),
+    "qwen4exp": _with(QWEN, {"attention.compress_ratios": [0, 2, 0, 2, 2]}),
+    "deepseek4": _with(
+        V4,
+        {"attention.compress_ratios": np.array([0, 4, 128, 4, 0], np.uint32)}
+        | {"swiglu_clamp_exp": [0.5, 0.3, 0.2, 0.4, 0.3]},
     ),
 }

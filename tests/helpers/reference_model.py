@@ -290,7 +290,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
             seen[name] = table.astype(np.float64)
         elif short == "exp_probs_b":
             put(name if s.arch == "hy_v3" else f"{name}.bias", 0.2 * rng.standard_normal(shape), "f32")
-        elif len(shape) == 1 or short.endswith("_norm"):
+        elif len(shape) == 1 or short.endswith("norm"):
             # its converter drops the suffix
             bare = short == "scale" or (s.arch == "falcon-h1" and short == "ffn_norm")
             bare = bare or ("bare norms" in s.traits and short.startswith(("post_", "ssm_")))

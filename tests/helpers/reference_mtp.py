@@ -34,5 +34,5 @@ def agreeing(name: str, values: Array, t: dict[str, Array], much: bool) -> Array
         return values * math.sqrt(values.shape[1])
     if name in LIKE:
         return t[LIKE[name]] + values
-    small = name in ("attn_output", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "ssm_out")
+    small = name in ("attn_output", "attn_output_b", "ffn_down", "ffn_down_exps", "ffn_down_shexp", "ssm_out")
     return values * ((0.1 if much else 0.3) if small else 1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from logitless.engine.batch import BLOCK_SIZE
 from logitless.engine.requests import Failed
+from logitless.engine.runner.hidden_rows import HiddenRows
 from logitless.engine.speculation.settings import SpeculationParams
 from tests.helpers.mtp_fakes import GuessingEngine, let_guess
 from tests.helpers.scheduler_fakes import Bench, plain
@@ -20,6 +22,14 @@ NGRAMS_TOO = SpeculationParams(("ngram-simple", "draft-mtp"), n_max=3)
 def guessing(wrong: int = 0, **options: Any) -> tuple[Bench, GuessingEngine]:
     bench = Bench(engine=GuessingEngine, **options)
     return bench, let_guess(bench, wrong)
+
+
+def test_states_of_a_head_that_drafts_are_two_rows_of_the_slot() -> None:
+    """It begins with the model's, and writes the other each time."""
+    seq: Any = SimpleNamespace(slot=SimpleNamespace(id=1), kv=SimpleNamespace(state_row=7))
+    hidden = HiddenRows(8, 2, n_states=10)
+    assert [hidden.states(seq, n) for n in range(3)] == [([7], [12]), ([12], [13]), ([13], [12])]
+    assert HiddenRows(8, 2).states(seq, 0) == ([], [])
 
 
 @pytest.mark.parametrize("wrong", [0, 2, 5])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,13 +25,13 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import define_model, hparams_of
 from logitless.models.weights.weights import check_weights
 from tests.helpers.architecture_specs import PLAIN
-from tests.helpers.mtp_specs import NEXTN
+from tests.helpers.mtp_specs import MAPPED_NEXTN, NEXTN
 from tests.helpers.reference_model import Array, Spec, write
 from tests.models.architectures.test_registry import compute
 
 N_TOKENS, N_MORE = 40, 3
 TABLES = np.array([[3, 1, 6], [5, 2, 4]], np.int32)
-N_ROWS = 300
+N_ROWS, N_STATES = 300, 5
 Tokens = tuple[int, Array, range]  # a sequence, all of its tokens, and which of them
 
 
@@ -42,8 +43,8 @@ class Guessing:
         self.session, self.gguf = Session([CPUBackend(1)]), GGUFFile.open(path)
         self.h = hparams_of(self.gguf)
         self.model = define_model(self.session, self.gguf, self.h, 64, mtp=True)
-        self.memory = PagedMemory.define(self.session, self.h, 7, TABLES.shape, *types, 5, n_window, mtp=True)
-        self.rows = Hidden.define(self.session, self.h.n_embd, N_ROWS)
+        self.memory = PagedMemory.define(self.session, self.h, 7, TABLES.shape, *types, N_STATES, n_window, mtp=True)
+        self.rows = Hidden.define(self.session, self.h.hidden_width, N_ROWS)
         for i in range(len(self.memory.pools)):
             self.session.write(("tables", "tables.window")[i], TABLES - i)
         self.said: dict[tuple[int, int], int] = {}  # of a sequence and a position: the row
@@ -62,22 +63,26 @@ class Guessing:
         feeds = self._feeds(parts) | to
         if self.h.recurrent:
             feeds |= {"begin": np.array(begin, np.int32), "end": np.array(end, np.int32)}
-        if self.memory.window is not None:
-            feeds["window_slot_mapping"] = feeds["slot_mapping"] - 16
 
         def nodes() -> list[Tensor]:
             n = len(feeds["tokens"])
             batch, hidden = Batch.feeds(n), Hidden.feeds(self.rows, n)
-            x = self.model.hidden(batch, Cached(self.memory, batch))
-            return [*follow(self.model, batch, self.memory, hidden, x), self.model.head(x)]
+            inputs: list[Tensor] | None = [] if self.h.architecture.mtp.as_layer else None
+            x = self.model.hidden(batch, Cached(self.memory, batch), inputs)
+            state = inputs[-1] if inputs else x
+            return [*follow(self.model, batch, self.memory, hidden, state), self.model.head(x)]
 
         return self._run(nodes, feeds)[-1]
 
     def guess(self, *parts: Tokens) -> Array:
         """Logits of the tokens after these. What the block says of them is there for guesses that
         follow."""
-        feeds = self._feeds(parts)
-        feeds |= self._to(parts)
+        feeds = self._feeds(parts) | self._to(parts)
+        if self.memory.indexed:  # two rows behind those of the model
+            ((slot, _, (i,)),) = parts
+            own, n = [N_STATES + 2 * slot + k % 2 for k in range(2)], i - N_TOKENS
+            begin = own[(n - 1) % 2] if n > 0 else 1 + 2 * slot + (self.n_steps[slot] - 1) % 2
+            feeds |= {"begin": np.array([begin], np.int32), "end": np.array(own[n % 2 : n % 2 + 1], np.int32)}
 
         def nodes() -> list[Tensor]:
             n = len(feeds["tokens"])
@@ -88,9 +93,10 @@ class Guessing:
     def kept(self, slot: int) -> list[Array]:
         """The bytes of the block's pages of a sequence."""
         pages = []
-        for t in self.memory.full.layers[self.h.n_layer]:
-            raw = self.session.read_bytes(t.name, 0, t.nbytes).reshape(t.shape[0], -1)
-            pages.append(raw[TABLES[slot]])
+        for i, pool in enumerate(self.memory.pools):
+            for t in pool.layers.get(self.h.n_layer, ()):
+                raw = self.session.read_bytes(t.name, 0, t.nbytes).reshape(t.shape[0], -1)
+                pages.append(raw[TABLES[slot] - i])
         return pages
 
     def _to(self, parts: Sequence[Tokens]) -> dict[str, Array]:
@@ -105,6 +111,8 @@ class Guessing:
         tokens = np.array([ids[i] for _, ids, which in parts for i in which], np.int32)
         before = [self.said.get((s, p - 1), 0) for s, p in zip(slot.tolist(), pos.tolist(), strict=True)]
         feeds = {"tokens": tokens, "pos": pos, "slot": slot, "slot_mapping": TABLES[slot, pos // 16] * 16 + pos % 16}
+        if self.memory.window is not None:
+            feeds["window_slot_mapping"] = feeds["slot_mapping"] - 16
         return feeds | {"hidden.before": np.array(before, np.int32)}
 
     def _run(self, nodes: Any, feeds: dict[str, Array]) -> list[Array]:
@@ -119,16 +127,25 @@ def tokens(s: Spec, seed: int = 3) -> Array:
     return np.random.default_rng(seed).integers(0, s.n_vocab, N_TOKENS + N_MORE)
 
 
-@pytest.mark.parametrize("name", ["qwen35", "deepseek2", "deepseek2 together", "cohere2moe", "nemotron_h_moe"])
-@pytest.mark.parametrize("dtype", ["f32", "q8_0"])
+OF_LAYERS = ["qwen35", "deepseek2", "deepseek2 together", "cohere2moe", "nemotron_h_moe"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        *itertools.product(("f32", "q8_0"), OF_LAYERS),
+        *itertools.product(("f32",), ("glm5-next", "qwen4exp", "deepseek4")),
+    ],
+)
 def test_pages_of_mtp_block_have_the_same_bits_in_any_batch(tmp_path: Path, name: str, dtype: str) -> None:
     """However a prompt is cut, whoever is in the batch, whatever was guessed meanwhile, whether
     layers with a window have pages of their own."""
-    s = replace(NEXTN[name], dtype=dtype, types={"ffn_gate_inp": "f32"})
+    s = replace((NEXTN | MAPPED_NEXTN)[name], dtype=dtype, types={"ffn_gate_inp": "f32"})
     write(path := tmp_path / "m.gguf", s)
     ids, others, found = tokens(s), tokens(s, seed=5), []
     for i, cut in enumerate(((40,), (1,) * 40, (7, 20, 13), (33, 7), (16, 16, 8))):
-        run, start = Guessing(path, ("f16", "f16"), n_window=6 if i == 4 and name == "cohere2moe" else 0), 0
+        n_window = 6 if i == 4 and name in ("cohere2moe", "deepseek4") else 0
+        run, start = Guessing(path, ("f16", "f16"), n_window=n_window), 0
         for n in cut:
             part, beside = (0, ids, range(start, start + n)), (1, others, range(start // 2, (start + n) // 2))
             run.step(*([part], [part, beside], [beside, part])[i % 3 if beside[2] else 0])
@@ -144,8 +161,9 @@ def test_pages_of_mtp_block_have_the_same_bits_in_any_batch(tmp_path: Path, name
             np.testing.assert_array_equal(page, first)
 
 
-def test_the_first_guess_keeps_what_the_next_step_does(tmp_path: Path) -> None:
-    write(path := tmp_path / "m.gguf", s := NEXTN["glm4moe"])
+@pytest.mark.parametrize("name", ["glm4moe", "glm5-next"])
+def test_the_first_guess_keeps_what_the_next_step_does(tmp_path: Path, name: str) -> None:
+    write(path := tmp_path / "m.gguf", s := (NEXTN | MAPPED_NEXTN)[name])
     ids, kept = tokens(s), []
     for guesses in (True, False):
         run = Guessing(path, ("f16", "f16"))
@@ -155,6 +173,25 @@ def test_the_first_guess_keeps_what_the_next_step_does(tmp_path: Path) -> None:
         run.close()
     for of_guess, of_step in zip(*kept, strict=True):
         np.testing.assert_array_equal(of_guess, of_step)
+
+
+def test_a_guess_has_the_attention_temperature_of_its_position(tmp_path: Path) -> None:
+    """As if the scale of scores were so much greater."""
+    keys = {"attention.temperature_scale": 0.7, "attention.temperature_length": 4}
+    write(path := tmp_path / "m.gguf", replace(s := NEXTN["deepseek2"], keys=s.keys | keys))
+    ids, run, found = tokens(s), Guessing(path), []
+    run.step((0, ids, range(N_TOKENS)))
+    warm = run.model
+    plain = replace(warm, rotary=replace(warm.rotary, temperature=None))
+    for factor in (1, 1 + 0.7 * np.log(N_TOKENS // 4 + 1)):
+        h = replace(run.h, attention_scale=run.h.attention_scale * factor)
+        run.model = replace(plain, hparams=h)
+        found.append(run.guess((0, ids, range(N_TOKENS, N_TOKENS + 1))))
+    run.model = warm
+    got = run.guess((0, ids, range(N_TOKENS, N_TOKENS + 1)))
+    np.testing.assert_allclose(got, found[1], rtol=1e-4, atol=1e-5)
+    assert np.abs(got - found[0]).max() > 1e-2
+    run.close()
 
 
 def says_what_layers_say(path: Path, s: Spec) -> None:
