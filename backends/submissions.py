@@ -243,3 +243,48 @@ class Submissions:
         self.launches = scaled(self.launches, seconds)
         self._cut()
         return [len(group) for group in self.groups] != before
+
+
+class DeviceProgram:
+    """A program of launches. A run takes its submissions as the device wants them, for the variant
+    (gpu/lowering.py) that its values need; those of a variant are made at its first use."""
+
+    def __init__(self, backend: Any, launches: Sequence[Launch]) -> None:
+        self._backend = backend
+        self._submissions = Submissions(launches, backend.rates)
+        self._number = next((c.number for c in (launch.content for launch in launches) if c.number is not None), None)
+        self._ready: dict[int, list[Any]] = {}  # submissions by the variant
+        self._prepare(backend.variant if self._number is not None else 0)
+
+    @property
+    def launches(self) -> Sequence[Launch]:
+        return self._submissions.launches
+
+    def submission(self, launches: Sequence[Launch], variant: int) -> Any:
+        """Launches as the device takes them; those that have variants are of this one."""
+        raise NotImplementedError
+
+    def _prepare(self, variant: int) -> list[Any]:
+        others = next(iter(self._ready.values()), ())
+        ready = []
+        for i, group in enumerate(self._submissions.groups):
+            varies = any(launch.content.number is not None for launch in group)
+            ready.append(self.submission(group, variant) if varies or not others else others[i])
+        self._ready[variant] = ready  # only now: a driver may be out of memory for one of them
+        return ready
+
+    def of_run(self) -> list[Any]:
+        """The submissions of a run."""
+        variant = 0
+        if self._number is not None:
+            self._backend.variant = variant = self._number()
+        ready = self._ready.get(variant)
+        if ready is None:  # a new variant, or the durations have changed
+            if self._ready:
+                self._submissions.expect_compilation()
+            ready = self._prepare(variant)
+        return ready
+
+    def ended(self, seconds: float) -> None:
+        if self._submissions.measured(seconds):
+            self._ready = {}

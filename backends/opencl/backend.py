@@ -16,7 +16,7 @@ from logitless.backends.gpu.language.dialect import CPU, KERNELS, Defines, Shape
 from logitless.backends.gpu.lowering import Dispatch
 from logitless.backends.host_memory import STATES_SLAB, Slabs
 from logitless.backends.opencl.devices import OpenCLDeviceInfo, device_named
-from logitless.backends.submissions import Launch, Stopwatch, Submissions, prepared
+from logitless.backends.submissions import DeviceProgram, Launch, Stopwatch, prepared
 from logitless.graph.backend import Bytes, Location
 from logitless.graph.tensor import Tensor
 
@@ -228,41 +228,18 @@ class _Content:
         return replace(self, row=part(self.row, first, count))
 
 
-class OpenCLProgram:
+class OpenCLProgram(DeviceProgram):
     """Kernels with bound arguments. Launches that have variants are bound anew for each, at its first use."""
 
-    def __init__(self, backend: OpenCLBackend, launches: Sequence[Launch]) -> None:
-        self._backend = backend
-        self._submissions = Submissions(launches, backend.rates)
-        self._number = next((c.number for c in (launch.content for launch in launches) if c.number is not None), None)
-        self._tables: dict[int, list[Table]] = {}  # of each submission, by the variant
-        self._bind(backend.variant if self._number is not None else 0)
-
-    @property
-    def launches(self) -> Sequence[Launch]:
-        return self._submissions.launches
-
-    def _bind(self, variant: int) -> list[Table]:
-        tables = [self._backend.table(group, variant) for group in self._submissions.groups]
-        self._tables[variant] = tables
-        return tables
+    def submission(self, launches: Sequence[Launch], variant: int) -> Table:
+        table: Table = self._backend.table(launches, variant)
+        return table
 
     def run(self) -> None:
-        variant = 0
-        if self._number is not None:
-            self._backend.variant = variant = self._number()
-        tables = self._tables.get(variant)
-        if tables is None:  # a new variant, or the durations have changed
-            if self._tables:
-                self._submissions.expect_compilation()
-            tables = self._bind(variant)
+        tables = self.of_run()
         self._backend.stopwatch.start(self)
         for launches in tables:
             self._backend.queue(launches)
-
-    def ended(self, seconds: float) -> None:
-        if self._submissions.measured(seconds):
-            self._tables = {}
 
 
 OpenCLBackend.program = OpenCLProgram

@@ -12,7 +12,7 @@ from logitless.backends.errors import DeviceError
 from logitless.backends.gpu import device as shared
 from logitless.backends.gpu.language.dialect import KERNELS, Defines, Kernel
 from logitless.backends.gpu.lowering import Dispatch
-from logitless.backends.submissions import Launch, Submissions, prepared
+from logitless.backends.submissions import DeviceProgram, Launch, prepared
 from logitless.backends.vulkan import autotune
 from logitless.backends.vulkan.device import Device, VulkanMemory
 from logitless.backends.vulkan.instance import all_devices, free_bytes
@@ -224,33 +224,11 @@ class _Binder:
         return at, None if constant else (start, start + max(t.nbytes, 1))
 
 
-class VulkanProgram:
-    """Recorded launches. `run` submits them; readers of their results wait for the device.
+class VulkanProgram(DeviceProgram):
+    """Recorded launches. `run` submits them; readers of their results wait for the device."""
 
-    A recording with a launch that has variants is made again for each of them, at its first use."""
-
-    def __init__(self, backend: VulkanBackend, launches: Sequence[Launch]) -> None:
-        self._backend, self._device = backend, backend.device
-        self._submissions = Submissions(launches, backend.rates)
-        self._number = next((c.number for c in (launch.content for launch in launches) if c.number is not None), None)
-        self._recordings: dict[int, list[Recording]] = {}  # by the variant
-        self._record(backend.variant if self._number is not None else 0)
-
-    @property
-    def launches(self) -> Sequence[Launch]:
-        return self._submissions.launches
-
-    def _record(self, variant: int) -> list[Recording]:
-        others = next(iter(self._recordings.values()), ())
-        recordings = []
-        for i, group in enumerate(self._submissions.groups):
-            varies = any(launch.content.number is not None for launch in group)
-            recordings.append(self._recorded(group, variant) if varies or not others else others[i])
-        self._recordings[variant] = recordings  # only now: a driver may be out of memory for one of them
-        return recordings
-
-    def _recorded(self, launches: Sequence[Launch], variant: int) -> Recording:
-        recording, pipelines = Recording(self._device), self._backend.pipelines
+    def submission(self, launches: Sequence[Launch], variant: int) -> Recording:
+        recording, pipelines = Recording(self._backend.device), self._backend.pipelines
         recording.begin()
         for launch in launches:
             c: _Content = launch.content
@@ -262,23 +240,12 @@ class VulkanProgram:
     def run(self) -> None:
         if not self.launches:
             return
-        variant = 0
-        if self._number is not None:
-            self._backend.variant = variant = self._number()
-        recordings = self._recordings.get(variant)
-        if recordings is None:  # a new variant, or the durations have changed
-            if self._recordings:
-                self._submissions.expect_compilation()
-            recordings = self._record(variant)
-            self._backend.pipelines.save()
-        self._device.idle()
-        self._device.stopwatch.start(self)
+        recordings, device = self.of_run(), self._backend.device
+        self._backend.pipelines.save()
+        device.idle()
+        device.stopwatch.start(self)
         for i, recording in enumerate(recordings):
             recording.submit(follows=i > 0)
-
-    def ended(self, seconds: float) -> None:
-        if self._submissions.measured(seconds):
-            self._recordings = {}
 
 
 VulkanBackend.program = VulkanProgram
