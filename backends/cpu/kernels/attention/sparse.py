@@ -92,29 +92,18 @@ def _length(cells_at, n):
     return low
 
 
-@kernel("sparse_attention")
-def sparse_attention(key_dtype, value_dtype, head_size, group_size, variant=""):
-    """Attention over lists of cells. A unit is some query heads of a key head of a token.
+def _block_step(size, some4=True, some2=True, some1=True):
+    """f(q, s, block, values, tops, l, o, seen, n, rows): the softmax step of n ≤ 32 cells for rows of queries.
 
-    a: q, k, v, tables, slot, cells, y, H_kv, pages of a table, lists of a token, their length, query heads of a
-    unit, scale bits; with variant "sinks" the sinks. `value_dtype` "keys": the keys are the values too, and v is k.
-
-    Scratch per thread, for R query heads: a page, two blocks (32, D), q (R, D), scores (R, 32), visible cells (R, 2),
-    sums (R, D), weights (R, 16), tops (R)."""
-    size, group = int(head_size), int(group_size)
-    latent, with_sinks = value_dtype == "keys", variant == "sinks"
-    keys, values = _gather_keys(key_dtype, size), None if latent else _gather_values(value_dtype, size)
-    key_page, value_page = page_nbytes(key_dtype, size), 0 if latent else page_nbytes(value_dtype, size)
+    8 rows at a time have scores, 4 sums of values. `some4`, `some2`, `some1`: so many rows may be left.
+    `seen`: the visible cells of 8 rows, which all rows have."""
     score8, score4, score2, score1 = (scores(size, n, "f32", (0, 0, 0, 0)) for n in (8, 4, 2, 1))
     softmax8, softmax4, softmax2, softmax1 = (softmax_step(size, n, masked=True) for n in (8, 4, 2, 1))
     sum4, sum2, sum1 = (weighted_sum(size, n) for n in (4, 2, 1))
-    some4, some2, some1 = group % 8 > 3, group % 4 > 1, group % 2 > 0
-    clear, finish = clear_rows(size), divide(size)
-    page_nbytes_f32 = PAGE * size * 4
 
     @njit(forceinline=True)
     def of_block(q, s, block_at, values_at, tops, l, o, seen, n, rows):
-        row, cap, second = 0, np.float32(0), block_at + page_nbytes_f32
+        row, cap, second = 0, np.float32(0), block_at + PAGE * size * 4
         while row + 8 <= rows:
             x, at = q + row * size * 4, s + row * BLOCK * 4
             score8(x, block_at, second, at, q, q, q, q)
@@ -143,6 +132,26 @@ def sparse_attention(key_dtype, value_dtype, head_size, group_size, variant=""):
             row += 2
         if some1 and row < rows:
             sum1(s + row * BLOCK * 4, values_at, o + row * size * 4, 0, n)
+
+    return of_block
+
+
+@kernel("sparse_attention")
+def sparse_attention(key_dtype, value_dtype, head_size, group_size, variant=""):
+    """Attention over lists of cells. A unit is some query heads of a key head of a token.
+
+    a: q, k, v, tables, slot, cells, y, H_kv, pages of a table, lists of a token, their length, query heads of a
+    unit, scale bits; with variant "sinks" the sinks. `value_dtype` "keys": the keys are the values too, and v is k.
+
+    Scratch per thread, for R query heads: a page, two blocks (32, D), q (R, D), scores (R, 32), visible cells (R, 2),
+    sums (R, D), weights (R, 16), tops (R)."""
+    size, group = int(head_size), int(group_size)
+    latent, with_sinks = value_dtype == "keys", variant == "sinks"
+    keys, values = _gather_keys(key_dtype, size), None if latent else _gather_values(value_dtype, size)
+    key_page, value_page = page_nbytes(key_dtype, size), 0 if latent else page_nbytes(value_dtype, size)
+    of_block = _block_step(size, group % 8 > 3, group % 4 > 1, group % 2 > 0)
+    clear, finish = clear_rows(size), divide(size)
+    page_nbytes_f32 = PAGE * size * 4
 
     def run(a, begin, end, scratch):
         kv_heads, table_pages, lists, length, most = a[7], a[8], a[9], a[10], a[11]
@@ -392,36 +401,7 @@ def compressed_attention(dtype, head_size):
     size = int(head_size)
     row_nbytes, tile_nbytes = page_nbytes(dtype, size) // PAGE, BLOCK * size * 4
     read, clear, finish = _row_reader(dtype, size), clear_rows(size), divide(size)
-    score8, score4, score2, score1 = (scores(size, n, "f32", (0, 0, 0, 0)) for n in (8, 4, 2, 1))
-    softmax8, softmax4, softmax2, softmax1 = (softmax_step(size, n, masked=True) for n in (8, 4, 2, 1))
-    sum4, sum2, sum1 = (weighted_sum(size, n) for n in (4, 2, 1))
-
-    @njit(forceinline=True)
-    def of_block(keys, values, s_at, q_at, seen_at, o_at, l_at, tops_at, rows, count):
-        second, cap, row = keys + PAGE * size * 4, np.float32(0), 0
-        while row < rows:
-            left = rows - row
-            n = 8 if left >= 8 else 4 if left >= 4 else 2 if left >= 2 else 1
-            q, s, seen = q_at + row * size * 4, s_at + row * BLOCK * 4, seen_at + row * 8
-            tops, l, o = tops_at + row * 4, l_at + row * PAGE * 4, o_at + row * size * 4
-            if n == 8:
-                score8(q, keys, second, s, q, q, q, q)
-                softmax8(s, tops, l, o, seen, cap)
-                sum4(s, values, o, 0, count)
-                sum4(s + 4 * BLOCK * 4, values, o + 4 * size * 4, 0, count)
-            elif n == 4:
-                score4(q, keys, second, s, q, q, q, q)
-                softmax4(s, tops, l, o, seen, cap)
-                sum4(s, values, o, 0, count)
-            elif n == 2:
-                score2(q, keys, second, s, q, q, q, q)
-                softmax2(s, tops, l, o, seen, cap)
-                sum2(s, values, o, 0, count)
-            else:
-                score1(q, keys, second, s, q, q, q, q)
-                softmax1(s, tops, l, o, seen, cap)
-                sum1(s, values, o, 0, count)
-            row += n
+    of_block = _block_step(size)
 
     def run(
         q_at, k_at, tables_at, slot_at, pos_at, sinks_at, blocks_at, block_tables_at, chosen_at, y_at, heads, group,
@@ -431,7 +411,7 @@ def compressed_attention(dtype, head_size):
         values_at = scratch + tile_nbytes
         s_at = values_at + tile_nbytes
         q_at_, seen_at = s_at + group * BLOCK * 4, s_at + group * (BLOCK + size) * 4
-        o_at = seen_at + (group * 8 + 63) // 64 * 64
+        o_at = seen_at + 8 * 8
         l_at = o_at + group * size * 4
         tops_at = l_at + group * PAGE * 4
         q, seen, tops = f32p(q_at_), i32p(seen_at), f32p(tops_at)
@@ -461,9 +441,9 @@ def compressed_attention(dtype, head_size):
                         block = np.int64(chosen[i - in_window]) if n_chosen else i - in_window
                         row = blocks_at + _block_cell(block_table, block, block_size, page_cells) * row_nbytes
                     read(row, lane, scratch, values_at + lane * size * 4)
-                for r in range(rows):
+                for r in range(8):
                     seen[2 * r], seen[2 * r + 1] = 0, count
-                of_block(scratch, values_at, s_at, q_at_, seen_at, o_at, l_at, tops_at, rows, count)
+                of_block(q_at_, s_at, scratch, values_at, tops_at, l_at, o_at, seen_at, count, rows)
             for r in range(rows):
                 f32p(l_at)[r * PAGE] += exp_exact(sinks[head + r] - tops[r] * LN_2)
                 finish(o_at + r * size * 4, l_at + r * PAGE * 4, y_at + at + r * size * 4)
