@@ -25,7 +25,7 @@ TOLERANCE = 1.5  # of MAX_SECONDS, before a program is cut anew
 LEAST_SECONDS = 0.005  # of a run from which rates are learnt
 MAX_STEP = 16.0  # factor by which one run changes a rate
 BLOCKED = 0.1  # fraction of a run that the host waited for its end: the end was seen
-P = TypeVar("P", bound="Launches")
+P = TypeVar("P", bound="DeviceProgram")
 
 
 class SubmittedWork(NamedTuple):
@@ -189,13 +189,6 @@ def scaled(launches: Sequence[Launch], seconds: float) -> list[Launch]:
     """Launches with new durations, whose sum is `seconds`."""
     factor = seconds / (sum(launch.seconds for launch in launches) or 1.0)
     return [replace(launch, seconds=launch.seconds * factor) for launch in launches]
-
-
-class Launches(Protocol):
-    """A program of launches."""
-
-    @property
-    def launches(self) -> Sequence[Launch]: ...
 
 
 def split(

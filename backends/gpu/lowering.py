@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from logitless.backends.gpu.language.dialect import KERNELS, LANES, SIMT, Defines, Shape
+from logitless.backends.gpu.language.dialect import KERNELS, SIMT, Defines, Shape
 from logitless.graph.backend import Bytes, Rewrite, Rules
 from logitless.graph.dtype import DTYPES
 from logitless.graph.op import OPS
@@ -145,7 +145,3 @@ def rows_of(t: Tensor) -> tuple[int, int]:
 def is_packed(t: Tensor) -> bool:
     """True if t is a constant matrix, whose bytes are packed (matmul/layout.py)."""
     return t.op == "variable" and bool(t.attrs.get("constant")) and len(t.shape) == 2
-
-
-def padded(n: int, to: int = LANES) -> int:
-    return -(-n // to) * to

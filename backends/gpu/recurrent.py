@@ -6,7 +6,6 @@ from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Buffers, Dispatch, bits, dispatch, lower, lower_plain
 from logitless.graph.tensor import Tensor
 
-WG = 64
 # the most rows of a head's state; columns of a group, and threads of each
 SIZE, COLUMNS, PARTS = 256, 16, 8
 

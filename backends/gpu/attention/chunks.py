@@ -5,7 +5,6 @@ from __future__ import annotations
 from logitless.backends.gpu.language.dialect import Kernel
 from logitless.backends.gpu.lowering import lower_plain
 
-WG = 64
 Kernel(
     "chunk_ends",
     "i32 POS, w i32 Y",

@@ -8,7 +8,6 @@ from logitless.backends.gpu.language.dialect import Kernel, Shape
 from logitless.backends.gpu.lowering import Dispatch, dispatch, lower, lower_plain
 from logitless.graph.tensor import Tensor
 
-WG = 64
 SIZES = "uint n h w c out_h out_w"
 PATCH = f"{SIZES} size_h size_w stride padding"
 
