@@ -13,18 +13,15 @@ import numpy as np
 
 from logitless.graph.ops.elementwise import add, mul, scale, silu, softcap, sum_to
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.norm import layer_norm, rms_norm
+from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.pointwise import div, exp, relu, sigmoid
 from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.ops.slicing import take_columns, transpose
 from logitless.graph.tensor import Tensor, const, feed
-from logitless.models.audio.encoder import Array, AudioEncoder
-from logitless.models.audio.params import AudioParams, halved
-from logitless.models.gguf.file import GGUFFile
-from logitless.models.media.convolution import convolution
-from logitless.models.media.projector_weights import Declared, matrix, n_rows, plain
-from logitless.models.weights.tensor_map import TensorSlice
-from logitless.models.weights.weights import Weights
+from logitless.models.audio.encoder import AudioEncoder
+from logitless.models.audio.params import halved
+from logitless.models.media.projector_encoder import Array
+from logitless.models.media.projector_weights import ProjectorWeights
 
 SIDE = 3  # of the two convolutions
 PAST = 11  # rows before it that a row attends to
@@ -37,8 +34,6 @@ _QUERY, _KEY = 1 / math.log(2), math.log(1 + math.e) / math.log(2)  # scales of 
 @dataclass(frozen=True)
 class ConformerEncoder(AudioEncoder):
     """Gemma 4's encoder and the projector of one file."""
-
-    bounded, biased = True, (".norm.weight",)
 
     def n_inputs(self, n_frames: int, n_mel: int) -> int:
         """Rows of a chunk."""
@@ -77,7 +72,7 @@ class ConformerEncoder(AudioEncoder):
         x = get_rows(pad_rows(x, before=0, after=1), feed("audio.taps", (total * columns * SIDE**2,), "i32"))
         x = transpose(reshape(x, shape=(total * columns, SIDE**2, n)), axes=(0, 2, 1))
         x = self._convolved("a.conv1d.1", reshape(x, shape=(total * columns, n * SIDE**2)))
-        x = w.linear("a.input_projection", reshape(x, shape=(total, columns * x.shape[1])))
+        x = w.linear("a.input_projection", reshape(x, shape=(total, columns * x.shape[1])), p.n_embd)
         past = feed("audio.past", ((1 + PAST) * total,), "i32")
         mask = feed("audio.seen", (1 + PAST, total, 1, 1))
         distances = feed("audio.distances", (1 + PAST, p.n_embd // 2 * 2))
@@ -89,83 +84,56 @@ class ConformerEncoder(AudioEncoder):
             x = add(x, self._convolution(b, x, before, kernel))
             x = _normed(b, "ln2", add(x, self._mlp(b, "_1", x)))
         x = w.linear("a.pre_encode.out", x) if "a.pre_encode.out" in w else x
-        x = rms_norm(x, w["mm.a.soft_emb_norm"] if "mm.a.soft_emb_norm" in w else const(1.0), eps=EPS)
-        return [w.linear("mm.a.input_projection", x)]
+        factor = w.optional("mm.a.soft_emb_norm.weight", x.shape[1])
+        x = rms_norm(x, const(1.0) if factor is None else factor, eps=EPS)
+        return [w.linear("mm.a.input_projection", x, w.n_text)]
 
     def _convolved(self, name: str, patches: Tensor) -> Tensor:
-        x = self.w.linear(name, patches)
-        if (bias := self.w.bias(f"{name}.norm")) is not None:
-            x = layer_norm(x, self.w[f"{name}.norm"], bias, eps=EPS)
-        return relu(x)
+        x = self.w.linear(name, patches, 0, (SIDE, SIDE))
+        name = f"{name}.norm"
+        return relu(self.w.layer_norm(name, x, EPS, needs_bias=False) if name in self.w else x)
 
-    def _mlp(self, b: Weights, suffix: str, x: Tensor) -> Tensor:
-        x = silu(b.linear(f"ffn_up{suffix}", _normed(b, f"ffn_norm{suffix}", x)))
-        return scale(_normed(b, f"ffn_post_norm{suffix}", b.linear(f"ffn_down{suffix}", x)), factor=0.5)
+    def _mlp(self, b: ProjectorWeights, suffix: str, x: Tensor) -> Tensor:
+        x = silu(b.linear(f"ffn_up{suffix}", b.rms_norm(f"ffn_norm{suffix}", x, EPS), self.p.n_ff))
+        return scale(_normed(b, f"ffn_post_norm{suffix}", b.linear(f"ffn_down{suffix}", x, self.p.n_embd)), factor=0.5)
 
-    def _attention(self, b: Weights, x: Tensor, past: Tensor, mask: Tensor, distances: Tensor) -> Tensor:
-        p, n = self.p, x.shape[0]
-        x = _normed(b, "attn_pre_norm" if "attn_pre_norm" in b else "ln1", x)
+    def _attention(self, b: ProjectorWeights, x: Tensor, past: Tensor, mask: Tensor, distances: Tensor) -> Tensor:
+        p, (n, width) = self.p, x.shape
+        first, second = (b.optional(f"{name}.weight", width) for name in ("attn_pre_norm", "ln1"))
+        if (factor := second if first is None else first) is not None:
+            x = rms_norm(x, factor, eps=EPS)
         heads = (1, n, p.n_head, p.head_dim)
-        q = scale(reshape(b.linear("attn_q", x), shape=heads), factor=_QUERY * p.head_dim**-0.5)
-        k = scale(reshape(b.linear("attn_k", x), shape=heads), factor=_KEY)
-        q, k = (mul(t, b[name]) if name in b else t for t, name in ((q, "per_dim_scale"), (k, "per_dim_k_scale")))
-        k, v = (self._past(t, past) for t in (reshape(k, shape=x.shape), b.linear("attn_v", x)))
+        q = scale(reshape(b.linear("attn_q", x, width), shape=heads), factor=_QUERY * p.head_dim**-0.5)
+        k = scale(reshape(b.linear("attn_k", x, width), shape=heads), factor=_KEY)
+        factors = (b.optional(f"{name}.weight", p.head_dim) for name in ("per_dim_scale", "per_dim_k_scale"))
+        q, k = (t if factor is None else mul(t, factor) for t, factor in zip((q, k), factors, strict=True))
+        k, v = (self._past(t, past) for t in (reshape(k, shape=x.shape), b.linear("attn_v", x, width)))
         if "attn_k_rel" in b:
-            by_distance = b.linear("attn_k_rel", distances)
+            by_distance = b.linear("attn_k_rel", distances, width)
             k = add(k, reshape(by_distance, shape=(1 + PAST, 1, p.n_head, p.head_dim)))
         scores = sum_to(mul(k, q), shape=(1 + PAST, n, p.n_head, 1))
         weights = mul(exp(softcap(scores, cap=CAP)), mask)  # at most e^50
         y = div(sum_to(mul(v, weights), shape=heads), sum_to(weights, shape=(1, n, p.n_head, 1)))
-        return b.linear("attn_out", reshape(y, shape=x.shape))
+        return b.linear("attn_out", reshape(y, shape=x.shape), width)
 
     def _past(self, x: Tensor, past: Tensor) -> Tensor:
         """Rows (T, n_embd) as each row sees them: (1 + PAST, T, H, D), zero where there are none."""
         rows = get_rows(pad_rows(x, before=0, after=1), past)
         return reshape(rows, shape=(1 + PAST, x.shape[0], self.p.n_head, self.p.head_dim))
 
-    def _convolution(self, b: Weights, x: Tensor, before: Tensor, kernel: Tensor) -> Tensor:
+    def _convolution(self, b: ProjectorWeights, x: Tensor, before: Tensor, kernel: Tensor) -> Tensor:
         """Gated linear unit, causal depthwise convolution, norm, SiLU, matrix."""
         shape = x.shape
-        x = b.linear("conv_pw1", _normed(b, "conv_norm", x))
+        x = b.linear("conv_pw1", _normed(b, "conv_norm", x), 2 * shape[1])
         x = mul(take_columns(x, 0, shape[1]), sigmoid(take_columns(x, shape[1], shape[1])))
-        parts = mul(get_rows(pad_rows(x, before=0, after=1), before), get_rows(b["conv_dw"], kernel))
+        parts = mul(
+            get_rows(pad_rows(x, before=0, after=1), before),
+            get_rows(b.transposed("conv_dw.weight", TAPS, shape[1]), kernel),
+        )
         x = reshape(sum_to(reshape(parts, shape=(TAPS, *shape)), shape=(1, *shape)), shape=shape)
-        if (bias := b.bias("conv_dw")) is not None:
+        if (bias := b.optional("conv_dw.bias", shape[1])) is not None:
             x = add(x, bias)
-        return b.linear("conv_pw2", silu(_normed(b, "norm_conv", x)))
-
-    @staticmethod
-    def declared(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
-        n, n_in, columns = p.n_embd, 1, halved(p.n_mel, 2)
-        for i in range(2):
-            name = f"a.conv1d.{i}"
-            n_out = n_rows(gguf, f"{name}.weight")
-            yield from convolution(name, n_out, n_in, SIDE)
-            yield from plain(f"{name}.norm.weight", n_out)
-            n_in = n_out
-        yield from matrix("a.input_projection", n, columns * n_in)
-        for i in range(p.n_layer):
-            b = f"a.blk.{i}."
-            for suffix in ("", "_1"):
-                yield from plain(f"{b}ffn_norm{suffix}.weight", n, required=True)
-                yield from matrix(f"{b}ffn_up{suffix}", p.n_ff, n)
-                yield from matrix(f"{b}ffn_down{suffix}", n, p.n_ff)
-                yield from plain(f"{b}ffn_post_norm{suffix}.weight", n)
-            for name in ("ln1", "ln2", "attn_pre_norm", "attn_post_norm", "norm_conv", "conv_norm"):
-                yield from plain(f"{b}{name}.weight", n)
-            for name in ("attn_q", "attn_k", "attn_v", "attn_out", "conv_pw2"):
-                yield from matrix(b + name, n, n)
-            yield from matrix(f"{b}attn_k_rel", n, n, required=False)
-            for name in ("per_dim_scale", "per_dim_k_scale"):
-                yield from plain(f"{b}{name}.weight", p.head_dim)
-            yield from matrix(f"{b}conv_pw1", 2 * n, n)
-            name = f"{b}conv_dw.weight"
-            yield name, TensorSlice(name, (TAPS, n), transposed=True, n_experts=1, in_file=(n, TAPS))
-            yield from plain(f"{b}conv_dw.bias", n)
-        n_out = n_rows(gguf, "a.pre_encode.out.weight") if "a.pre_encode.out.weight" in gguf.tensors else n
-        yield from matrix("a.pre_encode.out", n_out, n, required=False)
-        yield from plain("mm.a.soft_emb_norm.weight", n_out)
-        yield from matrix("mm.a.input_projection", n_text, n_out)
+        return b.linear("conv_pw2", silu(_normed(b, "norm_conv", x)), shape[1])
 
 
 def _of_chunks(ids: Array, n: int, size: int, parts: int) -> Array:
@@ -175,6 +143,6 @@ def _of_chunks(ids: Array, n: int, size: int, parts: int) -> Array:
     return np.where(ids < 0, n * size, ids + size * np.arange(n)[:, None]).reshape(-1).astype(np.int32)
 
 
-def _normed(b: Weights, name: str, x: Tensor) -> Tensor:
+def _normed(b: ProjectorWeights, name: str, x: Tensor) -> Tensor:
     """RMS norm of x (T, n); x itself where the file has no such norm."""
-    return rms_norm(x, b[name], eps=EPS) if name in b else x
+    return b.rms_norm(name, x, EPS) if name in b else x

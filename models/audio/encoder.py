@@ -4,69 +4,30 @@ Whisper is of Radford et al., 2022. Chunks are a batch; they do not attend to ea
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
-from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.encoder_attention import full_attention, mean_rows
 from logitless.graph.ops.elementwise import add, gelu, mul, silu
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.ops.slicing import take_block, take_columns, transpose
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.audio.params import N_FRAMES, N_POSITIONS, AudioHead, AudioParams
-from logitless.models.gguf.file import GGUFFile
-from logitless.models.media.projector_weights import (
-    Declared,
-    DeclaredTensors,
-    matrix,
-    n_rows,
-    norm,
-    plain,
-)
-from logitless.models.weights.tensor_map import TensorSlice
-from logitless.models.weights.weights import Weights
+from logitless.models.media.projector_encoder import Array, ProjectorEncoder
+from logitless.models.media.projector_weights import ProjectorWeights
 
-Array = npt.NDArray[Any]
 TAPS = 3  # of a convolution
 HEAD_EPS = 1e-6  # of norms of the projector
 
 
 @dataclass(frozen=True)
-class AudioEncoder:
-    """Base of the audio encoders: parameters, and weights on the session of the text model."""
+class AudioEncoder(ProjectorEncoder[AudioParams]):
+    """Base of the audio encoders."""
 
-    bounded: ClassVar[bool] = False
-    biased: ClassVar[tuple[str, ...]] = ()
-    p: AudioParams
-    w: Weights
-
-    @staticmethod
-    @abstractmethod
-    def declared(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
-        """The tensors of the encoder and the projector of a text model of this width."""
-
-    @classmethod
-    def tensors(cls, gguf: GGUFFile, p: AudioParams, n_text: int) -> DeclaredTensors:
-        """The declared tensors, with the checks of a load."""
-        parts = dict(cls.declared(gguf, p, n_text))
-        return DeclaredTensors(p.kind, parts, audio=True, bounded=cls.bounded, biased=cls.biased)
-
-    @classmethod
-    def define(cls, session: Session, gguf: GGUFFile, p: AudioParams, n_embd_text: int) -> Self:
-        """Define the weights. ModelFileError names the tensor at fault."""
-        return cls(p, cls.tensors(gguf, p, n_embd_text).load(session, gguf))
-
-    @property
-    def states(self) -> list[str]:
-        """Names of the encoder's constants on the session."""
-        return [t.name for t in self.w.tensors.values()]
+    audio = True
 
     @property
     def usual_size(self) -> tuple[int, int]:
@@ -82,8 +43,6 @@ class AudioEncoder:
 @dataclass(frozen=True)
 class WhisperEncoder(AudioEncoder):
     """Whisper's encoder and the projector of one file."""
-
-    biased = ("ln1.weight", "ln2.weight", "post_ln.weight")
 
     def n_inputs(self, n_frames: int, n_mel: int) -> int:
         """Positions of a chunk; they attend to each other."""
@@ -113,32 +72,41 @@ class WhisperEncoder(AudioEncoder):
         p, w = self.p, self.w
         total = n_chunks * N_POSITIONS
         x = feed("audio.patches", (n_chunks * N_FRAMES, TAPS * p.n_mel))
-        x = pad_rows(gelu(w.linear("a.conv1d.1", x)), before=0, after=1)
+        x = pad_rows(gelu(w.linear("a.conv1d.1", x, p.n_embd, (TAPS,), needs_bias=True)), before=0, after=1)
         x = reshape(get_rows(x, feed("audio.taps", (TAPS * total,), "i32")), shape=(total, TAPS, p.n_embd))
         x = reshape(transpose(x, axes=(0, 2, 1)), shape=(total, TAPS * p.n_embd))
-        x = gelu(w.linear("a.conv1d.2", x))
-        x = add(x, get_rows(w["a.position_embd"], feed("audio.places", (total,), "i32")))
-        x = self.layers(x, feed("audio.count", (n_chunks,), "i32"))
+        x = gelu(w.linear("a.conv1d.2", x, p.n_embd, (TAPS,), needs_bias=True))
+        x = self.layers(self.placed(x, N_POSITIONS), feed("audio.count", (n_chunks,), "i32"))
         if p.projector.pooled:
             first, pooled = (feed(f"audio.{name}", (total // 2,), "i32") for name in ("first", "pooled"))
             x = mean_rows(x, first, pooled)
-        return [self.projected(self._stacked(w.layer_norm("a.post_ln", x, self.p.eps), n_chunks))]
+        return [self.projected(self._stacked(self.normed(w, "a.post_ln", x), n_chunks))]
+
+    def placed(self, x: Tensor, n_places: int) -> Tensor:
+        """x (T, n_embd) with the vectors of its rows' places, of which a chunk has `n_places`."""
+        name = "a.position_embd.weight"
+        table = self.w.read(name, max(n_places, self.w.shape(name)[0]), self.p.n_embd)
+        return add(x, get_rows(table, feed("audio.places", x.shape[:1], "i32")))
 
     def layers(self, x: Tensor, count: Tensor) -> Tensor:
         """The transformer's layers of x (T, n_embd), whose chunks of as many rows have `count` rows in use."""
         for layer in range(self.p.n_layer):
             b = replace(self.w, prefix=f"a.blk.{layer}.")
-            x = add(x, self._attention(b, b.layer_norm("ln1", x, self.p.eps), count))
-            x = add(x, b.linear("ffn_down", gelu(b.linear("ffn_up", b.layer_norm("ln2", x, self.p.eps)))))
+            x = add(x, self._attention(b, self.normed(b, "ln1", x), count))
+            hidden = gelu(b.linear("ffn_up", self.normed(b, "ln2", x), self.p.n_ff))
+            x = add(x, b.linear("ffn_down", hidden, self.p.n_embd))
         return x
 
-    def _attention(self, b: Weights, x: Tensor, count: Tensor) -> Tensor:
+    def normed(self, b: ProjectorWeights, name: str, x: Tensor) -> Tensor:
+        return b.layer_norm(name, x, self.p.eps, needs_bias=False)
+
+    def _attention(self, b: ProjectorWeights, x: Tensor, count: Tensor) -> Tensor:
         p = self.p
         shape = (x.shape[0], p.n_head, p.head_dim)
-        q, k, v = (reshape(b.linear(name, x), shape=shape) for name in ("attn_q", "attn_k", "attn_v"))
+        q, k, v = (reshape(b.linear(f"attn_{name}", x, p.n_embd), shape=shape) for name in "qkv")
         length = x.shape[0] // count.shape[0]
         y = full_attention(q, k, v, count, length=length, scale=p.head_dim**-0.5)
-        return b.linear("attn_out", reshape(y, shape=x.shape))
+        return b.linear("attn_out", reshape(y, shape=x.shape), p.n_embd)
 
     def _stacked(self, x: Tensor, n_chunks: int) -> Tensor:
         """Stacks of neighbouring rows (rows, stack · n_embd); a chunk's last rows that fill no stack are left out."""
@@ -152,51 +120,10 @@ class WhisperEncoder(AudioEncoder):
     def projected(self, x: Tensor) -> Tensor:
         w = self.w
         if self.p.projector.head is AudioHead.LINEAR:
-            return w.linear("mm.a.fc", x)
+            return w.linear("mm.a.fc", x, w.n_text)
         if self.p.projector.head is AudioHead.MLP:
-            return w.linear("mm.a.mlp.2", gelu(w.linear("mm.a.mlp.1", x)))
-        x = w.linear("mm.a.mlp.1", rms_norm(x, w["mm.a.norm_pre"], eps=HEAD_EPS))
+            return w.linear("mm.a.mlp.2", gelu(w.linear("mm.a.mlp.1", x)), w.n_text)
+        x = w.linear("mm.a.mlp.1", w.rms_norm("mm.a.norm_pre", x, HEAD_EPS))
         n = x.shape[1] // 2
         x = mul(take_columns(x, 0, n), silu(take_columns(x, n, n)))
-        return w.linear("mm.a.mlp.2", rms_norm(x, w["mm.a.norm_mid"], eps=HEAD_EPS))
-
-    @staticmethod
-    def declared(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
-        n = p.n_embd
-        for i, n_in in ((1, p.n_mel), (2, n)):
-            name = f"a.conv1d.{i}"
-            in_file, in_graph = (n, n_in, TAPS), (n, TAPS * n_in)
-            yield f"{name}.weight", TensorSlice(f"{name}.weight", (n * n_in, TAPS), in_file=in_file, in_graph=in_graph)
-            yield f"{name}.bias", TensorSlice(f"{name}.bias", (n,), in_file=(n, 1))
-        yield from transformer_tensors(gguf, p, N_POSITIONS)
-        yield from _head(gguf, p, n_text)
-
-
-def transformer_tensors(gguf: GGUFFile, p: AudioParams, n_places: int) -> Declared:
-    """The position table of at least so many places, the layers and the last norm."""
-    n = p.n_embd
-    places = max(n_places, n_rows(gguf, "a.position_embd.weight"))
-    yield "a.position_embd.weight", TensorSlice("a.position_embd.weight", (places, n))
-    for i in range(p.n_layer):
-        b = f"a.blk.{i}."
-        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
-            yield from matrix(b + name, n, n)
-        yield from norm(f"{b}ln1", n, required=True)
-        yield from norm(f"{b}ln2", n, required=True)
-        yield from matrix(f"{b}ffn_up", p.n_ff, n)
-        yield from matrix(f"{b}ffn_down", n, p.n_ff)
-    yield from norm("a.post_ln", n, required=True)
-
-
-def _head(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
-    head, n_in = p.projector.head, p.n_embd * p.stack
-    if head is AudioHead.LINEAR:
-        yield from matrix("mm.a.fc", n_text, n_in)
-        return
-    n_hidden = n_rows(gguf, "mm.a.mlp.1.weight")
-    yield from matrix("mm.a.mlp.1", n_hidden, n_in)
-    if head is AudioHead.GATED:
-        n_hidden //= 2
-        yield from plain("mm.a.norm_pre.weight", n_in, required=True)
-        yield from plain("mm.a.norm_mid.weight", n_hidden, required=True)
-    yield from matrix("mm.a.mlp.2", n_text, n_hidden)
+        return w.linear("mm.a.mlp.2", w.rms_norm("mm.a.norm_mid", x, HEAD_EPS), w.n_text)

@@ -52,6 +52,8 @@ class AudioProjector:
     # follows a sound, and the encoder reads one chunk more than the sound fills, as in llama.cpp
     mirrored: bool = False
     encoder: AudioEncoderKind = AudioEncoderKind.WHISPER
+    bounded: bool = False  # inputs and outputs of matrices may have bounds
+    unused: tuple[str, ...] = ()  # tensors of files that the encoder does not need
 
 
 _QWEN2 = AudioProjector(AudioHead.LINEAR, "<|audio_bos|>", "<|audio_eos|>", pooled=True)
@@ -61,7 +63,9 @@ AUDIO_PROJECTORS: dict[str, AudioProjector] = {
     "qwen2a": _QWEN2,
     "qwen2.5o": _QWEN2,
     "voxtral": AudioProjector(AudioHead.MLP, "[BEGIN_AUDIO]", stacked=True, mirrored=True),
-    "gemma4a": AudioProjector(AudioHead.NORM_LINEAR, "<|audio>", "<audio|>", encoder=AudioEncoderKind.CONFORMER),
+    "gemma4a": AudioProjector(
+        *(AudioHead.NORM_LINEAR, "<|audio>", "<audio|>"), encoder=AudioEncoderKind.CONFORMER, bounded=True
+    ),
     "granite_speech": AudioProjector(AudioHead.QUERIES, encoder=AudioEncoderKind.SPEECH),
     "qwen3a": AudioProjector(AudioHead.MLP, "<|audio_start|>", "<|audio_end|>", encoder=AudioEncoderKind.SPANS),
 }

@@ -10,17 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from logitless.graph.ops.elementwise import add, gelu
-from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.elementwise import gelu
 from logitless.graph.ops.shape import reshape
 from logitless.graph.ops.slicing import transpose
 from logitless.graph.tensor import Tensor, feed
-from logitless.models.audio.encoder import Array, WhisperEncoder, transformer_tensors
-from logitless.models.audio.params import SPAN, SPANS, AudioParams, halved
-from logitless.models.gguf.file import GGUFFile
-from logitless.models.media.convolution import convolution, convolved
-from logitless.models.media.projector_weights import Declared, matrix, n_rows
-from logitless.models.weights.tensor_map import TensorSlice
+from logitless.models.audio.encoder import WhisperEncoder
+from logitless.models.audio.params import SPAN, SPANS, halved
+from logitless.models.media.convolution import convolved
+from logitless.models.media.projector_encoder import Array
 
 SIDE = 3  # of the convolutions, each of which halves both sides
 ROWS = halved(SPAN, 3)  # of a span
@@ -56,24 +53,8 @@ class SpanEncoder(WhisperEncoder):
         )
         x = reshape(x, shape=(*x.shape, 1))
         for i in (1, 2, 3):
-            x = gelu(convolved(w, f"a.conv2d.{i}", x, side=SIDE, stride=2))
+            x = gelu(convolved(w, f"a.conv2d.{i}", x, side=SIDE, stride=2, needs_bias=True))
         x = reshape(transpose(x, axes=(0, 2, 3, 1)), shape=(total, x.shape[3] * x.shape[1]))
-        x = w.linear("a.conv_out", x)
-        x = add(x, get_rows(w["a.position_embd"], feed("audio.places", (total,), "i32")))
+        x = self.placed(w.linear("a.conv_out", x, self.p.n_embd), ROWS)
         x = self.layers(x, feed("audio.count", (n_chunks,), "i32"))
-        return [self.projected(w.layer_norm("a.post_ln", x, self.p.eps))]
-
-    @staticmethod
-    def declared(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
-        n_in = 1
-        for i in (1, 2, 3):
-            name = f"a.conv2d.{i}"
-            n_out = n_rows(gguf, f"{name}.weight")
-            yield from convolution(name, n_out, n_in, SIDE)
-            yield f"{name}.bias", TensorSlice(f"{name}.bias", (n_out,), in_file=(n_out, 1, 1))
-            n_in = n_out
-        yield from matrix("a.conv_out", p.n_embd, n_in * halved(p.n_mel, 3))
-        yield from transformer_tensors(gguf, p, ROWS)
-        n_hidden = n_rows(gguf, "mm.a.mlp.1.weight")
-        yield from matrix("mm.a.mlp.1", n_hidden, p.n_embd)
-        yield from matrix("mm.a.mlp.2", n_text, n_hidden)
+        return [self.projected(self.normed(w, "a.post_ln", x))]

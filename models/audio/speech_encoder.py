@@ -19,13 +19,11 @@ from logitless.graph.ops.shape import pad_rows, reshape, slice_rows
 from logitless.graph.ops.slicing import concat, take_block, take_columns
 from logitless.graph.ops.training.loss import softmax
 from logitless.graph.tensor import Tensor, feed
-from logitless.models.audio.encoder import Array, AudioEncoder
-from logitless.models.audio.params import N_FRAMES, AudioParams, SpeechParams
-from logitless.models.gguf.file import GGUFFile
+from logitless.models.audio.encoder import AudioEncoder
+from logitless.models.audio.params import N_FRAMES, SpeechParams
 from logitless.models.media.distance_scores import distance_scores, scored_attention
-from logitless.models.media.projector_weights import Declared, matrix, n_rows, plain
-from logitless.models.weights.tensor_map import TensorSlice
-from logitless.models.weights.weights import Weights
+from logitless.models.media.projector_encoder import Array
+from logitless.models.media.projector_weights import ProjectorWeights
 
 EPS = 1e-12  # of norms of the Q-Former
 
@@ -91,7 +89,7 @@ class SpeechEncoder(AudioEncoder):
         """Rows (n · rows of a chunk, n_embd_text) f32; `feeds` has the inputs."""
         p, w, s = self.p, self.w, self.sizes
         n_blocks, total = n * -(-length // s.block), n * length
-        x = w.linear("a.input_projection", feed("audio.frames", (total, n_mel)))
+        x = w.linear("a.input_projection", feed("audio.frames", (total, n_mel)), p.n_embd)
         to, back = feed("audio.to", (n_blocks * s.block,), "i32"), feed("audio.back", (total,), "i32")
         count, distance = feed("audio.count", (n_blocks,), "i32"), feed("audio.distance", (2 * s.block - 1,), "i32")
         places = reshape(feed("audio.places", (s.block, s.block)), shape=(1, s.block, 1, s.block))
@@ -104,50 +102,53 @@ class SpeechEncoder(AudioEncoder):
             b = replace(w, prefix=f"a.blk.{i}.")
             x = add(x, self._mlp(b, "", x))
             y = get_rows(b.layer_norm("ln1", x, p.eps), to)
-            qkv = [reshape(b.linear(f"attn_{name}", y), shape=(-1, p.head_dim)) for name in "qkv"]
+            qkv = [reshape(b.linear(f"attn_{name}", y, p.n_embd), shape=(-1, p.head_dim)) for name in "qkv"]
             q = reshape(qkv[0], shape=(n_blocks, s.block, p.n_head, p.head_dim))
-            scores = scale(distance_scores(q, get_rows(b["attn_rel_pos_emb"], distance)), factor=p.head_dim**-0.5)
+            name = "attn_rel_pos_emb"
+            table = b.read(f"{name}.weight", 2 * s.far + 1, p.head_dim, source=name)
+            scores = scale(distance_scores(q, get_rows(table, distance)), factor=p.head_dim**-0.5)
             y = scored_attention(qkv, scores, places, count, heads=p.n_head, factor=p.head_dim**-0.5)
-            x = add(x, b.linear("attn_out", get_rows(y, back)))
+            x = add(x, b.linear("attn_out", get_rows(y, back), p.n_embd))
             x = add(x, self._convolution(b, x, n, near, taps))
             x = b.layer_norm("ln2", add(x, self._mlp(b, "_1", x)), p.eps)
             features += [x] if i + 1 in s.features else []
             if i + 1 == p.n_layer // 2:
-                x = add(x, w.linear("a.enc_ctc_out_mid", softmax(w.linear("a.enc_ctc_out", x))))
+                x = add(x, w.linear("a.enc_ctc_out_mid", softmax(w.linear("a.enc_ctc_out", x)), p.n_embd))
         return [self._query_rows(concat(*features, x) if features else x, n * -(-length // s.window))]
 
-    def _mlp(self, b: Weights, suffix: str, x: Tensor) -> Tensor:
-        x = silu(b.linear(f"ffn_up{suffix}", b.layer_norm(f"ffn_norm{suffix}", x, self.p.eps)))
-        return scale(b.linear(f"ffn_down{suffix}", x), factor=0.5)
+    def _mlp(self, b: ProjectorWeights, suffix: str, x: Tensor) -> Tensor:
+        x = silu(b.linear(f"ffn_up{suffix}", b.layer_norm(f"ffn_norm{suffix}", x, self.p.eps), self.p.n_ff))
+        return scale(b.linear(f"ffn_down{suffix}", x, self.p.n_embd), factor=0.5)
 
-    def _convolution(self, b: Weights, x: Tensor, n: int, near: Tensor, taps: Tensor) -> Tensor:
+    def _convolution(self, b: ProjectorWeights, x: Tensor, n: int, near: Tensor, taps: Tensor) -> Tensor:
         """Gated linear unit, depthwise convolution, scale and shift, SiLU, matrix."""
-        x = b.linear("conv_pw1", b.layer_norm("norm_conv", x, self.p.eps))
-        width, length = x.shape[1] // 2, x.shape[0] // n
+        width, length = max(1, b.shape("conv_pw1.weight")[0] // 2), x.shape[0] // n
+        x = b.linear("conv_pw1", b.layer_norm("norm_conv", x, self.p.eps), 2 * width)
         x = mul(take_columns(x, 0, width), sigmoid(take_columns(x, width, width)))
         x = reshape(get_rows(pad_rows(x, before=0, after=1), near), shape=(n, -1, width))
-        kernel = get_rows(b["conv_dw"], taps)
-        shift = b.bias("conv_norm")
-        assert shift is not None  # it is required
+        kernel = get_rows(b.transposed("conv_dw.weight", self.sizes.kernel, width), taps)
+        factor, shift = (b.read(f"conv_norm.{end}", width) for end in ("weight", "bias"))
         y = None
         for tap in range(self.sizes.kernel):
             rows = reshape(take_block(x, start=(0, tap, 0), shape=(n, length, width)), shape=(n * length, width))
             part = mul(rows, slice_rows(kernel, start=tap, stop=tap + 1))
             y = part if y is None else add(y, part)
         assert y is not None  # a kernel has taps
-        return b.linear("conv_pw2", silu(add(mul(y, b["conv_norm"]), shift)))
+        return b.linear("conv_pw2", silu(add(mul(y, factor), shift)), self.p.n_embd)
 
     def _query_rows(self, x: Tensor, n: int) -> Tensor:
         """Rows of the text model: the Q-Former's of each of n windows of x, the last one filled up with zeros."""
         w, s = self.w, self.sizes
         x = get_rows(pad_rows(x, before=0, after=1), feed("audio.windows", (n * s.window,), "i32"))
-        y = w.layer_norm("a.proj_norm", get_rows(w["a.proj_query"], feed("query.own", (n * s.n_queries,), "i32")), EPS)
+        width, n_queries = self.p.n_embd, s.n_queries
+        queries = w.read("a.proj_query.weight", n_queries, width, source="a.proj_query", in_file=(1, n_queries, width))
+        y = w.layer_norm("a.proj_norm", get_rows(queries, feed("query.own", (n * n_queries,), "i32")), EPS)
         spread, rows = feed("query.spread", (n * s.window,), "i32"), feed("query.row", (n * s.n_queries,), "i32")
         counts = {name: feed(f"query.{name}", (n,), "i32") for name in ("self", "cross")}
 
-        def attention(b: Weights, name: str, y: Tensor, source: Tensor | None) -> Tensor:
+        def attention(b: ProjectorWeights, name: str, y: Tensor, source: Tensor | None) -> Tensor:
             q, k, v = (
-                b.linear(f"{name}_attn_{part}", t)
+                b.linear(f"{name}_attn_{part}", t, width)
                 for part, t in zip("qkv", (y, *[y if source is None else source] * 2), strict=True)
             )
             q = get_rows(q, spread)
@@ -156,56 +157,11 @@ class SpeechEncoder(AudioEncoder):
             q, k, v = (reshape(t, shape=(n * s.window, s.n_head, -1)) for t in (q, k, v))
             count = counts["self" if source is None else "cross"]
             z = full_attention(q, k, v, count, length=s.window, scale=q.shape[2] ** -0.5)
-            z = b.linear(f"{name}_attn_out", get_rows(reshape(z, shape=(n * s.window, -1)), rows))
+            z = b.linear(f"{name}_attn_out", get_rows(reshape(z, shape=(n * s.window, -1)), rows), width)
             return b.layer_norm(f"{name}_attn_norm", add(z, y), EPS)
 
         for i in range(s.n_layer):
             b = replace(w, prefix=f"a.proj_blk.{i}.")
             y = attention(b, "cross", attention(b, "self", y, None), x)
-            y = b.layer_norm("ffn_norm", add(b.linear("ffn_down", gelu(b.linear("ffn_up", y))), y), EPS)
-        return w.linear("a.proj_linear", y)
-
-    @staticmethod
-    def declared(gguf: GGUFFile, p: AudioParams, n_text: int) -> Declared:
-        s, n = p.speech, p.n_embd
-        assert s is not None  # it makes this encoder
-        yield from matrix("a.input_projection", n, p.n_mel)
-        letters = n_rows(gguf, "a.enc_ctc_out.weight")
-        yield from matrix("a.enc_ctc_out", letters, n)
-        yield from matrix("a.enc_ctc_out_mid", n, letters)
-        for i in range(p.n_layer):
-            b = f"a.blk.{i}."
-            width = max(1, n_rows(gguf, f"{b}conv_pw1.weight") // 2)
-            for suffix in ("", "_1"):
-                yield from _norm(f"{b}ffn_norm{suffix}", n)
-                yield from matrix(f"{b}ffn_up{suffix}", p.n_ff, n)
-                yield from matrix(f"{b}ffn_down{suffix}", n, p.n_ff)
-            for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
-                yield from matrix(b + name, n, n)
-            yield f"{b}attn_rel_pos_emb.weight", TensorSlice(f"{b}attn_rel_pos_emb", (2 * s.far + 1, p.head_dim))
-            for name in ("ln1", "ln2", "norm_conv"):
-                yield from _norm(b + name, n)
-            yield from matrix(f"{b}conv_pw1", 2 * width, n)
-            name = f"{b}conv_dw.weight"
-            yield name, TensorSlice(name, (s.kernel, width), transposed=True, n_experts=1, in_file=(width, s.kernel))
-            yield from _norm(f"{b}conv_norm", width)
-            yield from matrix(f"{b}conv_pw2", n, width)
-        in_file = (1, s.n_queries, n)
-        yield "a.proj_query.weight", TensorSlice("a.proj_query", (s.n_queries, n), in_file=in_file)
-        yield from _norm("a.proj_norm", n)
-        for i in range(s.n_layer):
-            b = f"a.proj_blk.{i}."
-            for name, n_in in (("self", n), ("cross", n * (1 + len(s.features)))):
-                for part in ("q", "k", "v", "out"):
-                    yield from matrix(f"{b}{name}_attn_{part}", n, n_in if part in "kv" else n)
-                yield from _norm(f"{b}{name}_attn_norm", n)
-            n_hidden = n_rows(gguf, f"{b}ffn_up.weight")
-            yield from matrix(f"{b}ffn_up", n_hidden, n)
-            yield from matrix(f"{b}ffn_down", n, n_hidden)
-            yield from _norm(f"{b}ffn_norm", n)
-        yield from matrix("a.proj_linear", n_text, n)
-
-
-def _norm(name: str, n: int) -> Declared:
-    yield from plain(f"{name}.weight", n, required=True)
-    yield from plain(f"{name}.bias", n, required=True)
+            y = b.layer_norm("ffn_norm", add(b.linear("ffn_down", gelu(b.linear("ffn_up", y)), width), y), EPS)
+        return w.linear("a.proj_linear", y, w.n_text)

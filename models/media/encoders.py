@@ -2,42 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy.typing as npt
+from typing import Any
 
 from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor
 from logitless.models.audio.conformer import ConformerEncoder
-from logitless.models.audio.encoder import WhisperEncoder
+from logitless.models.audio.encoder import AudioEncoder, WhisperEncoder
 from logitless.models.audio.params import AudioEncoderKind
 from logitless.models.audio.span_encoder import SpanEncoder
 from logitless.models.audio.speech_encoder import SpeechEncoder
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.media.params import MediaParams
-from logitless.models.media.projector_weights import DeclaredTensors
+from logitless.models.media.projector_encoder import ProjectorEncoder
+from logitless.models.media.projector_weights import Declaration
 from logitless.models.vision.encoder import VisionEncoder
+from logitless.models.vision.params import VisionParams
 from logitless.models.vision.towers.ocr import OCREncoder
-from logitless.models.vision.weights import vision_tensors
 
-Array = npt.NDArray[Any]
-
-
-class Encoder(Protocol):
-    """An encoder: tiles of one size → rows of the text model.
-
-    A size is (height, width) of pixels, or (frames, mel bins) of a spectrogram."""
-
-    @property
-    def states(self) -> list[str]: ...  # names of its constants
-    @property
-    def usual_size(self) -> tuple[int, int]: ...
-    def n_inputs(self, height: int, width: int, /) -> int: ...  # rows that attend to each other
-    def feeds(self, tiles: Sequence[Array], /) -> dict[str, Array]: ...  # inputs of `rows`
-    def rows(self, n_tiles: int, height: int, width: int, /) -> list[Tensor]: ...
-    def row_places(self, height: int, width: int, /) -> tuple[Array, Array, Array]: ...
+Encoder = ProjectorEncoder[Any]
 
 
 @dataclass(frozen=True)
@@ -50,8 +34,7 @@ class Encoders:
     @classmethod
     def define(cls, session: Session, gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> Encoders:
         """Define weights and constants. ModelFileError names the tensor at fault."""
-        of_images = OCREncoder if p.vision is not None and p.vision.sam else VisionEncoder
-        vision = None if p.vision is None else of_images.define(session, gguf, p.vision, n_embd_text)
+        vision = None if p.vision is None else _of_images(p.vision).define(session, gguf, p.vision, n_embd_text)
         if p.audio is None:
             return cls(vision, None)
         return cls(vision, _AUDIO[p.audio.projector.encoder].define(session, gguf, p.audio, n_embd_text))
@@ -60,13 +43,13 @@ class Encoders:
     def check(gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> None:
         """Check that `define` finds its tensors. ModelFileError names the tensor at fault."""
         for tensors in _declared(gguf, p, n_embd_text):
-            tensors.check(gguf)
+            tensors.check()
 
     @staticmethod
     def check_numbers(gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> None:
         """Read all weights and check that they are finite. ModelFileError names the tensor at fault."""
         for tensors in _declared(gguf, p, n_embd_text):
-            tensors.check_numbers(gguf)
+            tensors.check_numbers()
 
     def __iter__(self) -> Iterator[tuple[bool, Encoder]]:
         """(is_audio, encoder) of each encoder."""
@@ -85,7 +68,7 @@ class Encoders:
         return self.vision.extra_rows(kinds)
 
 
-_AUDIO: dict[AudioEncoderKind, Any] = {
+_AUDIO: dict[AudioEncoderKind, type[AudioEncoder]] = {
     AudioEncoderKind.WHISPER: WhisperEncoder,
     AudioEncoderKind.CONFORMER: ConformerEncoder,
     AudioEncoderKind.SPEECH: SpeechEncoder,
@@ -93,9 +76,13 @@ _AUDIO: dict[AudioEncoderKind, Any] = {
 }
 
 
-def _declared(gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> Iterator[DeclaredTensors]:
+def _of_images(p: VisionParams) -> type[VisionEncoder]:
+    return OCREncoder if p.sam else VisionEncoder
+
+
+def _declared(gguf: GGUFFile, p: MediaParams, n_embd_text: int) -> Iterator[Declaration]:
     """The tensors of each encoder."""
     if p.vision is not None:
-        yield vision_tensors(gguf, p.vision, n_embd_text)
+        yield _of_images(p.vision).declaration(gguf, p.vision, n_embd_text)
     if p.audio is not None:
-        yield _AUDIO[p.audio.projector.encoder].tensors(gguf, p.audio, n_embd_text)
+        yield _AUDIO[p.audio.projector.encoder].declaration(gguf, p.audio, n_embd_text)

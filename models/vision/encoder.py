@@ -6,36 +6,34 @@ size are a batch; they do not attend to each other."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from logitless.graph.execution.session import Session
 from logitless.graph.ops.attention.encoder_attention import full_attention
 from logitless.graph.ops.elementwise import add, gelu, mul
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.rope import mrope_angles, rope
-from logitless.graph.ops.shape import reshape
+from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.ops.slicing import transpose
 from logitless.graph.tensor import Tensor, const, feed
-from logitless.models.gguf.file import GGUFFile
-from logitless.models.vision.heads import NORM_EPS, activated, extra_rows, normed, project, project_feeds
+from logitless.models.media.projector_encoder import Array, ProjectorEncoder
+from logitless.models.media.projector_weights import ProjectorWeights
+from logitless.models.vision.heads import NORM_EPS, activated, as_row, extra_rows, normed, project, project_feeds
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.patches import cubic_shares, filtered_shares, flat_patches, patch_places, resized_places
 from logitless.models.vision.projectors import PatchRope, Positions
 from logitless.models.vision.resampler import resampled, resampler_feeds
 from logitless.models.vision.towers.mobilenet import mobilenet_feeds, mobilenet_rows
-from logitless.models.vision.weights import vision_tensors
-from logitless.models.weights.weights import Weights, vector
 
-Array = npt.NDArray[Any]
 ROWS_FIRST = (PatchRope.SECTIONS, PatchRope.HALVES)
+LAYER_NORMS = (("ln1", "attn_post_norm"), ("ln2", "ffn_post_norm"))  # before and after attention and MLP
+OUTPUT_NORMS = (("", "ln1"), ("", "ln2"))
+PRODUCTS = (Positions.FILTERED_TABLE, Positions.CUBIC_TABLE)
 NEIGHBOURS = (PatchRope.HALVES, PatchRope.COLUMNS_FIRST, PatchRope.FROM_ONE)
 
 
@@ -65,50 +63,30 @@ class Windows:
 
 
 @dataclass(frozen=True)
-class VisionEncoder:
-    """The encoder of one projector file on the session of its text model.
+class VisionEncoder(ProjectorEncoder[VisionParams]):
+    """The encoder of images of one projector file.
 
     A class token is the last row of a tile, and no row of the result."""
 
-    p: VisionParams
-    w: Weights
-    constants: Mapping[str, Tensor]
-
-    @classmethod
-    def define(cls, session: Session, gguf: GGUFFile, p: VisionParams, n_embd_text: int) -> VisionEncoder:
-        """Define weights and constants. ModelFileError names the tensor at fault."""
-        w = vision_tensors(gguf, p, n_embd_text).load(session, gguf)
-
-        def constant(name: str, values: Array) -> Tensor:
-            raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
-            dtype = "i32" if values.dtype == np.int32 else "f32"
-            return session.define(f"vision.{name}", values.shape, dtype, lambda: raw, constant=True)
-
+    @staticmethod
+    def numbers(p: VisionParams) -> dict[str, Array]:
+        """Constants that follow from the parameters."""
         area = 9 if p.blocks else p.patch_size**2
         std, mean = (np.array(values, np.float32) for values in (p.std, p.mean))
         if p.projector.doubled_pixels:
             std, mean = np.float32(0.5) * std, mean + np.float32(0.5) * std
-        constants = {
-            "pixel.scale": constant("pixel.scale", np.repeat(np.float32(1) / (np.float32(255) * std), area)),
-            "pixel.shift": constant("pixel.shift", np.repeat(-mean / std, area)),
+        numbers = {
+            "pixel.scale": np.repeat(np.float32(1) / (np.float32(255) * std), area),
+            "pixel.shift": np.repeat(-mean / std, area),
+            "is_patch": np.array([[1.0], [0.0]], np.float32),
         }
-        if (info := gguf.tensors.get("v.class_embd")) is not None:
-            embedding = vector(gguf.bytes_of(info.name), info.dtype)
-            constants["is_patch"] = constant("is_patch", np.array([[1.0], [0.0]], np.float32))
-            constants["class"] = constant("class", np.stack([np.zeros_like(embedding), embedding]))
         if p.projector.rope is not PatchRope.NONE:
             quarter = p.head_dim // 4  # pairs of rows, and of columns
             base = p.projector.rope_base ** (-np.arange(quarter) / quarter)
             odd = p.projector.rope_base ** (-2 / p.head_dim) if p.projector.rope is PatchRope.HALVES else 1.0
-            frequency = np.concatenate([base, base * odd]).astype(np.float32)
-            constants["frequency"] = constant("frequency", frequency)
-            constants["component"] = constant("component", np.repeat(np.arange(2, dtype=np.int32), quarter))
-        return cls(p, w, constants)
-
-    @property
-    def states(self) -> list[str]:
-        """Names of the encoder's constants on the session."""
-        return [t.name for t in (*self.w.tensors.values(), *self.constants.values())]
+            numbers["frequency"] = np.concatenate([base, base * odd]).astype(np.float32)
+            numbers["component"] = np.repeat(np.arange(2, dtype=np.int32), quarter)
+        return numbers
 
     def n_inputs(self, height: int, width: int) -> int:
         """Patches of a tile, which attend to each other."""
@@ -121,7 +99,7 @@ class VisionEncoder:
 
     @property
     def has_class(self) -> bool:
-        return "class" in self.constants
+        return self.w.has("v.class_embd")
 
     def feeds(self, tiles: Sequence[Array]) -> dict[str, Array]:
         """Inputs of `rows` for tiles (height, width, 3) u8 of one size."""
@@ -150,7 +128,7 @@ class VisionEncoder:
         elif p.projector.positions is Positions.CUBIC_TABLE:
             feeds["patch.shares"] = np.tile(cubic_shares(places, grid, self._side), (n, 1))
         elif p.projector.positions is Positions.SUMMED_TABLES:
-            of_rows = self.w["v.position_embd"].shape[0] // 2
+            of_rows = self._position_table().shape[0] // 2
             feeds["patch.ids.x"] = np.tile(places[:, 1].astype(np.int32), n)
             feeds["patch.ids.y"] = np.tile((of_rows + places[:, 0]).astype(np.int32), n)
         elif p.projector.positions is Positions.BUCKETS:
@@ -169,14 +147,28 @@ class VisionEncoder:
         if p.full_period > 1:
             feeds |= self._window_feeds(places, n)
         if p.n_queries:
-            return feeds | resampler_feeds(p, places, n, self.w["resampler.query"].shape[1])
+            return feeds | resampler_feeds(p, places, n, self.w.n_text)
         return feeds | project_feeds(p, places, n)
 
     @property
     def _side(self) -> int:
         """Side of the square grid that the position table is made for."""
-        shape = self.w["v.position_embd"].shape
-        return math.isqrt(shape[self.p.projector.positions in (Positions.FILTERED_TABLE, Positions.CUBIC_TABLE)])
+        return math.isqrt(self._position_table().shape[self.p.projector.positions in PRODUCTS])
+
+    def _position_table(self) -> Tensor:
+        """A vector for each place; (n_embd, places) where it is a factor of products."""
+        p, w, name, kind = self.p, self.w, "v.position_embd.weight", self.p.projector.positions
+        shape = w.shape(name)
+        if kind is Positions.SUMMED_TABLES:
+            n = max(p.most_columns * p.merge, shape[1] if len(shape) == 3 else 1)
+            return w.read(name, 2 * n, p.n_embd, in_file=(2, n, p.n_embd))
+        if p.sam:  # the class token has the first
+            n = math.isqrt(max(1, shape[0] - 1)) ** 2 + 1
+        elif kind is Positions.TABLE:  # at least those of a tile
+            n = max(shape[0], (p.image_size // p.patch_size) ** 2 + self.has_class)
+        else:
+            n = math.isqrt(shape[0]) ** 2
+        return w.transposed(name, p.n_embd, n) if kind in PRODUCTS else w.read(name, n, p.n_embd)
 
     def _window_feeds(self, places: Array, n: int) -> dict[str, Array]:
         """Inputs of layers that attend within windows: patches window by window, each filled up to
@@ -210,27 +202,12 @@ class VisionEncoder:
         x = add(mul(feed("patches", shape), self.constants["pixel.scale"]), self.constants["pixel.shift"])
         if p.blocks:
             return [mobilenet_rows(p, w, x, n_tiles)]
-        x = normed(p, w, "v.patch_norm.1", x, NORM_EPS)
-        y = linear(x, w["v.patch_embd"])
-        if p.projector.two_patch_weights:
-            y = add(y, linear(x, w.tensors["v.patch_embd.weight.1"]))
-        if (bias := w.bias("v.patch_embd")) is not None:
-            y = add(y, bias)
-        y = normed(p, w, "v.patch_norm.2", y, NORM_EPS)
-        y = normed(p, w, "v.norm_embd", y)
+        y = self._patch_vectors(normed(p, w, "v.patch_norm.1", x, NORM_EPS))
+        y = normed(p, w, "v.norm_embd", normed(p, w, "v.patch_norm.2", y, NORM_EPS))
         if self.has_class:
             y = self.with_class(y, feed("patch.kind", (total,), "i32"))
-        if p.projector.positions in (Positions.RESIZED_TABLE, Positions.ENLARGED_TABLE):
-            y = add(y, self._resized_positions(total))
-        elif p.projector.positions in (Positions.FILTERED_TABLE, Positions.CUBIC_TABLE):
-            table = w["v.position_embd"]  # (n_embd, places)
-            y = add(y, linear(feed("patch.shares", (total, table.shape[1])), table))
-        elif p.projector.positions is Positions.SUMMED_TABLES:
-            for axis in "xy":
-                y = add(y, get_rows(w["v.position_embd"], feed(f"patch.ids.{axis}", (total,), "i32")))
-        elif p.projector.positions in (Positions.TABLE, Positions.BUCKETS):
-            y = add(y, get_rows(w["v.position_embd"], feed("patch.ids", (total,), "i32")))
-        x = normed(p, w, "v.pre_ln", normed(p, w, "v.patch_norm.3", y, NORM_EPS))
+        y = normed(p, w, "v.patch_norm.3", self._with_positions(y), NORM_EPS)
+        x = normed(p, w, "v.pre_ln", y)
         angles = None
         if p.projector.rope is not PatchRope.NONE:
             pos = feed("patch.pos", (2, total), "i32")
@@ -249,37 +226,63 @@ class VisionEncoder:
             return [resampled(p, w, x, n_tiles, (height // p.patch_size, width // p.patch_size))]
         return [project(p, w, x), *deep]
 
+    def _patch_vectors(self, x: Tensor) -> Tensor:
+        """Vectors (T, n_embd) of normalised patches x (T, 3 · patch_size²)."""
+        p, w = self.p, self.w
+        names = ("v.patch_embd.weight", "v.patch_embd.weight.1")[: 1 + p.projector.two_patch_weights]
+        matrices = (w.matrix(name, p.n_embd, x.shape[1], (p.patch_size, p.patch_size)) for name in names)
+        y = reduce(add, (linear(x, matrix) for matrix in matrices))
+        bias = w.optional("v.patch_embd.bias", p.n_embd)
+        return y if bias is None else add(y, bias)
+
+    def _with_positions(self, y: Tensor) -> Tensor:
+        """Vectors y (T, n_embd) with those of their patches' places added."""
+        kind, total = self.p.projector.positions, y.shape[0]
+        if kind is Positions.NONE:
+            return y
+        table = self._position_table()
+        if kind in PRODUCTS:
+            return add(y, linear(feed("patch.shares", (total, table.shape[1])), table))
+        if kind in (Positions.RESIZED_TABLE, Positions.ENLARGED_TABLE):  # between the four nearest
+            near = (get_rows(table, feed(f"patch.ids.{i}", (total,), "i32")) for i in range(4))
+            return add(y, reduce(add, (mul(t, feed(f"patch.share.{i}", (total, 1))) for i, t in enumerate(near))))
+        for name in ("patch.ids.x", "patch.ids.y") if kind is Positions.SUMMED_TABLES else ("patch.ids",):
+            y = add(y, get_rows(table, feed(name, (total,), "i32")))
+        return y
+
     def layers(
         self, x: Tensor, whole: Windows, parts: Windows | None = None, angles: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """The transformer's layers of x (T, n_embd), of which most may attend within `parts`; and the
         rows of deepstack layers."""
-        p, w = self.p, self.w
-        deep = []
-        for layer in range(p.n_layer - p.projector.skip_last_layer):
-            b = replace(w, prefix=f"v.blk.{layer}.")
+        p, w, deep = self.p, self.w, list[Tensor]()
+        for layer in range(p.n_layer):
             windows = whole if parts is None or (layer + 1) % p.full_period == 0 else parts
-            y = self._scaled(b, "ls1", self._attention(b, normed(p, b, "ln1", x), angles, windows))
-            x = add(x, normed(p, b, "attn_post_norm", y))
-            y = normed(p, b, "ffn_post_norm", self._mlp(b, normed(p, b, "ln2", x)))
-            x = self._scaled(b, "out_scale", add(x, self._scaled(b, "ls2", y)))
+            y = self._layer(replace(w, prefix=f"v.blk.{layer}."), x, windows, angles)
+            if layer == p.n_layer - p.projector.skip_last_layer:
+                break  # the file has it all the same
+            x = y
             if layer in p.deepstack:
                 b = replace(w, prefix=f"v.deepstack.{layer}.")
-                merged = reshape(x, shape=(-1, p.n_embd * p.merge**2))
-                deep.append(b.linear("fc2", gelu(b.linear("fc1", normed(p, b, "norm", merged)))))
+                merged = normed(p, b, "norm", reshape(x, shape=(-1, p.n_embd * p.merge**2)), required=True)
+                deep.append(b.linear("fc2", gelu(b.linear("fc1", merged)), w.n_text))
         return x, deep
 
-    def _resized_positions(self, total: int) -> Tensor:
-        """Position vectors (T, n_embd) between the four nearest of the table."""
-        parts = []
-        for i in range(4):
-            row = get_rows(self.w["v.position_embd"], feed(f"patch.ids.{i}", (total,), "i32"))
-            parts.append(mul(row, feed(f"patch.share.{i}", (total, 1))))
-        return reduce(add, parts)
+    def _layer(self, b: ProjectorWeights, x: Tensor, windows: Windows, angles: Tensor | None) -> Tensor:
+        p = self.p
+        (before, after), (before_mlp, after_mlp) = OUTPUT_NORMS if p.projector.norm_outputs else LAYER_NORMS
+        y = self._scaled(b, "ls1", self._attention(b, normed(p, b, before, x), angles, windows))
+        x = add(x, normed(p, b, after, y))
+        y = normed(p, b, after_mlp, self._mlp(b, normed(p, b, before_mlp, x)))
+        return self._scaled(b, "out_scale", add(x, self._scaled(b, "ls2", y)))
+
+    def row_table(self) -> list[Tensor]:
+        """The kinds of rows (n, n_text) that tiles have beside those of patches; most have none."""
+        return extra_rows(self.p, self.w)
 
     def extra_rows(self, kinds: Tensor) -> Tensor:
         """Rows (n, n_embd_text) beside those of patches, by kind (n,) i32."""
-        return get_rows(extra_rows(self.p, self.w), kinds)
+        return get_rows(self.row_table()[0], kinds)
 
     def row_places(self, height: int, width: int) -> tuple[Array, Array, Array]:
         """Indices of a tile's rows in the prompt: those of `rows`, those of extra rows; and the kinds of these."""
@@ -298,17 +301,21 @@ class VisionEncoder:
 
     def with_class(self, x: Tensor, kind: Tensor) -> Tensor:
         """x (T, n_embd) with the class embedding in rows of kind 1."""
-        return add(mul(x, get_rows(self.constants["is_patch"], kind)), get_rows(self.constants["class"], kind))
+        of_kind = pad_rows(as_row(self.w.read("v.class_embd", x.shape[1])), before=1, after=0)
+        return add(mul(x, get_rows(self.constants["is_patch"], kind)), get_rows(of_kind, kind))
 
-    def _scaled(self, b: Weights, name: str, x: Tensor) -> Tensor:
-        return mul(x, b[name]) if name in b else x
+    def _scaled(self, b: ProjectorWeights, name: str, x: Tensor) -> Tensor:
+        factor = b.optional(f"{name}.weight", x.shape[1])
+        return x if factor is None else mul(x, factor)
 
-    def _attention(self, b: Weights, x: Tensor, angles: Tensor | None, windows: Windows) -> Tensor:
+    def _attention(self, b: ProjectorWeights, x: Tensor, angles: Tensor | None, windows: Windows) -> Tensor:
         p = self.p
-        shape = (x.shape[0], p.n_head, p.head_dim)
-        q, k, v = (reshape(b.linear(name, x), shape=shape) for name in ("attn_q", "attn_k", "attn_v"))
-        q, k = (normed(p, b, f"{name}_norm", t) for name, t in (("attn_q", q), ("attn_k", k)))
-        if p.projector.value_norm:
+        shape, is_normed = (x.shape[0], p.n_head, p.head_dim), p.projector.value_norm
+        q, k, v = (
+            reshape(b.linear_part(f"attn_{name}", x, "attn_qkv", i), shape=shape) for i, name in enumerate("qkv")
+        )
+        q, k = (normed(p, b, f"attn_{name}_norm", t, required=is_normed) for name, t in (("q", q), ("k", k)))
+        if is_normed:
             v = rms_norm(v, const(1.0), eps=p.eps)
         if angles is not None:
             if p.projector.rope is PatchRope.COLUMNS_FIRST_NEOX:
@@ -316,17 +323,21 @@ class VisionEncoder:
             interleaved = p.projector.rope in NEIGHBOURS
             q, k = (rope(t, angles, interleaved=interleaved) for t in (q, k))
         factor = 1.0 if p.projector.unscaled_attention else p.head_dim**-0.5
-        return b.linear("attn_out", windows.attention(q, k, v, factor))
+        return b.linear("attn_out", windows.attention(q, k, v, factor), p.n_embd)
 
     def _pairs_apart(self, x: Tensor) -> Tensor:
         """Heads (T, H, D) whose pairs within each half are pairs of the whole head."""
         quarters = reshape(x, shape=(-1, 2, 2, self.p.head_dim // 4))
         return reshape(transpose(quarters, axes=(0, 2, 1, 3)), shape=x.shape)
 
-    def _mlp(self, b: Weights, x: Tensor) -> Tensor:
-        up = b.linear("ffn_up", x)
+    def _mlp(self, b: ProjectorWeights, x: Tensor) -> Tensor:
+        n, n_ff, names = self.p.n_embd, self.p.n_ff, ("ffn_up", "ffn_down")
+        n_out = [b.shape(f"{name}.weight")[0] for name in names]
+        if n != n_ff and (n_out[0] == n or n_out[1] == n_ff):  # as the first converters call them
+            names = names[::-1]
+        up = b.linear(names[0], x, n_ff)
         if "ffn_gate" in b:
-            up = mul(activated(self.p, b.linear("ffn_gate", x)), up)
+            up = mul(activated(self.p, b.linear("ffn_gate", x, n_ff)), up)
         else:
             up = activated(self.p, up)
-        return b.linear("ffn_down", up)
+        return b.linear(names[1], up, n)

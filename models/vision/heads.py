@@ -8,23 +8,24 @@ import numpy as np
 
 from logitless.graph.ops.attention.encoder_attention import mean_rows
 from logitless.graph.ops.elementwise import add, broadcast_to, gelu, mul, scale, silu, sub
-from logitless.graph.ops.norm import layer_norm, rms_norm
+from logitless.graph.ops.linear import linear
+from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.pointwise import sigmoid
 from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.ops.slicing import transpose
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.architectures.architecture import Activation
+from logitless.models.media.projector_weights import ProjectorWeights
 from logitless.models.vision.ldp import ldp, ldp_feeds, ldp_v2
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.patches import Array
 from logitless.models.vision.projectors import Head
-from logitless.models.vision.weights import MATRICES
-from logitless.models.weights.weights import Weights
 
 NORM_EPS = 1e-5  # of projectors whose norm is torch's default
+BLOCK_NORMS = ("ln1", "ln2")  # that each layer has
 
 
-def project(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
+def project(p: VisionParams, w: ProjectorWeights, x: Tensor) -> Tensor:
     """Rows of the text model from patch vectors x (T, n_embd)."""
     return _HEADS[p.projector.head](p, w, x)
 
@@ -38,13 +39,15 @@ def project_feeds(p: VisionParams, places: Array, n: int) -> dict[str, Array]:
     return feeds | (ldp_feeds(p, places, n) if head in (Head.LDP, Head.LDP_V2) else {})
 
 
-def normed(p: VisionParams, w: Weights, name: str, x: Tensor, eps: float = 0.0) -> Tensor:
-    """Norm of x (T, n); x itself where the file has none of that name."""
-    if name not in w:
+def normed(
+    p: VisionParams, w: ProjectorWeights, name: str, x: Tensor, eps: float = 0.0, *, required: bool = False
+) -> Tensor:
+    """Norm of x (T, n); x itself where the file need not have one of that name, and has none."""
+    if not required and name not in (*BLOCK_NORMS, *p.projector.norms) and name not in w:
         return x
     if not p.projector.rms_norm:
-        return w.layer_norm(name, x, eps or p.eps)
-    y, bias = rms_norm(x, w[name], eps=eps or p.eps), w.bias(name)
+        return w.layer_norm(name, x, eps or p.eps, needs_bias=False)
+    y, bias = w.rms_norm(name, x, eps or p.eps), w.optional(f"{name}.bias", x.shape[-1])
     return y if bias is None else add(y, bias)
 
 
@@ -55,9 +58,9 @@ def activated(p: VisionParams, x: Tensor) -> Tensor:
     return gelu(x) if p.activation is Activation.GELU else silu(x)
 
 
-def _mlp(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
-    first, second = MATRICES[p.projector.head]
-    return w.linear(second, gelu(w.linear(first, x)))
+def _mlp(w: ProjectorWeights, x: Tensor, first: str = "mm.0", second: str = "mm.2", n_out: int = 0) -> Tensor:
+    """Two matrices with GELU between them, the second of the text model's width unless `n_out` says another."""
+    return w.linear(second, gelu(w.linear(first, x)), n_out or w.n_text)
 
 
 def _merged(p: VisionParams, x: Tensor) -> Tensor:
@@ -77,91 +80,107 @@ def _pooled(p: VisionParams, x: Tensor) -> Tensor:
     return mean_rows(x, first, count)
 
 
-def _pool_norm(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
-    return w.linear("mm.input_projection", rms_norm(_pooled(p, x), w["mm.soft_emb_norm"], eps=p.eps))
+def _pool_norm(p: VisionParams, w: ProjectorWeights, x: Tensor) -> Tensor:
+    x = w.rms_norm("mm.soft_emb_norm", _pooled(p, x), p.eps)
+    return linear(x, w.transposed("mm.input_projection.weight", w.n_text, p.n_embd))
 
 
-def _pool_standardize(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
+def _pool_standardize(p: VisionParams, w: ProjectorWeights, x: Tensor) -> Tensor:
     x = scale(_pooled(p, x), factor=p.n_embd**0.5)
-    shift, factor = w.tensors.get("v.std_bias"), w.tensors.get("v.std_scale")
+    shift, factor = (w.optional(f"v.std_{name}", p.n_embd) for name in ("bias", "scale"))
     if shift is not None and factor is not None:
         x = mul(sub(x, shift), factor)
-    return w.linear("mm.input_projection", rms_norm(x, const(1.0), eps=p.eps))
+    return _norm_linear(p, w, x)
 
 
-def _norm_merge_mlp(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
-    return _mlp(p, w, _merged(p, normed(p, w, "mm.input_norm", x, NORM_EPS)))
+def _norm_linear(p: VisionParams, w: ProjectorWeights, x: Tensor) -> Tensor:
+    return w.linear("mm.input_projection", rms_norm(x, const(1.0), eps=p.eps), w.n_text)
 
 
-def _adapter(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
-    return w.linear("mm.model.fc", gelu(_mlp(p, w, _merged(p, x))))
+def _norm_merge_mlp(p: VisionParams, w: ProjectorWeights, x: Tensor) -> Tensor:
+    return _mlp(w, _merged(p, normed(p, w, "mm.input_norm", x, NORM_EPS, required=True)), "mm.1")
 
 
-def _patch_merger(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
+def _merge_norm_mlp(p: VisionParams, w: ProjectorWeights, x: Tensor) -> Tensor:
+    x = normed(p, w, "mm.model.mlp.0", _merged(p, x), NORM_EPS, required=True)
+    return _mlp(w, x, "mm.model.mlp.1", "mm.model.mlp.3")
+
+
+def _adapter(p: VisionParams, w: ProjectorWeights, x: Tensor) -> Tensor:
+    second = "mm.model.mlp.2"
+    x = _mlp(w, _merged(p, x), "mm.model.mlp.1", second, w.shape(f"{second}.weight")[0])
+    return w.linear("mm.model.fc", gelu(x), w.n_text)
+
+
+def _patch_merger(p: VisionParams, w: ProjectorWeights, x: Tensor) -> Tensor:
     if "mm.patch_merger" in w:
-        x = normed(p, w, "mm.input_norm", x)
-        x = w.linear("mm.patch_merger", _elements_first(p, x))
-    return _mlp(p, w, x)
+        x = normed(p, w, "mm.input_norm", x, required=True)
+        x = w.linear("mm.patch_merger", _elements_first(p, x), p.n_embd)
+    return _mlp(w, x, "mm.1")
 
 
-def _convolutions(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
-    x = _mlp(p, w, _elements_first(p, rms_norm(x, w["mm.pre_norm"], eps=p.eps)))
-    return rms_norm(w.linear("mm.model.fc", x), w["mm.post_norm"], eps=p.eps)
+def _convolutions(p: VisionParams, w: ProjectorWeights, x: Tensor) -> Tensor:
+    x = _elements_first(p, w.rms_norm("mm.pre_norm", x, p.eps))
+    x = w.linear("mm.2", gelu(w.linear("mm.0", x, 0, (p.merge, p.merge))), 0, (1, 1))
+    return w.rms_norm("mm.post_norm", w.linear("mm.model.fc", x, w.n_text), p.eps)
 
 
-def _gated_merger(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
-    x = w.linear("mm.model.fc", w.linear("mm.patch_merger", _elements_first(p, x)))
-    bias = w.bias("mm.post_norm")
-    bias = const(0.0) if bias is None else bias
-    return _gated_mlp(w, gelu(layer_norm(x, w["mm.post_norm"], bias, eps=NORM_EPS)))
+def _gated_merger(p: VisionParams, w: ProjectorWeights, x: Tensor) -> Tensor:
+    x = w.linear("mm.patch_merger", _elements_first(p, x), w.n_text, (p.merge, p.merge))
+    x = w.layer_norm("mm.post_norm", w.linear("mm.model.fc", x, w.n_text), NORM_EPS, needs_bias=False)
+    return _gated_mlp(w, gelu(x))
 
 
-def _expert(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
-    return _gated_mlp(w, gelu(normed(p, w, "mm.post_fc_norm", w.linear("mm.model.fc", x), NORM_EPS)))
+def _expert(p: VisionParams, w: ProjectorWeights, x: Tensor) -> Tensor:
+    x = normed(p, w, "mm.post_fc_norm", w.linear("mm.model.fc", x), NORM_EPS, required=True)
+    return _gated_mlp(w, gelu(x))
 
 
-def _gated_mlp(w: Weights, x: Tensor) -> Tensor:
-    return w.linear("mm.down", mul(silu(w.linear("mm.gate", x)), w.linear("mm.up", x)))
+def _gated_mlp(w: ProjectorWeights, x: Tensor) -> Tensor:
+    up = w.linear("mm.up", x)
+    return w.linear("mm.down", mul(silu(w.linear("mm.gate", x, up.shape[1])), up), w.n_text)
 
 
-def extra_rows(p: VisionParams, w: Weights) -> Tensor:
-    """Rows (n, n_embd_text) that are not of patches: the end of a line, then the begin and the end
+def extra_rows(p: VisionParams, w: ProjectorWeights) -> list[Tensor]:
+    """Rows (n, n_text) that are not of patches, if images have some: the end of a line, then the begin and the end
     of an image, where the projector has those; of CogVLM these two alone; with SAM the end of a line
     and of an overview."""
-    if p.sam:
-        line, view = (_row(w, f"v.{name}") for name in ("image_newline", "view_seperator"))
-        return add(pad_rows(line, before=0, after=1), pad_rows(view, before=1, after=0))
-    if p.projector.enclosed:
-        return add(pad_rows(_row(w, "v.boi"), before=0, after=1), pad_rows(_row(w, "v.eoi"), before=1, after=0))
+    if p.sam or p.projector.enclosed:
+        names = ("v.image_newline", "v.view_seperator") if p.sam else ("v.boi", "v.eoi")
+        first, last = (as_row(w.read(name, w.n_text)) for name in names)
+        return [add(pad_rows(first, before=0, after=1), pad_rows(last, before=1, after=0))]
+    if p.breaks:
+        return [as_row(w.read("v.token_embd.img_break", w.n_text))]
     if not p.projector.framed:
-        return _row(w, "v.token_embd.img_break")
-    line = w.linear("mm.model.fc", _row(w, "v.image_newline"))
-    rows = pad_rows(line, before=0, after=2)
+        return []
+    line = w.read("v.image_newline", w.shape("mm.2.weight")[0])
+    rows = pad_rows(w.linear("mm.model.fc", as_row(line), w.n_text), before=0, after=2)
     for i, name in enumerate(("mm.image_begin", "mm.image_end")):
-        rows = add(rows, pad_rows(_row(w, name), before=1 + i, after=1 - i))
-    return rms_norm(rows, w["mm.post_norm"], eps=p.eps)
+        rows = add(rows, pad_rows(as_row(w.read(name, w.n_text)), before=1 + i, after=1 - i))
+    return [w.rms_norm("mm.post_norm", rows, p.eps)]
 
 
-def _row(w: Weights, name: str) -> Tensor:
-    return broadcast_to(w.tensors[name], shape=(1, *w.tensors[name].shape))
+def as_row(x: Tensor) -> Tensor:
+    """The vector x (n,) as a row (1, n)."""
+    return broadcast_to(x, shape=(1, *x.shape))
 
 
-_HEADS: dict[Head, Callable[[VisionParams, Weights, Tensor], Tensor]] = {
-    Head.MLP: _mlp,
-    Head.JANUS: lambda p, w, x: w.linear("mm.1", activated(p, w.linear("mm.0", x))),
+_HEADS: dict[Head, Callable[[VisionParams, ProjectorWeights, Tensor], Tensor]] = {
+    Head.MLP: lambda p, w, x: _mlp(w, x),
+    Head.JANUS: lambda p, w, x: w.linear("mm.1", activated(p, w.linear("mm.0", x)), w.n_text),
     Head.LDP: ldp,
     Head.LDP_V2: ldp_v2,
     Head.POOL_NORM: _pool_norm,
-    Head.NORM_LINEAR: lambda p, w, x: w.linear("mm.input_projection", rms_norm(x, const(1.0), eps=p.eps)),
+    Head.NORM_LINEAR: _norm_linear,
     Head.POOL_STANDARDIZE: _pool_standardize,
-    Head.MERGE_LINEAR: lambda p, w, x: w.linear("mm.model.fc", _merged(p, x)),
-    Head.MERGE_MLP: lambda p, w, x: _mlp(p, w, normed(p, w, "mm.input_norm", _merged(p, x), NORM_EPS)),
+    Head.MERGE_LINEAR: lambda p, w, x: w.linear("mm.model.fc", _merged(p, x), w.n_text),
+    Head.MERGE_MLP: lambda p, w, x: _mlp(w, normed(p, w, "mm.input_norm", _merged(p, x), NORM_EPS), "mm.1"),
     Head.NORM_MERGE_MLP: _norm_merge_mlp,
-    Head.MERGE_NORM_MLP: lambda p, w, x: _mlp(p, w, normed(p, w, "mm.model.mlp.0", _merged(p, x), NORM_EPS)),
+    Head.MERGE_NORM_MLP: _merge_norm_mlp,
     Head.CONVOLUTIONS: _convolutions,
     Head.ADAPTER: _adapter,
     Head.EXPERT: _expert,
     Head.GATED_MERGER: _gated_merger,
-    Head.MERGER: lambda p, w, x: _mlp(p, w, _merged(p, x)),
+    Head.MERGER: lambda p, w, x: _mlp(w, _merged(p, x)),
     Head.PATCH_MERGER: _patch_merger,
 }

@@ -12,27 +12,26 @@ from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.pointwise import clamp, relu
 from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.tensor import Tensor, const, feed
+from logitless.models.media.projector_weights import ProjectorWeights
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.patches import Array
 from logitless.models.vision.projectors import Head
-from logitless.models.weights.weights import Weights
 
 TAPS = 9  # of a convolution of 3 × 3
 
 
-def ldp(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
+def ldp(p: VisionParams, w: ProjectorWeights, x: Tensor) -> Tensor:
     """LDP: an MLP, then two blocks of depthwise separable convolutions, of which the second halves both sides."""
-    x = w.linear("mm.model.mlp.3", gelu(w.linear("mm.model.mlp.1", x)))
+    x = w.linear("mm.model.mlp.3", gelu(w.linear("mm.model.mlp.1", x, w.n_text)), w.n_text)
     return _block(p, w, 2, add(x, _block(p, w, 1, x)))
 
 
-def ldp_v2(p: VisionParams, w: Weights, x: Tensor) -> Tensor:
+def ldp_v2(p: VisionParams, w: ProjectorWeights, x: Tensor) -> Tensor:
     """LDP v2: an MLP, average pooling, and a convolution that encodes positions."""
-    x = w.linear("mm.model.mlp.2", gelu(w.linear("mm.model.mlp.0", x)))
+    x = w.linear("mm.model.mlp.2", gelu(w.linear("mm.model.mlp.0", x, w.n_text)), w.n_text)
     n = x.shape[0] // p.merge**2
     x = mean_rows(x, *(feed(f"patch.{name}", (n,), "i32") for name in ("first", "pooled")))
-    bias = w.bias("mm.model.peg.0")
-    assert bias is not None  # it is required
+    bias = w.read("mm.model.peg.0.bias", w.n_text)
     return add(add(_convolved(w, "mm.model.peg.0", x, "ldp.peg"), bias), x)
 
 
@@ -64,15 +63,16 @@ def _taps(name: str, places: Array, out: Array, stride: int, n: int) -> dict[str
     return {f"{name}.ids": ids, f"{name}.taps": np.repeat(np.arange(TAPS, dtype=np.int32), n * len(out))}
 
 
-def _convolved(w: Weights, name: str, x: Tensor, inputs: str, stride: int = 1) -> Tensor:
+def _convolved(w: ProjectorWeights, name: str, x: Tensor, inputs: str, stride: int = 1) -> Tensor:
     """Depthwise convolution of rows (T, C)."""
-    n = x.shape[0] // stride**2
+    n, width = x.shape[0] // stride**2, x.shape[1]
     ids, taps = (feed(f"{inputs}.{part}", (TAPS * n,), "i32") for part in ("ids", "taps"))
-    parts = mul(get_rows(pad_rows(x, before=0, after=1), ids), get_rows(w[name], taps))
-    return reshape(sum_to(reshape(parts, shape=(TAPS, n, x.shape[1])), shape=(1, n, x.shape[1])), shape=(n, x.shape[1]))
+    weight = w.transposed(f"{name}.weight", TAPS, width, in_file=(width, 1, 3, 3))
+    parts = mul(get_rows(pad_rows(x, before=0, after=1), ids), get_rows(weight, taps))
+    return reshape(sum_to(reshape(parts, shape=(TAPS, n, width)), shape=(1, n, width)), shape=(n, width))
 
 
-def _block(p: VisionParams, w: Weights, i: int, x: Tensor) -> Tensor:
+def _block(p: VisionParams, w: ProjectorWeights, i: int, x: Tensor) -> Tensor:
     """Depthwise convolution, squeeze and excitation, pointwise convolution."""
     b, stride = f"mm.model.mb_block.{i}.block.", i
     x = _convolved(w, f"{b}0.0", x, f"ldp.{i}", stride)
@@ -80,9 +80,9 @@ def _block(p: VisionParams, w: Weights, i: int, x: Tensor) -> Tensor:
     x = mul(x, _hard_sigmoid(x))
     n_tiles = x.shape[0] * stride**2 // (p.image_size // p.patch_size) ** 2
     first, count = (feed(f"ldp.{i}.{name}", (n_tiles,), "i32") for name in ("first", "count"))
-    gate = w.linear(f"{b}1.fc2", relu(w.linear(f"{b}1.fc1", mean_rows(x, first, count))))
+    gate = w.linear(f"{b}1.fc2", relu(w.linear(f"{b}1.fc1", mean_rows(x, first, count))), w.n_text)
     x = mul(x, get_rows(_hard_sigmoid(gate), feed(f"ldp.{i}.tile", x.shape[:1], "i32")))
-    return w.layer_norm(f"{b}2.1", w.linear(f"{b}2.0", x), p.eps)
+    return w.layer_norm(f"{b}2.1", w.linear(f"{b}2.0", x, w.n_text), p.eps)
 
 
 def _hard_sigmoid(x: Tensor) -> Tensor:

@@ -115,6 +115,7 @@ class Projector:
     doubled_pixels: bool = False  # the encoder maps pixels from 0…1 to −1…1 after their normalisation
     value_norm: bool = False  # RMS norm of each value head, without a weight
     causal: bool = True  # rows of an image see only earlier rows
+    unused: tuple[str, ...] = ()  # tensors of files that the encoder does not need
 
 
 _QWEN2VL = Projector(Head.MERGER, Sizing.DYNAMIC, "<|vision_start|>", "<|vision_end|>", merge=2,
@@ -125,8 +126,9 @@ _QWEN25VL = replace(_QWEN2VL, rms_norm=True, windows=True)
 _QWEN3VL = replace(_QWEN2VL, positions=Positions.RESIZED_TABLE)
 
 _LLAVA = Projector(
-    Head.MLP, resample=Resample.BICUBIC, pad_color=(122, 116, 104), skip_last_layer=True, class_first=True
-)
+    Head.MLP, resample=Resample.BICUBIC, pad_color=(122, 116, 104), skip_last_layer=True, class_first=True,
+    unused=("v.image_newline",),
+)  # fmt: skip
 
 PROJECTORS: dict[str, Projector] = {
     "mlp": _LLAVA,
@@ -137,13 +139,15 @@ PROJECTORS: dict[str, Projector] = {
     "gemma3": Projector(Head.POOL_NORM, begin="<start_of_image>", end="<end_of_image>", resample=Resample.BILINEAR,
                         norms=("v.post_ln",), merge=4, causal=False),
     "gemma3nv": Projector(Head.MOBILENET, begin="<start_of_image>", end="<end_of_image>", resample=Resample.BILINEAR,
-                          positions=Positions.NONE, rms_norm=True),
+                          positions=Positions.NONE, rms_norm=True,
+                          unused=("mm.embedding.weight", "mm.hard_emb_norm.weight")),
     "gemma4v": Projector(Head.POOL_STANDARDIZE, Sizing.DYNAMIC, "<|image>", "<image|>", merge=3, tokens=(70, 1120),
                          positions=Positions.SUMMED_TABLES, rope=PatchRope.COLUMNS_FIRST_NEOX, rope_base=100.0,
                          rms_norm=True, unscaled_attention=True, value_norm=True, bounded=True, doubled_pixels=True,
                          causal=False),
     "gemma4uv": Projector(Head.NORM_LINEAR, Sizing.DYNAMIC, "<|image>", "<image|>", merge=3, whole_patches=True,
-                          tokens=(70, 1120), positions=Positions.SUMMED_TABLES, causal=False),
+                          tokens=(70, 1120), positions=Positions.SUMMED_TABLES, causal=False,
+                          norms=("v.patch_norm.1", "v.patch_norm.2", "v.patch_norm.3")),
     "idefics3": Projector(Head.MERGE_LINEAR, Sizing.TILES, norms=("v.post_ln",), resample=Resample.LANCZOS),
     "qwen2vl_merger": _QWEN2VL,
     "qwen2.5vl_merger": _QWEN25VL,
@@ -151,7 +155,7 @@ PROJECTORS: dict[str, Projector] = {
     "qwen3vl_merger": _QWEN3VL,
     "pixtral": Projector(Head.PATCH_MERGER, Sizing.DYNAMIC, end="[IMG_END]", merge_key="spatial_merge_size",
                          tokens=(8, 1024), positions=Positions.NONE, rope=PatchRope.HALVES, rms_norm=True,
-                         norms=("v.pre_ln",)),
+                         norms=("v.pre_ln",), unused=("mm.input_norm.weight",)),
     "lfm2": Projector(Head.MERGE_MLP, Sizing.THUMBNAIL, "<|image_start|>", "<|image_end|>", resample=Resample.BILINEAR,
                       pad=False, merge=2, tokens=(64, 256), positions=Positions.FILTERED_TABLE,
                       norms=("v.post_ln",)),
@@ -168,11 +172,13 @@ PROJECTORS: dict[str, Projector] = {
     "hunyuanvl": Projector(Head.CONVOLUTIONS, Sizing.DYNAMIC, "<｜hy_place▁holder▁no▁100｜>",
                            "<｜hy_place▁holder▁no▁101｜>", resample=Resample.LANCZOS, pad=False, merge=2,
                            merge_key="spatial_merge_size", tokens=(256, 16384), pixel_limits=True,
-                           positions=Positions.ENLARGED_TABLE, activation=Activation.GELU, framed=True),
+                           positions=Positions.ENLARGED_TABLE, activation=Activation.GELU, framed=True,
+                           unused=("v.view_seperator",)),  # of several tiles
     "deepseekocr": Projector(Head.WITH_SAM, Sizing.SQUARE_ROWS, end="\n", pad_color=(127, 127, 127), merge=4,
-                             positions=Positions.CUBIC_TABLE, norms=("v.pre_ln",)),
+                             positions=Positions.CUBIC_TABLE, norms=("v.pre_ln",), unused=("v.patch_embd.weight",)),
     "llama4": Projector(Head.ADAPTER, Sizing.GRID, "<|image_start|>", "<|image_end|>", merge=2, grid_side=3,
                         columns_first=True, rope=PatchRope.FROM_ONE, norms=("v.pre_ln", "v.post_ln")),
-    "resampler": Projector(Head.RESAMPLER, Sizing.SLICES, positions=Positions.BUCKETS, norms=("v.post_ln",)),
+    "resampler": Projector(Head.RESAMPLER, Sizing.SLICES, positions=Positions.BUCKETS, norms=("v.post_ln",),
+                           unused=("resampler.pos_embed_k",)),  # it is computed for each grid
     "internvl": Projector(Head.MERGE_NORM_MLP, Sizing.GRID, "<img>", "</img>", resample=Resample.BICUBIC),
 }  # fmt: skip

@@ -9,30 +9,9 @@ from logitless.graph.ops.elementwise import add
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.shape import reshape
 from logitless.graph.tensor import Tensor, feed
-from logitless.models.errors import ModelFileError
-from logitless.models.gguf.file import GGUFFile
-from logitless.models.media.projector_weights import Declared, matrix, norm
+from logitless.models.media.projector_weights import ProjectorWeights
 from logitless.models.vision.params import RESAMPLER_HEAD, VisionParams
 from logitless.models.vision.patches import Array
-from logitless.models.weights.tensor_map import TensorSlice
-from logitless.models.weights.weights import Weights
-
-UNUSED = ("resampler.pos_embed_k",)  # it is computed here for each grid
-
-
-def resampler_tensors(gguf: GGUFFile, p: VisionParams, n_text: int) -> Declared:
-    """The resampler's tensors for a text model of this width."""
-    if n_text % RESAMPLER_HEAD:
-        raise ModelFileError(
-            gguf.path, f"a resampler has heads of {RESAMPLER_HEAD} numbers, the text model vectors of {n_text}"
-        )
-    yield "resampler.query.weight", TensorSlice("resampler.query", (p.n_queries, n_text))
-    yield from matrix("resampler.kv", n_text, p.n_embd)
-    for name in ("q", "k", "v", "out"):
-        yield from matrix(f"resampler.attn.{name}", n_text, n_text)
-    for name in ("q", "kv", "post"):
-        yield from norm(f"resampler.ln_{name}", n_text, required=True)
-    yield from matrix("resampler.proj", n_text, n_text)
 
 
 def resampler_feeds(p: VisionParams, places: Array, n: int, n_text: int) -> dict[str, Array]:
@@ -60,27 +39,32 @@ def resampler_feeds(p: VisionParams, places: Array, n: int, n_text: int) -> dict
     return feeds
 
 
-def resampled(p: VisionParams, w: Weights, x: Tensor, n: int, grid: tuple[int, int]) -> Tensor:
+def resampled(p: VisionParams, w: ProjectorWeights, x: Tensor, n: int, grid: tuple[int, int]) -> Tensor:
     """Rows (n · n_queries, n_text) of patch vectors x (T, n_embd) of n tiles with this grid of patches."""
-    queries = w["resampler.query"]
-    n_text, n_keys = queries.shape[1], grid[0] * grid[1]
+    if w.n_text % RESAMPLER_HEAD:
+        raise ValueError(f"a resampler has heads of {RESAMPLER_HEAD} numbers, the text model vectors of {w.n_text}")
+    queries = w.read("resampler.query.weight", p.n_queries, w.n_text, source="resampler.query")
+    n_text, n_keys = w.n_text, grid[0] * grid[1]
     length = max(n_keys, p.n_queries)
 
     def ids(name: str, size: int) -> Tensor:
         return feed(f"resampler.{name}", (size,), "i32")
 
     def heads(name: str, rows: Tensor, order: Tensor) -> Tensor:
-        rows = get_rows(w.linear(f"resampler.attn.{name}", rows), order)
+        rows = get_rows(w.linear(f"resampler.attn.{name}", rows, n_text), order)
         return reshape(rows, shape=(n * length, -1, RESAMPLER_HEAD))
 
-    value = w.layer_norm("resampler.ln_kv", w.linear("resampler.kv", x), p.eps)
+    def normed(name: str, rows: Tensor) -> Tensor:
+        return w.layer_norm(f"resampler.ln_{name}", rows, p.eps, needs_bias=False)
+
+    value = normed("kv", w.linear("resampler.kv", x, n_text))
     key = value
     for axis, size in zip("yx", grid, strict=True):
         waves = feed(f"resampler.waves.{axis}", (size, n_text))
         key = add(key, get_rows(waves, ids(axis, n * n_keys)))
-    query = w.layer_norm("resampler.ln_q", get_rows(queries, ids("own", p.n_queries)), p.eps)
+    query = normed("q", get_rows(queries, ids("own", p.n_queries)))
     order = ids("key", n * length)
     q, k, v = heads("q", query, ids("query", n * length)), heads("k", key, order), heads("v", value, order)
     y = full_attention(q, k, v, ids("count", n), length=length, scale=RESAMPLER_HEAD**-0.5)
     y = get_rows(reshape(y, shape=(n * length, n_text)), ids("row", n * p.n_queries))
-    return w.linear("resampler.proj", w.layer_norm("resampler.ln_post", w.linear("resampler.attn.out", y), p.eps))
+    return w.linear("resampler.proj", normed("post", w.linear("resampler.attn.out", y, n_text)), n_text)

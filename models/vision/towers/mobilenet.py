@@ -12,18 +12,19 @@ from typing import NamedTuple
 import numpy as np
 
 from logitless.graph.ops.attention.encoder_attention import full_attention, mean_rows
-from logitless.graph.ops.elementwise import add, broadcast_to, gelu, mul, scale
+from logitless.graph.ops.elementwise import add, gelu, mul, scale
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.shape import pad_rows, reshape, slice_rows
-from logitless.graph.ops.slicing import set_block, transpose
+from logitless.graph.ops.slicing import concat, transpose
 from logitless.graph.tensor import Tensor, const, feed
+from logitless.models.media.projector_weights import ProjectorWeights
 from logitless.models.vision.mobilenet_blocks import N_STAGES, Block, Kind
 from logitless.models.vision.params import SIDE, VisionParams
 from logitless.models.vision.patches import Array
-from logitless.models.weights.weights import Weights
 
 EPS = 1e-6
+POINT = (1, 1)  # kernel of a pointwise convolution
 
 
 class Map(NamedTuple):
@@ -35,10 +36,10 @@ class Map(NamedTuple):
     input: Callable[[str, tuple[int, ...]], Tensor]
 
 
-def mobilenet_rows(p: VisionParams, w: Weights, pixels: Tensor, n: int) -> Tensor:
+def mobilenet_rows(p: VisionParams, w: ProjectorWeights, pixels: Tensor, n: int) -> Tensor:
     """Rows (n · 256, n_embd_text) of n squares. pixels (n · (image size / 2)², 27): the normalised
     patches of 3 × 3 of the stem."""
-    x = gelu(_normed(w, "v.conv_stem.bn", w.linear("v.conv_stem.conv", pixels)))
+    x = gelu(_normed(w, "v.conv_stem.bn", w.linear("v.conv_stem.conv", pixels, 0, (3, 3))))
     m = Map(x, n, p.image_size // 2, cache(lambda name, shape: feed(name, shape, "i32")))
     last: dict[int, Map] = {}  # last map of each stage
     for block in p.blocks:
@@ -46,16 +47,14 @@ def mobilenet_rows(p: VisionParams, w: Weights, pixels: Tensor, n: int) -> Tenso
         last[block.stage] = m
     large, small = last[N_STAGES - 2], last[N_STAGES - 1]
     ids = m.input("map.enlarged", large.x.shape[:1])
-    joined = broadcast_to(const(0.0), shape=(large.x.shape[0], large.x.shape[1] + small.x.shape[1]))
-    joined = set_block(joined, large.x, start=(0, 0))
-    joined = set_block(joined, get_rows(small.x, ids), start=(0, large.x.shape[1]))
-    x = gelu(_normed(w, "v.msfa.ffn.pw_exp.bn", w.linear("v.msfa.ffn.pw_exp.conv", joined)))
-    x = _normed(w, "v.msfa.ffn.pw_proj.bn", w.linear("v.msfa.ffn.pw_proj.conv", x))
+    joined = concat(large.x, get_rows(small.x, ids))
+    x = gelu(_normed(w, "v.msfa.ffn.pw_exp.bn", w.linear("v.msfa.ffn.pw_exp.conv", joined, 0, POINT)))
+    x = _normed(w, "v.msfa.ffn.pw_proj.bn", w.linear("v.msfa.ffn.pw_proj.conv", x, 0, POINT))
     if large.side > SIDE:
         first, count = (m.input(f"map.{name}", (n * SIDE**2,)) for name in ("first", "count"))
         x = mean_rows(get_rows(x, m.input("map.pooled", x.shape[:1])), first, count)
     x = scale(_normed(w, "v.msfa.norm", x), factor=float(x.shape[1]) ** 0.5)
-    return rms_norm(w.linear("mm.input_projection", _normed(w, "mm.soft_emb_norm", x)), const(1.0), eps=EPS)
+    return rms_norm(w.linear("mm.input_projection", _normed(w, "mm.soft_emb_norm", x), w.n_text), const(1.0), eps=EPS)
 
 
 def mobilenet_feeds(p: VisionParams, tiles: Sequence[Array]) -> dict[str, Array]:
@@ -128,50 +127,52 @@ def _stem_patches(pixels: Array, background: Array) -> Array:
     return windows.reshape(-1, 27)
 
 
-def _normed(w: Weights, name: str, x: Tensor) -> Tensor:
-    return rms_norm(x, w[name], eps=EPS)
+def _normed(w: ProjectorWeights, name: str, x: Tensor) -> Tensor:
+    return w.rms_norm(name, x, EPS)
 
 
 def _row(t: Tensor, i: int) -> Tensor:
     return reshape(slice_rows(t, start=i, stop=i + 1), shape=(-1,))
 
 
-def _depthwise(w: Weights, name: str, m: Map, size: int, stride: int) -> Map:
+def _depthwise(w: ProjectorWeights, name: str, m: Map, size: int, stride: int) -> Map:
     """A depthwise convolution, tap by tap."""
     side = -(-m.side // stride)
     ids = m.input(_name("taps", size, stride, m.side), (size**2, m.n * side**2))
     numbers, padded = m.input(f"taps.{size}", (size**2,)), pad_rows(m.x, before=0, after=1)
-    parts = (mul(get_rows(padded, _row(ids, i)), get_rows(w[name], _row(numbers, i))) for i in range(size**2))
+    width = m.x.shape[1]
+    weight = w.transposed(f"{name}.weight", size**2, width, in_file=(width, 1, size, size))
+    parts = (mul(get_rows(padded, _row(ids, i)), get_rows(weight, _row(numbers, i))) for i in range(size**2))
     return m._replace(x=reduce(add, parts), side=side)
 
 
-def _edge(w: Weights, block: Block, m: Map) -> Map:
+def _edge(w: ProjectorWeights, block: Block, m: Map) -> Map:
     b, side, n_in = block.name, -(-m.side // block.stride), m.x.shape[1]
     ids = m.input(_name("near", 3, block.stride, m.side), (9 * m.n * side**2,))
     near = reshape(get_rows(pad_rows(m.x, before=0, after=1), ids), shape=(-1, 9, n_in))
     patches = reshape(transpose(near, axes=(0, 2, 1)), shape=(-1, 9 * n_in))
-    x = gelu(_normed(w, f"{b}bn1", w.linear(f"{b}conv_exp", patches)))
-    x = _normed(w, f"{b}bn2", w.linear(f"{b}conv_pwl", x))
+    x = gelu(_normed(w, f"{b}bn1", w.linear(f"{b}conv_exp", patches, 0, (3, 3))))
+    x = _normed(w, f"{b}bn2", w.linear(f"{b}conv_pwl", x, 0, POINT))
     return _with_residual(m, m._replace(x=x, side=side))
 
 
-def _inverted(w: Weights, block: Block, m: Map) -> Map:
+def _inverted(w: ProjectorWeights, block: Block, m: Map) -> Map:
     b, y = block.name, m
     if block.start:
         y = _depthwise(w, f"{b}dw_start.conv", y, block.start, 1)
         y = y._replace(x=_normed(w, f"{b}dw_start.bn", y.x))
-    y = y._replace(x=gelu(_normed(w, f"{b}pw_exp.bn", w.linear(f"{b}pw_exp.conv", y.x))))
+    y = y._replace(x=gelu(_normed(w, f"{b}pw_exp.bn", w.linear(f"{b}pw_exp.conv", y.x, 0, POINT))))
     if block.middle:
         y = _depthwise(w, f"{b}dw_mid.conv", y, block.middle, block.stride)
         y = y._replace(x=gelu(_normed(w, f"{b}dw_mid.bn", y.x)))
-    x = _normed(w, f"{b}pw_proj.bn", w.linear(f"{b}pw_proj.conv", y.x))
+    x = _normed(w, f"{b}pw_proj.bn", w.linear(f"{b}pw_proj.conv", y.x, 0, POINT))
     return _with_residual(m, y._replace(x=_scaled(w, b, x)))
 
 
-def _attention(w: Weights, block: Block, m: Map) -> Map:
+def _attention(w: ProjectorWeights, block: Block, m: Map) -> Map:
     """Multi-query attention: the heads' queries of all rows, one head of keys and values."""
     b, x = block.name, _normed(w, f"{block.name}norm", m.x)
-    q = w.linear(f"{b}attn.query.proj", x)
+    q = w.linear(f"{b}attn.query.proj", x, 0, POINT)
     n_visible = _n_visible(block, m.side)
     spread = m.input(f"map.spread.{m.side}.{n_visible}", x.shape[:1])  # fills a tile's keys up to its queries
     kv = []
@@ -180,17 +181,17 @@ def _attention(w: Weights, block: Block, m: Map) -> Map:
         if size:
             y = _depthwise(w, f"{b}attn.{name}.down_conv", m._replace(x=x), size, 2).x
             y = _normed(w, f"{b}attn.{name}.norm", y)
-        y = get_rows(w.linear(f"{b}attn.{name}.proj", y), spread)
+        d = w.shape(f"{b}attn.key.proj.weight")[0]
+        y = get_rows(w.linear(f"{b}attn.{name}.proj", y, d, POINT), spread)
         kv.append(reshape(y, shape=(y.shape[0], 1, y.shape[1])))
-    d = kv[0].shape[2]
     q, count = reshape(q, shape=(q.shape[0], -1, d)), m.input(f"map.seen.{m.side}.{n_visible}", (m.n,))
     y = full_attention(q, *kv, count, length=m.side**2, scale=d**-0.5)
-    y = w.linear(f"{b}attn.output.proj", reshape(y, shape=(y.shape[0], -1)))
+    y = w.linear(f"{b}attn.output.proj", reshape(y, shape=(y.shape[0], -1)), x.shape[1], POINT)
     return m._replace(x=add(m.x, _scaled(w, b, y)))
 
 
-def _scaled(w: Weights, b: str, x: Tensor) -> Tensor:
-    factors = w.tensors.get(f"{b}layer_scale.gamma")
+def _scaled(w: ProjectorWeights, b: str, x: Tensor) -> Tensor:
+    factors = w.optional(f"{b}layer_scale.gamma", x.shape[1])
     return x if factors is None else mul(x, factors)
 
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from logitless.graph.ops.elementwise import add, mul
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.linear import linear
 from logitless.graph.ops.shape import pad_rows
 from logitless.graph.ops.slicing import concat
 from logitless.graph.tensor import Tensor, feed
@@ -57,14 +56,13 @@ class OCREncoder(VisionEncoder):
         total = n * (tokens + 1)
         x = feed("patches", (n * grid * grid, 3 * p.patch_size**2))
         x = add(mul(x, self.constants["pixel.scale"]), self.constants["pixel.shift"])
-        sam = sam_rows(self.sam, w, x, n, grid)
+        sam = sam_rows(self.sam, w, x, n, grid, p.n_embd)
         x = get_rows(pad_rows(sam, before=0, after=1), feed("patch.spread", (total,), "i32"))
         x = self.with_class(x, feed("patch.kind", (total,), "i32"))
-        table = w["v.position_embd"]  # (n_embd, places)
-        x = add(x, linear(feed("patch.shares", (total, table.shape[1])), table))
+        x = self._with_positions(x)
         x, _ = self.layers(normed(p, w, "v.pre_ln", x), Windows(feed("patch.count", (n,), "i32"), tokens + 1))
         x = get_rows(x, feed("patch.kept", (n * tokens,), "i32"))
-        return [w.linear("mm.model.fc", concat(x, sam))]
+        return [w.linear("mm.model.fc", concat(x, sam), w.n_text)]
 
     def row_places(self, height: int, width: int) -> tuple[Array, Array, Array]:
         """Indices of a tile's rows in the prompt: those of `rows`, those of extra rows; and the kinds of these."""
