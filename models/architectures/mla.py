@@ -29,7 +29,7 @@ from logitless.models.hparams.mla import OVERLAPPING, POOLS, MLAParams
 def mla_keys(inputs: AttentionInputs, h: Hparams, layer: int) -> KeysValues:
     """The compressed KV row of each token: one key head, whose rows serve as values, too; and the indexer's key."""
     row = rms_norm(inputs.b.linear("attn_kv_a", inputs.x), inputs.b["attn_kv_a_norm"], eps=h.eps)
-    row = concat_columns(inputs.b.linear("attn_k_turned", inputs.x), row) if "attn_k_turned" in inputs.b else row
+    row = concat(inputs.b.linear("attn_k_turned", inputs.x), row) if "attn_k_turned" in inputs.b else row
     k = reshape(row, shape=(-1, 1, h.head_dim))
     k = rope(k, inputs.angles, interleaved=h.interleaved) if h.rotary else k
     return KeysValues(k, None)
@@ -130,7 +130,7 @@ class Heads:
         q = reshape(q, shape=(-1, mla.n_nope + mla.n_rope))  # (T · n_head, …)
         plain = take_columns(q, 0, mla.n_nope)
         absorbed = self._by_token(b.experts("attn_k_b", self._by_head(plain), self._order, self._n, mla.rank))
-        both = concat_columns(take_columns(q, mla.n_nope, mla.n_rope), absorbed) if mla.n_rope else absorbed
+        both = concat(take_columns(q, mla.n_nope, mla.n_rope), absorbed) if mla.n_rope else absorbed
         return reshape(both, shape=(-1, self._n, mla.width))
 
     def values(self, rows: Tensor) -> Tensor:
@@ -147,10 +147,3 @@ class Heads:
     def _by_token(self, y: Tensor) -> Tensor:
         places = reshape(slice_rows(self._order, start=1, stop=2), shape=(y.shape[0],))
         return get_rows(y, places)
-
-
-def concat_columns(a: Tensor, b: Tensor) -> Tensor:
-    """Columns of a (R, M) and b (R, N) side by side, (R, M + N)."""
-    rows, n = a.shape
-    both = broadcast_to(const(0.0), shape=(rows, n + b.shape[1]))
-    return set_block(set_block(both, a, start=(0, 0)), b, start=(0, n))

@@ -22,7 +22,7 @@ from logitless.graph.ops.slicing import concat, take_columns
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.architectures.attention import AttentionInputs, index_keys
 from logitless.models.architectures.decoder import Streams, attention_of, residual_stream, streams_of
-from logitless.models.architectures.mla import concat_columns, keep_rows
+from logitless.models.architectures.mla import keep_rows
 from logitless.models.batch import Batch, Cached, KeysValues, PagedMemory, rope_positions
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
@@ -106,7 +106,7 @@ def _inputs_of(model: Model, batch: Batch, before: Tensor) -> tuple[Tensor, Stre
     parts = [before] if h.hidden_width == size else [take_columns(before, i * size, size) for i in range(h.n_hyper)]
     names = [f"nextn.hnorm.{i}" if h.hyper_rank else "nextn.hnorm" for i in range(len(parts))]
     states = (b.norm(name, part, h) for name, part in zip(names, parts, strict=True))
-    rows = [b.linear("nextn.eh_proj", concat_columns(x, state)) for state in states]
+    rows = [b.linear("nextn.eh_proj", concat(x, state)) for state in states]
     streams = streams_of(h, model.rotary, rows) if len(rows) > 1 else None
     y = rows[0] if streams is None else streams.input_of(b, "attn", h.n_layer)
     angles = model.rotary.angles(rope_positions(batch))[h.is_local(h.n_layer)]

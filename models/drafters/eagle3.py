@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from logitless.graph.ops.norm import rms_norm
+from logitless.graph.ops.slicing import concat
 from logitless.graph.tensor import Tensor
 from logitless.models.architectures.attention import AttentionInputs, keys_values, self_attention
 from logitless.models.architectures.decoder import residual_stream
-from logitless.models.architectures.mla import concat_columns
 from logitless.models.architectures.mtp import Hidden
 from logitless.models.batch import Batch, Cached, PagedMemory
 from logitless.models.drafters.drafter import FileDrafter
@@ -47,7 +47,7 @@ class Eagle3(FileDrafter):
         """The layer's inputs, and its residual stream (T, n_embd), of tokens and g of those before."""
         b, h = self.weights.block(0), self.file.hparams
         normed = b.norm("attn_norm_2", g, h)
-        both = concat_columns(b.norm("attn_norm", self.embedding(model, batch.tokens), h), normed)
+        both = concat(b.norm("attn_norm", self.embedding(model, batch.tokens), h), normed)
         # a token is one position behind its cell: only differences of positions count
         inputs = AttentionInputs(b, both, self.rotary.angles(batch.pos)[0])
         return inputs, normed if self.file.norm_before_residual else g

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from logitless.graph.ops.elementwise import mul, scaled
 from logitless.graph.ops.gather import get_rows
+from logitless.graph.ops.slicing import concat
 from logitless.graph.tensor import Tensor
 from logitless.models.architectures.attention import AttentionInputs, self_attention
 from logitless.models.architectures.decoder import residual_stream
-from logitless.models.architectures.mla import concat_columns
 from logitless.models.architectures.mtp import Hidden
 from logitless.models.batch import Batch, KeysValues, PagedMemory
 from logitless.models.drafters.drafter import FileDrafter
@@ -27,7 +27,7 @@ class Gemma4Assistant(FileDrafter):
     ) -> tuple[Tensor, list[Tensor]]:
         h, w, caches = self.file.hparams, self.weights, self.memory_of(batch, memory)
         embedded = scaled(model.weights.embedding(batch.tokens), self.file.target.embedding_scale)
-        x = w.linear("nextn.pre_projection", concat_columns(embedded, hidden.load()))
+        x = w.linear("nextn.pre_projection", concat(embedded, hidden.load()))
         angles = self.rotary.angles(batch.pos)
         for layer in range(h.n_layer):
             b = w.block(layer)
