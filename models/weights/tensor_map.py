@@ -76,7 +76,11 @@ class TensorSlice:
         return whole.reshape(-1, *((self.shape[0] // self.n_experts,) if self.transposed else self.shape[1:]))
 
 
-def tensor_map(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
+Tensors = Iterator[tuple[str, TensorSlice]]  # by graph name
+Present = Mapping[str, TensorInfo]  # tensors of the file
+
+
+def tensor_map(h: Hparams, present: Present) -> Tensors:
     """Every tensor that this model may have, by graph name. Fused matrices (phi3) are split by
     rows."""
     prefix = h.architecture.prefix
@@ -90,7 +94,7 @@ def tensor_map(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[
                 yield f"enc.{name}", part
 
 
-def _tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
+def _tensors(h: Hparams, present: Present) -> Tensors:
     if h.architecture.norm.post_residual:
         yield from _bert_tensors(h, present)
         return
@@ -133,7 +137,7 @@ def _tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[st
         yield from layer_tensors(h, i, present)
 
 
-def mtp_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
+def mtp_tensors(h: Hparams, present: Present) -> Tensors:
     """Tensors of the first MTP block (models/architectures/mtp.py)."""
     yield from layer_tensors(h, h.n_layer, present)
     b = f"blk.{h.n_layer}.nextn."
@@ -154,7 +158,7 @@ def mtp_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple
             yield own.replace("nextn.hc_head", "output_hc"), part
 
 
-def layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
+def layer_tensors(h: Hparams, i: int, present: Present) -> Tensors:
     """Tensors of layer i."""
     b = f"blk.{i}."
     second = h.architecture.norm.parallel_attention and b + "attn_norm_2.weight" in present
@@ -213,7 +217,7 @@ def layer_tensors(h: Hparams, i: int, present: Mapping[str, TensorInfo]) -> Iter
         yield from _one(b + "layer_output_scale.weight", 1, required=False)
 
 
-def _visual_tensors(h: Hparams, layer: int) -> Iterator[tuple[str, TensorSlice]]:
+def _visual_tensors(h: Hparams, layer: int) -> Tensors:
     """Matrices for rows of images, beside those for rows of text."""
     if not h.architecture.visual_expert:
         return
@@ -231,7 +235,7 @@ def _visual_tensors(h: Hparams, layer: int) -> Iterator[tuple[str, TensorSlice]]
         yield f"{b}ffn_{name}.weight", TensorSlice(f"{b}{name}.weight", shape)
 
 
-def _hyper_tensors(h: Hparams, name: str, widths: tuple[int, ...]) -> Iterator[tuple[str, TensorSlice]]:
+def _hyper_tensors(h: Hparams, name: str, widths: tuple[int, ...]) -> Tensors:
     """Tensors of hyper-connections, whose outputs are parts of these widths with a scale each."""
     yield from _one(f"{name}_fn.weight", sum(widths), h.n_hyper * h.n_embd)
     for i, width in enumerate(widths):
@@ -239,30 +243,30 @@ def _hyper_tensors(h: Hparams, name: str, widths: tuple[int, ...]) -> Iterator[t
             yield f"{name}_{of}.{i}.weight", TensorSlice(f"{name}_{of}.weight", (shape,), start)
 
 
-def _gated_tensors(h: Hparams, name: str) -> Iterator[tuple[str, TensorSlice]]:
+def _gated_tensors(h: Hparams, name: str) -> Tensors:
     """Tensors of hyper-connections whose streams have gates of low rank."""
     yield from _norms_of_streams(h, f"{name}_norm")
     yield from _one(f"{name}_down.weight", h.hyper_rank, h.n_hyper * h.n_embd)
     yield from _one(f"{name}_up.weight", h.n_hyper * h.n_embd, h.hyper_rank)
 
 
-def _norms_of_streams(h: Hparams, name: str) -> Iterator[tuple[str, TensorSlice]]:
+def _norms_of_streams(h: Hparams, name: str) -> Tensors:
     for i in range(h.n_hyper):
         yield f"{name}.{i}.weight", TensorSlice(f"{name}.weight", (h.n_embd,), i * h.n_embd)
 
 
-def _one(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, TensorSlice]]:
+def _one(name: str, *shape: int, required: bool = True) -> Tensors:
     yield name, TensorSlice(name, shape, required=required)
 
 
-def _norm(name: str, h: Hparams, source: str = "", required: bool = True) -> Iterator[tuple[str, TensorSlice]]:
+def _norm(name: str, h: Hparams, source: str = "", required: bool = True) -> Tensors:
     """A norm's tensors; `source`: its name in the file, where it differs."""
     yield f"{name}.weight", TensorSlice(f"{source or name}.weight", (h.n_embd,), required=required)
     if h.architecture.norm.layer_norm:
         yield f"{name}.bias", TensorSlice(f"{source or name}.bias", (h.n_embd,), required=False)
 
 
-def _post_norm(b: str, i: int, h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
+def _post_norm(b: str, i: int, h: Hparams, present: Present) -> Tensors:
     """The norm behind attention (0) or the feed-forward block (1). Files of PLaMo 3 lack its suffix."""
     name = b + ("post_attention_norm", "post_ffw_norm")[i]
     if name in present:
@@ -271,9 +275,7 @@ def _post_norm(b: str, i: int, h: Hparams, present: Mapping[str, TensorInfo]) ->
         yield from _norm(name, h, name if f"{name}.weight" in present else b + h.architecture.norm.post_names[i])
 
 
-def _mla_tensors(
-    h: Hparams, e: MLAParams, b: str, present: Mapping[str, TensorInfo]
-) -> Iterator[tuple[str, TensorSlice]]:
+def _mla_tensors(h: Hparams, e: MLAParams, b: str, present: Present) -> Tensors:
     n, n_in, n_query = h.n_head, h.n_embd, h.n_head * e.size
     if e.q_rank:
         yield from _one(b + "attn_q_a.weight", e.q_rank, n_in)
@@ -302,7 +304,7 @@ def _mla_tensors(
         yield from _one(b + "attn_gate.weight", rows, h.n_embd, required=not h.architecture.attention.gate_optional)
 
 
-def _indexer_tensors(h: Hparams, b: str, q_rank: int = 0) -> Iterator[tuple[str, TensorSlice]]:
+def _indexer_tensors(h: Hparams, b: str, q_rank: int = 0) -> Tensors:
     p, kind, i = h.indexer, h.architecture.attention.indexer, b + "indexer."
     assert p is not None
     assert kind is not None
@@ -323,7 +325,7 @@ def _indexer_tensors(h: Hparams, b: str, q_rank: int = 0) -> Iterator[tuple[str,
             yield f"{b}indexer_ape.{place}.weight", own
 
 
-def _compressed_tensors(h: Hparams, c: CompressionParams, layer: int) -> Iterator[tuple[str, TensorSlice]]:
+def _compressed_tensors(h: Hparams, c: CompressionParams, layer: int) -> Tensors:
     b, size, n_in = f"blk.{layer}.", h.head_dim, h.n_embd
     yield from _one(b + "attn_q_a.weight", c.q_rank, n_in)
     yield from _one(b + "attn_q_a_norm.weight", c.q_rank)
@@ -346,7 +348,7 @@ def _compressed_tensors(h: Hparams, c: CompressionParams, layer: int) -> Iterato
         yield from _one(b + "indexer.attn_q_b.weight", c.index_heads * c.index_size, c.q_rank)
 
 
-def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
+def _attention_tensors(h: Hparams, layer: int, present: Present) -> Tensors:
     b, size = f"blk.{layer}.", h.sizes(layer)
     if h.mla:
         yield from _mla_tensors(h, h.mla, b, present)
@@ -401,9 +403,7 @@ def _attention_tensors(h: Hparams, layer: int, present: Mapping[str, TensorInfo]
         yield from _one(b + "attn_sinks.weight", size.n_head, required=required)
 
 
-def _recurrent_tensors(
-    h: Hparams, b: str, r: RecurrentParams, present: Mapping[str, TensorInfo]
-) -> Iterator[tuple[str, TensorSlice]]:
+def _recurrent_tensors(h: Hparams, b: str, r: RecurrentParams, present: Present) -> Tensors:
     if not r.n_heads:
         name = f"{b}shortconv.conv.weight"
         yield name, TensorSlice(name, (r.n_columns, r.n_taps), as_f32=True)
@@ -436,9 +436,7 @@ def _recurrent_tensors(
     yield from _one(b + "ssm_out.weight", h.n_embd, n_values)
 
 
-def _kda_tensors(
-    h: Hparams, b: str, r: RecurrentParams, present: Mapping[str, TensorInfo]
-) -> Iterator[tuple[str, TensorSlice]]:
+def _kda_tensors(h: Hparams, b: str, r: RecurrentParams, present: Present) -> Tensors:
     n = r.n_heads * r.size
     for name in ("q", "k", "v"):
         conv = f"{b}ssm_conv1d_{name}.weight"
@@ -459,9 +457,7 @@ def _kda_tensors(
     yield from _one(b + "attn_output.weight", h.n_embd, n)
 
 
-def _rwkv6_tensors(
-    h: Hparams, b: str, r: RecurrentParams, present: Mapping[str, TensorInfo]
-) -> Iterator[tuple[str, TensorSlice]]:
+def _rwkv6_tensors(h: Hparams, b: str, r: RecurrentParams, present: Present) -> Tensors:
     n, mix, n_kv = h.n_embd, b + "time_mix_", r.n_key_heads * r.size
     of_mix, of_decay = _rows(present, mix + "w1") // 5, _rows(present, mix + "decay_w1")
     yield from _one(mix + "w1.weight", 5 * of_mix, n)
@@ -487,9 +483,7 @@ def _rwkv6_tensors(
         yield from _one(b + "channel_mix_receptance.weight", n, n)
 
 
-def _rwkv7_tensors(
-    h: Hparams, b: str, r: RecurrentParams, present: Mapping[str, TensorInfo]
-) -> Iterator[tuple[str, TensorSlice]]:
+def _rwkv7_tensors(h: Hparams, b: str, r: RecurrentParams, present: Present) -> Tensors:
     n, mix = h.n_embd, b + "time_mix_"
     gated = h.architecture.states.channel_mix or mix + "g1.weight" in present
     for name in ("w", "a", "g") if b == "blk.0." else ("w", "a", "v", "g"):  # the first layer has its own values
@@ -512,14 +506,14 @@ def _rwkv7_tensors(
         yield from _channel_mix_tensors(h, b, r, present)
 
 
-def _norm_of_heads(h: Hparams, b: str) -> Iterator[tuple[str, TensorSlice]]:
+def _norm_of_heads(h: Hparams, b: str) -> Tensors:
     """RWKV's norm of the time mix, which ARWKV 7 may lack."""
     required = h.architecture.states.channel_mix
     yield from _one(b + "time_mix_ln.weight", h.n_embd, required=required)
     yield from _one(b + "time_mix_ln.bias", h.n_embd, required=required)
 
 
-def _lerps(h: Hparams, b: str, present: Mapping[str, TensorInfo], names: str) -> Iterator[tuple[str, TensorSlice]]:
+def _lerps(h: Hparams, b: str, present: Present, names: str) -> Tensors:
     """RWKV's shares of the token before in each input: rows of one tensor, or tensors of their own (first files)."""
     n, fused = h.n_embd, b + "time_mix_lerp_fused.weight"
     apart = fused not in present and f"{b}time_mix_lerp_{names[0]}.weight" in present
@@ -530,29 +524,27 @@ def _lerps(h: Hparams, b: str, present: Mapping[str, TensorInfo], names: str) ->
         yield f"{b}time_mix_lerp.{i}.weight", own if apart else TensorSlice(fused, (n,), i * n, in_file=in_file)
 
 
-def _vector(h: Hparams, name: str, present: Mapping[str, TensorInfo], *ones: int) -> Iterator[tuple[str, TensorSlice]]:
+def _vector(h: Hparams, name: str, present: Present, *ones: int) -> Tensors:
     """A vector (n_embd,), which may have other axes of length 1 in the file."""
     in_file = _with_ones(present, f"{name}.weight", *ones, h.n_embd)
     yield f"{name}.weight", TensorSlice(f"{name}.weight", (h.n_embd,), in_file=in_file)
 
 
-def _channel_mix_tensors(
-    h: Hparams, b: str, r: RecurrentParams, present: Mapping[str, TensorInfo]
-) -> Iterator[tuple[str, TensorSlice]]:
+def _channel_mix_tensors(h: Hparams, b: str, r: RecurrentParams, present: Present) -> Tensors:
     yield from _norm(b + "ffn_norm", h, b + "attn_norm_2")
     yield from _vector(h, b + "channel_mix_lerp_k", present, 1, 1)
     yield from _one(b + "channel_mix_key.weight", r.n_channels, h.n_embd)
     yield from _one(b + "channel_mix_value.weight", h.n_embd, r.n_channels)
 
 
-def _with_ones(present: Mapping[str, TensorInfo], name: str, *shape: int) -> tuple[int, ...]:
+def _with_ones(present: Present, name: str, *shape: int) -> tuple[int, ...]:
     """A tensor's shape in the file, which may have other axes of length 1."""
     info = present.get(name)
     alike = info is not None and [n for n in info.shape if n > 1] == [n for n in shape if n > 1]
     return info.shape if info is not None and alike else shape
 
 
-def _mamba_tensors(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[str, TensorSlice]]:
+def _mamba_tensors(h: Hparams, b: str, r: RecurrentParams) -> Tensors:
     n = r.n_heads * r.width
     yield from _one(b + "ssm_in.weight", 2 * n, h.n_embd)
     yield b + "ssm_conv1d.weight", TensorSlice(b + "ssm_conv1d.weight", (n, r.n_taps), as_f32=True)
@@ -569,9 +561,7 @@ def _mamba_tensors(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[str
     yield from _one(b + "ssm_out.weight", h.n_embd, n)
 
 
-def _plamo2_tensors(
-    h: Hparams, b: str, r: RecurrentParams, present: Mapping[str, TensorInfo]
-) -> Iterator[tuple[str, TensorSlice]]:
+def _plamo2_tensors(h: Hparams, b: str, r: RecurrentParams, present: Present) -> Tensors:
     n = r.n_heads * r.width
     yield from _one(b + "ssm_in.weight", 2 * n, h.n_embd)
     yield b + "ssm_conv1d.weight", TensorSlice(b + "ssm_conv1d.weight", (n, r.n_taps), as_f32=True)
@@ -586,7 +576,7 @@ def _plamo2_tensors(
     yield from _one(b + "ssm_out.weight", h.n_embd, n)
 
 
-def _mamba2_tensors(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[str, TensorSlice]]:
+def _mamba2_tensors(h: Hparams, b: str, r: RecurrentParams) -> Tensors:
     n = r.n_heads * r.width
     yield from _one(b + "ssm_in.weight", n + r.n_columns + r.n_heads, h.n_embd)
     yield b + "ssm_conv1d.weight", TensorSlice(b + "ssm_conv1d.weight", (r.n_columns, r.n_taps), as_f32=True)
@@ -602,9 +592,7 @@ def _mamba2_tensors(h: Hparams, b: str, r: RecurrentParams) -> Iterator[tuple[st
     yield from _one(b + "ssm_out.weight", h.n_embd, n)
 
 
-def _feed_forward_tensors(
-    h: Hparams, layer: int, present: Mapping[str, TensorInfo]
-) -> Iterator[tuple[str, TensorSlice]]:
+def _feed_forward_tensors(h: Hparams, layer: int, present: Present) -> Tensors:
     b, experts, n_ff = f"blk.{layer}.", h.experts_of(layer), h.sizes(layer).n_ff
     if experts:
         yield from _expert_tensors(h, b, experts, present)
@@ -632,9 +620,7 @@ def _feed_forward_tensors(
             yield from _norm(b + name, h)
 
 
-def _dense_tensors(
-    h: Hparams, b: str, n_ff: int, present: Mapping[str, TensorInfo]
-) -> Iterator[tuple[str, TensorSlice]]:
+def _dense_tensors(h: Hparams, b: str, n_ff: int, present: Present) -> Tensors:
     up = present.get(b + "ffn_up.weight")
     fused = (
         h.architecture.ffn.glu and b + "ffn_gate.weight" not in present and up is not None and up.shape[0] == 2 * n_ff
@@ -648,9 +634,7 @@ def _dense_tensors(
     yield from _one(b + "ffn_down.bias", h.n_embd, required=False)
 
 
-def _expert_tensors(
-    h: Hparams, b: str, e: Experts, present: Mapping[str, TensorInfo]
-) -> Iterator[tuple[str, TensorSlice]]:
+def _expert_tensors(h: Hparams, b: str, e: Experts, present: Present) -> Tensors:
     yield from _one(b + "ffn_gate_inp.weight", e.n, h.n_embd)
     yield from _one(b + "ffn_gate_inp.bias", e.n, required=False)
     if h.architecture.moe.parallel_dense:
@@ -687,7 +671,7 @@ def _expert_tensors(
         yield from _one(b + "ffn_gate_inp_shexp.weight", 1, h.n_embd, required=False)
 
 
-def _altup_tensors(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
+def _altup_tensors(h: Hparams, b: str, present: Present) -> Tensors:
     a, rank = h.n_streams, _rows(present, b + "laurel_l")
     yield from _one(b + "altup_router.weight", a, h.n_embd)
     yield from _norm(b + "altup_router_norm", h)
@@ -699,12 +683,12 @@ def _altup_tensors(h: Hparams, b: str, present: Mapping[str, TensorInfo]) -> Ite
     yield from _norm(b + "laurel_post_norm", h)
 
 
-def _rows(present: Mapping[str, TensorInfo], name: str) -> int:
+def _rows(present: Present, name: str) -> int:
     info = present.get(f"{name}.weight")
     return info.shape[0] if info is not None and len(info.shape) > 1 else 1
 
 
-def _head_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
+def _head_tensors(h: Hparams, present: Present) -> Tensors:
     """Tensors of embedding and classification heads."""
     if h.architecture.ranking.enabled:
         yield from _norm("cls.norm", h, required=False)
@@ -720,8 +704,8 @@ def _head_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tup
         n_in = rows
 
 
-def _bert_tensors(h: Hparams, present: Mapping[str, TensorInfo]) -> Iterator[tuple[str, TensorSlice]]:
-    def pair(name: str, *shape: int, required: bool = True) -> Iterator[tuple[str, TensorSlice]]:
+def _bert_tensors(h: Hparams, present: Present) -> Tensors:
+    def pair(name: str, *shape: int, required: bool = True) -> Tensors:
         yield f"{name}.weight", TensorSlice(f"{name}.weight", shape, required=required)
         yield f"{name}.bias", TensorSlice(f"{name}.bias", shape[:1], required=required)
 
