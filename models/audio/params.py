@@ -88,14 +88,12 @@ class SpeechParams:
     def read(cls, gguf: GGUFFile, keys: Keys, n_embd: int, n_layer: int) -> SpeechParams:
         """The sizes by their keys. ModelFileError names the one at fault."""
         block, far, kernel = (keys.count(name) for name in ("chunk_size", "max_pos_emb", "conv_kernel_size"))
-        names = ("window_size", "downsample_rate", "head_count")
-        window, rate, n_head = (keys.count(f"projector.{name}") for name in names)
+        window = keys.count("projector.window_size", high=N_FRAMES // 2)  # rows of a chunk
+        rate, n_head = (keys.count(f"projector.{name}") for name in ("downsample_rate", "head_count"))
         if not 1 < block <= far + 1:
             raise keys.error("chunk_size", f"is {block}, for distances of at most {far}")
         if kernel % 2 == 0:
             raise keys.error("conv_kernel_size", f"is {kernel}, an even number")
-        if window > N_FRAMES // 2:
-            raise keys.error("projector.window_size", f"is {window}, more than the {N_FRAMES // 2} rows of a chunk")
         if not window // rate:
             raise keys.error("projector.downsample_rate", f"is {rate}, for windows of {window}")
         if n_embd % n_head:
@@ -159,7 +157,7 @@ def read_audio_params(gguf: GGUFFile) -> AudioParams:
         n_ff=keys.count("feed_forward_length"),
         n_layer=keys.layers(),
         n_head=keys.count("attention.head_count"),
-        n_mel=keys.count("num_mel_bins"),
+        n_mel=keys.count("num_mel_bins", high=MAX_MEL),
         stack=keys.count("projector.stack_factor") if AUDIO_PROJECTORS[kind].stacked else 1,
         eps=keys.positive("attention.layer_norm_epsilon", 1e-5),
     )
@@ -169,8 +167,6 @@ def read_audio_params(gguf: GGUFFile) -> AudioParams:
         params = replace(params, speech=SpeechParams.read(gguf, keys, params.n_embd, params.n_layer))
         if params.n_mel % 2:
             raise keys.error("num_mel_bins", f"is {params.n_mel}, an odd number for two frames")
-    if params.n_mel > MAX_MEL:
-        raise keys.error("num_mel_bins", f"is {params.n_mel}, at most {MAX_MEL} are possible")
     if not params.n_rows():
         raise keys.error("projector.stack_factor", f"is {params.stack}, for {N_POSITIONS} rows")
     return params

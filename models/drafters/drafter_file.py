@@ -170,9 +170,7 @@ def _dflash(file: DrafterFile, keys: Keys) -> DrafterFile:
     mask = keys.metadata.get(key)
     if not isinstance(mask, int) or not 0 <= mask < target.n_vocab:
         raise ModelFileError(keys.file, f"key '{key}' is {mask}, expected a token of the model")
-    size = keys.count("block_size", 16)
-    if size < 2:
-        raise keys.error("block_size", f"is {size}, which leaves nothing to draft")
+    size = keys.count("block_size", 16, 2)  # with the last token
     causal = keys.flag("attention.causal", keys.get("decoder_arch") == "laguna")
     return replace(file, block_size=size, mask_token=mask, causal=causal)
 

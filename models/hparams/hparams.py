@@ -486,12 +486,9 @@ def _with_streams(h: Hparams, keys: Keys) -> Hparams:
     kind = TRAITS[keys.arch].residual
     if kind not in (Residual.HYPER, Residual.HYPER_OUTPUT, Residual.INDEPENDENT, Residual.GATED):
         return h
-    n, apart = keys.count("hyper_connection.count"), kind is Residual.INDEPENDENT
+    n, apart = keys.count("hyper_connection.count", high=MAX_STREAMS), kind is Residual.INDEPENDENT
     mixed = kind in (Residual.HYPER, Residual.HYPER_OUTPUT)
-    iterations = keys.count("hyper_connection.sinkhorn_iterations") if mixed else 0
-    for key, value in (("count", n), ("sinkhorn_iterations", iterations)):
-        if value > MAX_STREAMS:
-            raise keys.error(f"hyper_connection.{key}", f"is {value}; at most {MAX_STREAMS} are supported")
+    iterations = keys.count("hyper_connection.sinkhorn_iterations", high=MAX_STREAMS) if mixed else 0
     if kind is Residual.GATED:
         return replace(h, n_hyper=n, hyper_rank=keys.count("hyper_connection.low_rank"))
     eps = keys.at_least_0("hyper_connection.epsilon")
@@ -600,10 +597,7 @@ def _n_idle(keys: Keys, layers: Sequence[LayerSizes]) -> int:
 def _n_streams(keys: Keys) -> int:
     if active := keys.number("altup.active_idx", 0):
         raise keys.error("altup.active_idx", f"is {active:g}: only the first stream may run through the layers")
-    n = keys.count("altup.num_inputs", 4)
-    if not 2 <= n <= MAX_STREAMS:
-        raise keys.error("altup.num_inputs", f"is {n}; 2 to {MAX_STREAMS} streams are supported")
-    return n
+    return keys.count("altup.num_inputs", 4, 2, MAX_STREAMS)
 
 
 def _sparsity(keys: Keys, n_layer: int) -> tuple[float | None, ...]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from logitless.models.errors import ModelFileError
 
 MAX_LAYERS = 512  # llama.cpp's limit too
+MAX_SIZE = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,16 @@ class Keys:
         if len(value) != n_blocks:
             raise self.error(key, f"has {len(value)} values, for {n_blocks} blocks")
 
-    def count(self, key: str, default: int | None = None) -> int:
-        """A count of at least 1."""
-        return self._size(key, self.number(key, default))
-
-    def _size(self, key: str, value: float) -> int:
-        if value != int(value) or not 0 < value < 1 << 31:
+    def count(self, key: str, default: int | None = None, low: int = 1, high: int = MAX_SIZE) -> int:
+        """A count from `low` to `high`."""
+        value = self.number(key, default)
+        if value != int(value) or not 0 < value <= MAX_SIZE:
             raise self.error(key, f"is {value}, which is not a possible size")
-        return int(value)
+        n = int(value)
+        if not low <= n <= high:
+            possible = f"supported are {low} to {high}" if high < MAX_SIZE else f"at least {low} is possible"
+            raise self.error(key, f"is {n}; {possible}")
+        return n
 
     def counts(self, key: str, n: int, default: int | None = None, *, or_none: bool = False) -> tuple[int, ...]:
         """A count for each of n layers, from one number or an array of them. `or_none`: they may be 0."""
@@ -73,7 +76,7 @@ class Keys:
         self.check_length(key, value)
         if value.shape != (n,) or value.dtype.kind not in "iu":
             raise self.error(key, f"must be a number or {n} whole numbers")
-        if not ((value >= (0 if or_none else 1)) & (value < 1 << 31)).all():
+        if not ((value >= (0 if or_none else 1)) & (value <= MAX_SIZE)).all():
             raise self.error(key, "has a number that is not a possible size")
         return tuple(value.tolist())
 
@@ -83,10 +86,7 @@ class Keys:
 
     def layers(self, key: str = "block_count", default: int | None = None) -> int:
         """A count of layers."""
-        n = self.count(key, default)
-        if n > MAX_LAYERS:
-            raise self.error(key, f"is {n}; at most {MAX_LAYERS} blocks are supported")
-        return n
+        return self.count(key, default, high=MAX_LAYERS)
 
     def flag(self, key: str, default: bool | None = None) -> bool:
         value = self.get(key, default)

@@ -14,6 +14,7 @@ from logitless.models.architectures.registry import TRAITS
 from logitless.models.hparams.keys import Keys
 from logitless.models.hparams.mla import IndexerParams
 
+TAPS = 2, 64  # least and most of a convolution
 CHANNELS = 32  # of Mamba's that are a head here
 
 
@@ -133,9 +134,7 @@ def _read(keys: Keys, n_layer: int, n_embd: int, kind: StateKind) -> RecurrentPa
         return None
     attention = tuple(not keeps for keeps in layers)
     if kind is StateKind.SHORT_CONV:
-        n_taps = keys.count("shortconv.l_cache")
-        _check_taps(keys, "shortconv.l_cache", n_taps)
-        return RecurrentParams(layers, attention, n_taps, n_embd)
+        return RecurrentParams(layers, attention, keys.count("shortconv.l_cache", None, *TAPS), n_embd)
     n_taps, n_key_heads, n_heads, size = _heads(keys)
     if keys.count("ssm.inner_size") != n_heads * size:
         raise keys.error("ssm.inner_size", f"is not that of {n_heads} heads of {size}, which is not supported")
@@ -145,8 +144,7 @@ def _read(keys: Keys, n_layer: int, n_embd: int, kind: StateKind) -> RecurrentPa
 
 def _mamba(keys: Keys, n_layer: int) -> RecurrentParams:
     """Mamba (Gu and Dao, 2023), whose channels have states of their own: heads of so many."""
-    n, size, n_taps = keys.count("ssm.inner_size"), keys.count("ssm.state_size"), keys.count("ssm.conv_kernel")
-    _check_taps(keys, "ssm.conv_kernel", n_taps)
+    n, size, n_taps = keys.count("ssm.inner_size"), keys.count("ssm.state_size"), _n_taps(keys)
     layers, attention = _mamba_layers(keys, n_layer)
     width, n_steps = math.gcd(n, CHANNELS), keys.count("ssm.time_step_rank")
     normed = keys.flag("ssm.dt_b_c_rms", False)
@@ -154,8 +152,7 @@ def _mamba(keys: Keys, n_layer: int) -> RecurrentParams:
 
 
 def _plamo2(keys: Keys, n_layer: int, n_embd: int) -> RecurrentParams:
-    n, n_heads, n_taps = keys.count("ssm.inner_size"), keys.count("ssm.time_step_rank"), keys.count("ssm.conv_kernel")
-    _check_taps(keys, "ssm.conv_kernel", n_taps)
+    n, n_heads, n_taps = keys.count("ssm.inner_size"), keys.count("ssm.time_step_rank"), _n_taps(keys)
     if n % n_heads:
         raise keys.error("ssm.inner_size", f"is {n}, not a multiple of {n_heads} heads")
     layers, attention = _mamba_layers(keys, n_layer)
@@ -188,8 +185,7 @@ def _rwkv(keys: Keys, n_layer: int, n_embd: int) -> RecurrentParams:
 
 def _kda(keys: Keys, n_layer: int) -> RecurrentParams:
     layers, n, size = _without_heads(keys, n_layer), keys.count("attention.head_count"), keys.count("kda.head_dim")
-    n_taps = keys.count("ssm.conv_kernel")
-    _check_taps(keys, "ssm.conv_kernel", n_taps)
+    n_taps = _n_taps(keys)
     bound = float(keys.number("kda.gate_lower_bound", 0.0))
     if bound > 0 or not keys.flag("kda.safe_gate", True):
         raise keys.error("kda.gate_lower_bound", "is positive, or kda.safe_gate is false, which is not supported")
@@ -229,16 +225,14 @@ def _mamba_layers(keys: Keys, n_layer: int) -> tuple[tuple[bool, ...], tuple[boo
 def _heads(keys: Keys) -> tuple[int, int, int, int]:
     """Taps of the convolution, key heads, heads, elements of a key."""
     n_key_heads, n_heads = keys.count("ssm.group_count"), keys.count("ssm.time_step_rank")
-    size, n_taps = keys.count("ssm.state_size"), keys.count("ssm.conv_kernel")
+    size, n_taps = keys.count("ssm.state_size"), _n_taps(keys)
     if n_heads % n_key_heads:
         raise keys.error("ssm.time_step_rank", f"is {n_heads}: so many heads cannot share {n_key_heads} of keys")
-    _check_taps(keys, "ssm.conv_kernel", n_taps)
     return n_taps, n_key_heads, n_heads, size
 
 
-def _check_taps(keys: Keys, key: str, n: int) -> None:
-    if not 2 <= n <= 64:
-        raise keys.error(key, f"is {n}; supported are 2 to 64")
+def _n_taps(keys: Keys) -> int:
+    return keys.count("ssm.conv_kernel", None, *TAPS)
 
 
 def _without_heads(keys: Keys, n_layer: int) -> tuple[bool, ...]:
@@ -274,13 +268,8 @@ def read_ngrams(keys: Keys, n_layer: int, n_embd: int) -> NGrams | None:
     (layer, *others) = _numbers(keys, "ple.layers", 1)
     if others or layer >= n_layer:
         raise keys.error("ple.layers", f"are {1 + len(others)}, the first {layer}; supported is one of {n_layer}")
-    n, per_gram = keys.count("ple.ngram_size"), keys.count("ple.heads_per_ngram")
-    n_taps, width = keys.count("ple.conv_kernel"), keys.count("embedding_length_per_layer_input")
-    if not 2 <= n <= 8:
-        raise keys.error("ple.ngram_size", f"is {n}; supported are 2 to 8")
-    if not 2 <= n_taps <= 8:
-        raise keys.error("ple.conv_kernel", f"is {n_taps}; supported are 2 to 8")
-    n_heads = (n - 1) * per_gram
+    n, n_taps = (keys.count(f"ple.{name}", None, 2, 8) for name in ("ngram_size", "conv_kernel"))
+    width, n_heads = keys.count("embedding_length_per_layer_input"), (n - 1) * keys.count("ple.heads_per_ngram")
     if n_heads * width != n_embd:
         raise keys.error("embedding_length_per_layer_input", f"is {width}: {n_heads} of them are not {n_embd}")
     sizes, offsets = (_numbers(keys, f"ple.head_{name}", n_heads) for name in ("vocab_sizes", "offsets"))

@@ -48,12 +48,10 @@ class SAMParams:
     @classmethod
     def read(cls, keys: Keys) -> SAMParams:
         """The sizes by their keys. ModelFileError names the one at fault."""
-        n_embd, n_head, window = map(keys.count, ("sam.embedding_length", "sam.head_count", "window_size"))
-        p = cls(n_embd, n_head, keys.layers("sam.block_count"), window)
+        n_embd, n_head = map(keys.count, ("sam.embedding_length", "sam.head_count"))
+        p = cls(n_embd, n_head, keys.layers("sam.block_count"), keys.count("window_size", low=2))
         if p.n_embd % p.n_head:
             raise keys.error("sam.head_count", f"is {p.n_head}, for vectors of {p.n_embd}")
-        if p.window < 2:
-            raise keys.error("window_size", f"is {p.window}, at least 2 are possible")
         return p
 
 
@@ -188,7 +186,7 @@ def read_params(
         n_layer=n_layer,
         n_head=n_head,
         patch_size=patch,
-        image_size=OVERVIEW if sam else keys.count("image_size"),
+        image_size=OVERVIEW if sam else keys.count("image_size", high=MAX_SIDE),
         merge=merge,
         eps=1e-5 if sam else keys.positive("attention.layer_norm_epsilon", 1e-6),
         activation=None if sam else projector.activation or _activation(metadata),
@@ -217,8 +215,6 @@ def read_params(
 
 def _check_sizes(keys: Keys, p: VisionParams) -> None:
     """ModelFileError names a key by which an image would become more pixels than memory has."""
-    if p.image_size > MAX_SIDE:
-        raise keys.error("image_size", f"is {p.image_size}, more than {MAX_SIDE} pixels")
     if p.projector.sizing is Sizing.TILES and not 0 < p.longest_edge <= math.isqrt(MAX_TILES) * p.image_size:
         problem = f"is {p.longest_edge}, more than {MAX_TILES} tiles of {p.image_size}"
         raise keys.error("preproc_image_size", problem if p.longest_edge else "is missing")
@@ -236,11 +232,9 @@ def _grids(keys: Keys, projector: Projector) -> tuple[tuple[int, int], ...]:
     """(columns, rows) of tiles: as many as the file or the projector allows, or of sizes that the file lists."""
     if projector.sizing in (Sizing.GRID, Sizing.SQUARE_ROWS):
         usual = (1, 12) if projector.sizing is Sizing.GRID else (2, 9)
-        least, most = keys.count("preproc_min_tiles", usual[0]), keys.count("preproc_max_tiles", usual[1])
+        least, most = keys.count("preproc_min_tiles", usual[0]), keys.count("preproc_max_tiles", usual[1], 1, MAX_TILES)
         if projector.grid_side:
             least, most = 2, projector.grid_side**2
-        if most > MAX_TILES:
-            raise keys.error("preproc_max_tiles", f"is {most}, more than {MAX_TILES}")
         return grids_between(least, most, projector.grid_side)
     sizes, side = keys.get("image_grid_pinpoints"), keys.count("image_size")
     if projector.sizing is not Sizing.FIXED or sizes is None:

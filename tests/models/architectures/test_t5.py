@@ -185,7 +185,7 @@ def test_encoder_refusals_are_one_line(llm: LLM, path: Path) -> None:
         FineTuning(session, path, [{"text": "once"}])
     for key, value, line in (
         ("decoder_start_token_id", N_VOCAB, "is 512, of 512 tokens"),
-        ("decoder_block_count", 600, "is 600; at most 512 blocks are supported"),
+        ("decoder_block_count", 600, "is 600; supported are 1 to 512"),
         ("attention.causal", False, "is false, which is not supported in t5"),
     ):
         with GGUFFile.open(path, Overrides(own=((key, value),))) as gguf, pytest.raises(ModelFileError, match=line):

@@ -112,7 +112,7 @@ def test_faults_of_files_are_one_line(tmp_path: Path) -> None:
     for changes, text in (
         ({"kind": "lfm2a"}, "audio projector type 'lfm2a' is not supported; docs/models.md lists the 7 that are"),
         ({"n_head": 3}, "key 'clip.audio.attention.head_count' is 3, for vectors of 40"),
-        ({"n_mel": 300}, "key 'clip.audio.num_mel_bins' is 300, at most 256 are possible"),
+        ({"n_mel": 300}, "key 'clip.audio.num_mel_bins' is 300; supported are 1 to 256"),
         ({"stack": 0}, "key 'clip.audio.projector.stack_factor' is missing"),
         ({"stack": 1600}, "key 'clip.audio.projector.stack_factor' is 1600, for 1500 rows"),
     ):

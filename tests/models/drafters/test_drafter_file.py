@@ -75,7 +75,7 @@ def test_drafter_that_does_not_fit_is_refused(
     [
         ({"tokenizer.ggml.mask_token_id": None}, {}, "key 'tokenizer.ggml.mask_token_id' is None, expected a token"),
         ({"tokenizer.ggml.mask_token_id": 400}, {}, "key 'tokenizer.ggml.mask_token_id' is 400, expected a token"),
-        ({"block_size": 1}, {}, "key 'dflash.block_size' is 1, which leaves nothing to draft"),
+        ({"block_size": 1}, {}, "key 'dflash.block_size' is 1; at least 2 is possible"),
         ({"embedding_length": 32}, {}, "key 'dflash.embedding_length' is 32, the model's is 64"),
         ({"target_layers": [4]}, {}, "key 'dflash.target_layers' is [4], the model has 3 layers"),
         ({}, {"enc.output_norm.weight": None}, "tensor 'enc.output_norm.weight' is missing"),

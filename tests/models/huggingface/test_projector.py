@@ -298,7 +298,7 @@ def test_settings_that_transformers_leaves_out_are_its_own(tmp_path: Path) -> No
         ("llava 1.6", {"image_grid_pinpoints": [[16, "x"]]}, "'image_grid_pinpoints' has not pairs of sizes"),
         ("internvl", {"downsample_ratio": 0.3}, "'downsample_ratio' is 0.3, not one by a whole number"),
         ("internvl", {"vision_config": {"norm_type": "rms_norm"}}, "'norm_type' is not layer_norm without norms"),
-        ("internvl", {"max_dynamic_patch": 1 << 20}, "key 'clip.vision.preproc_max_tiles' is 1048576, more than 256"),
+        ("internvl", {"max_dynamic_patch": 1 << 20}, "preproc_max_tiles' is 1048576; supported are 1 to 256"),
         ("lfm2vl", {"vision_feature_layer": -2}, "'vision_feature_layer' is not -1, the supported one"),
         ("gemma4", {"vision_config": {"patch_size": 8}}, r"tensor 'v.patch_embd.weight' has shape \(32, 3, 4, 4\)"),
         ("pixtral", {"vision_config": {"hidden_size": 1.5}}, "'hidden_size' is '1.5', not a count"),
