@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 # of code points, both ends included; sorted, apart from each other
 Ranges = tuple[tuple[int, int], ...]
@@ -67,6 +68,25 @@ class Rules:
     root: str = "root"
 
 
+def walk(node: Node) -> Iterator[Node]:
+    """A node and all nodes in it."""
+    work = [node]
+    while work:
+        node = work.pop()
+        yield node
+        if isinstance(node, Seq | Alt):
+            work += node.parts
+        elif isinstance(node, Repeat):
+            work.append(node.part)
+
+
+def mapped(node: Node, leaf: Callable[[Node], Node]) -> Node:
+    """A tree with other leaves: characters, tokens and references."""
+    if isinstance(node, Seq | Alt):
+        return type(node)(tuple(mapped(part, leaf) for part in node.parts))
+    return replace(node, part=mapped(node.part, leaf)) if isinstance(node, Repeat) else leaf(node)
+
+
 def chars(ranges: list[tuple[int, int]], negated: bool = False) -> Chars:
     """Class of the characters in some ranges, or of all others; surrogates are left out."""
     joined: list[tuple[int, int]] = []
@@ -100,21 +120,13 @@ def literal(text: str) -> Node:
 
 def in_json(grammar: Rules) -> Rules:
     """The grammar of the same texts as they are written between the quotes of a JSON string."""
-    return Rules({name: _in_json(node) for name, node in grammar.rules.items()}, grammar.root)
+    return Rules({name: mapped(node, _escaped) for name, node in grammar.rules.items()}, grammar.root)
 
 
-def _in_json(node: Node) -> Node:
-    if isinstance(node, Chars):
-        return _escaped(node)
-    if isinstance(node, Seq):
-        return Seq(tuple(_in_json(part) for part in node.parts))
-    if isinstance(node, Alt):
-        return Alt(tuple(_in_json(part) for part in node.parts))
-    return Repeat(_in_json(node.part), node.least, node.most) if isinstance(node, Repeat) else node
-
-
-def _escaped(node: Chars) -> Node:
-    """A character of a class: as it is, or as its escape."""
+def _escaped(node: Node) -> Node:
+    """A character of a class: as it is, or as its escape. Other nodes as they are."""
+    if not isinstance(node, Chars):
+        return node
     free: list[tuple[int, int]] = []
     escapes: list[Node] = []
     digits: dict[int, list[tuple[int, int]]] = {}  # by the first hexadecimal digit of a control character, the second

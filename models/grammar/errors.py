@@ -25,6 +25,13 @@ class NotEnforceable(GrammarError):
     """A valid grammar with a part that this engine cannot enforce."""
 
 
+def placed(message: str, source: str, at: int) -> str:
+    """A message about a place in a source: its line and column, and the text there."""
+    line, column = source.count("\n", 0, at) + 1, at - source.rfind("\n", 0, at)
+    near = source[at : at + 20].split("\n")[0]
+    return f"line {line}, column {column}: {message}" + (f" at {near!r}" if near else " at the end")
+
+
 def reason(error: str) -> str:
     """llguidance's message in one line, without its own positions."""
     lines = error.splitlines()

@@ -11,7 +11,7 @@ import re
 from typing import NoReturn
 
 from logitless.models.grammar.ast import LAST, Alt, Chars, Node, Ref, Repeat, Rules, Seq, Token, chars
-from logitless.models.grammar.errors import GrammarError
+from logitless.models.grammar.errors import GrammarError, placed
 from logitless.models.tokenizer import Tokenizer
 
 MAX_REPEAT = 2000  # llama.cpp's "sane default"
@@ -43,11 +43,7 @@ class _Parser:
         self.references: dict[str, int] = {}  # name → where it is used first
 
     def fail(self, message: str, at: int | None = None) -> NoReturn:
-        at = self.at if at is None else at
-        line = self.text.count("\n", 0, at) + 1
-        column = at - self.text.rfind("\n", 0, at)
-        near = self.text[at : at + 20].split("\n")[0]
-        raise GrammarError(f"line {line}, column {column}: {message}" + (f" at {near!r}" if near else " at the end"))
+        raise GrammarError(placed(message, self.text, self.at if at is None else at))
 
     def peek(self) -> str:
         return self.text[self.at : self.at + 1]

@@ -7,7 +7,7 @@ choice is the only one (lexemes.py)."""
 
 from __future__ import annotations
 
-from logitless.models.grammar.ast import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Token, literal
+from logitless.models.grammar.ast import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Token, literal, walk
 from logitless.models.grammar.errors import GrammarError
 from logitless.models.grammar.lexemes import Lexemes
 
@@ -39,19 +39,8 @@ def lark_rules(grammar: Rules, name: str = "start", *, end: str = "") -> list[st
 
 def _references(node: Node) -> set[str] | None:
     """Names of the rules that a node refers to; None if it has tokens, which regular expressions cannot have."""
-    names: set[str] = set()
-    work = [node]
-    while work:
-        node = work.pop()
-        if isinstance(node, Token):
-            return None
-        if isinstance(node, Ref):
-            names.add(node.name)
-        elif isinstance(node, Seq | Alt):
-            work += node.parts
-        elif isinstance(node, Repeat):
-            work.append(node.part)
-    return names
+    parts = list(walk(node))
+    return None if any(isinstance(p, Token) for p in parts) else {p.name for p in parts if isinstance(p, Ref)}
 
 
 def _regular(grammar: Rules) -> dict[str, str]:

@@ -12,8 +12,8 @@ import re
 import warnings
 from typing import NoReturn
 
-from logitless.models.grammar.ast import Alt, Node, Ref, Repeat, Rules, Seq, chars
-from logitless.models.grammar.errors import GrammarError, NotEnforceable
+from logitless.models.grammar.ast import Alt, Node, Ref, Repeat, Rules, Seq, chars, mapped
+from logitless.models.grammar.errors import GrammarError, NotEnforceable, placed
 from logitless.models.grammar.regex import MAX_DEPTH, MAX_REPEAT, regex_node
 
 _MAX_TOKENS = 40_000
@@ -56,6 +56,11 @@ def is_terminal(name: str) -> bool:
     return name.lstrip("_")[:1].isupper()
 
 
+def _spaced(node: Node) -> Node:
+    """A terminal with the ignored ones after it."""
+    return Seq((node, Ref(_IGNORED))) if isinstance(node, Ref) and is_terminal(node.name) else node
+
+
 class _Parser:
     def __init__(self, source: str) -> None:
         self.text = source
@@ -71,9 +76,7 @@ class _Parser:
 
     def placed(self, message: str, place: int | None = None) -> str:
         place = self.tokens[self.at][2] if place is None else place
-        line, column = self.text.count("\n", 0, place) + 1, place - self.text.rfind("\n", 0, place)
-        near = self.text[place : place + 20].split("\n")[0]
-        return f"line {line}, column {column}: {message}" + (f" at {near!r}" if near else " at the end")
+        return placed(message, self.text, place)
 
     def unsupported(self, feature: str) -> NoReturn:
         raise NotEnforceable(self.placed(f"{feature} cannot be enforced"))
@@ -144,22 +147,11 @@ class _Parser:
             raise GrammarError("there is no rule 'start'")
         rules = self.nodes
         if self.ignored:
-            rules = {name: rule if is_terminal(name) else self.spaced(rule) for name, rule in rules.items()}
+            rules = {name: rule if is_terminal(name) else mapped(rule, _spaced) for name, rule in rules.items()}
             rules |= {_IGNORED: Repeat(Alt(tuple(self.ignored)), 0, None)}
             rules |= {_WHOLE: Seq((Ref(_IGNORED), Ref("start")))}
             return Rules(rules, _WHOLE)
         return Rules(rules, "start")
-
-    def spaced(self, node: Node) -> Node:
-        """A rule with the ignored terminals after each of its terminals."""
-        if isinstance(node, Ref):
-            return Seq((node, Ref(_IGNORED))) if is_terminal(node.name) else node
-        if isinstance(node, Seq):
-            return Seq(tuple(self.spaced(part) for part in node.parts))
-        if isinstance(node, Alt):
-            return Alt(tuple(self.spaced(part) for part in node.parts))
-        assert isinstance(node, Repeat)
-        return Repeat(self.spaced(node.part), node.least, node.most)
 
     def directive(self) -> None:
         name = self.word

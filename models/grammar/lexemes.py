@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from logitless.models.grammar.ast import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Token
+from logitless.models.grammar.ast import Alt, Chars, Node, Ref, Repeat, Rules, Seq, Token, walk
 
 _MAX_POSITIONS = 400  # of a lexeme's automaton
 _MAX_NODES = 4000  # of a grammar; larger ones are lexed by characters
@@ -44,7 +44,7 @@ class Lexemes:
         self._rules, self._regular, self._root = grammar.rules, regular, grammar.root
         self._split: set[Node] = set()  # parts that must be split
         self._machines: dict[Node, _Automaton | None] = {}
-        n_nodes = sum(1 for node in grammar.rules.values() for _ in _walk(node))
+        n_nodes = sum(1 for node in grammar.rules.values() for _ in walk(node))
         self._worthwhile = n_nodes <= _MAX_NODES
         if self._worthwhile:
             self._atoms = _atoms(grammar.rules.values())
@@ -69,7 +69,7 @@ class Lexemes:
     def _is_regular(self, node: Node) -> bool:
         return all(
             not isinstance(part, Token) and (not isinstance(part, Ref) or part.name in self._regular)
-            for part in _walk(node)
+            for part in walk(node)
         )
 
     def _leaves(self, node: Node) -> Iterator[Node]:
@@ -244,22 +244,11 @@ def _add(table: dict[K, int], key: K, characters: int) -> bool:
     return table[key] != before
 
 
-def _walk(node: Node) -> Iterator[Node]:
-    work = [node]
-    while work:
-        node = work.pop()
-        yield node
-        if isinstance(node, Seq | Alt):
-            work += node.parts
-        elif isinstance(node, Repeat):
-            work.append(node.part)
-
-
 def _atoms(nodes: Iterable[Node]) -> list[tuple[int, int]]:
     """Ranges of characters that no class of the grammar separates."""
     starts = {0}
     for node in nodes:
-        for part in _walk(node):
+        for part in walk(node):
             if isinstance(part, Chars):
                 starts |= {end for a, b in part.ranges for end in (a, b + 1)}
     ordered = sorted(starts)
