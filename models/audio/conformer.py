@@ -16,10 +16,11 @@ from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.pointwise import div, exp, relu, sigmoid
 from logitless.graph.ops.shape import pad_rows, reshape
-from logitless.graph.ops.slicing import take_columns, transpose
+from logitless.graph.ops.slicing import take_columns
 from logitless.graph.tensor import Tensor, const, feed
 from logitless.models.audio.encoder import AudioEncoder
 from logitless.models.audio.params import halved
+from logitless.models.media.layers import depthwise, near_rows
 from logitless.models.media.projector_encoder import Array
 from logitless.models.media.projector_weights import ProjectorWeights
 
@@ -68,10 +69,8 @@ class ConformerEncoder(AudioEncoder):
         total, columns = n_chunks * p.n_rows(n_frames), halved(width)
         x = feed("audio.patches", (n_chunks * height * width, SIDE**2))
         x = self._convolved("a.conv1d.0", x)
-        n = x.shape[1]
-        x = get_rows(pad_rows(x, before=0, after=1), feed("audio.taps", (total * columns * SIDE**2,), "i32"))
-        x = transpose(reshape(x, shape=(total * columns, SIDE**2, n)), axes=(0, 2, 1))
-        x = self._convolved("a.conv1d.1", reshape(x, shape=(total * columns, n * SIDE**2)))
+        x = near_rows(x, feed("audio.taps", (total * columns * SIDE**2,), "i32"), SIDE**2)
+        x = self._convolved("a.conv1d.1", x)
         x = w.linear("a.input_projection", reshape(x, shape=(total, columns * x.shape[1])), p.n_embd)
         past = feed("audio.past", ((1 + PAST) * total,), "i32")
         mask = feed("audio.seen", (1 + PAST, total, 1, 1))
@@ -126,11 +125,7 @@ class ConformerEncoder(AudioEncoder):
         shape = x.shape
         x = b.linear("conv_pw1", _normed(b, "conv_norm", x), 2 * shape[1])
         x = mul(take_columns(x, 0, shape[1]), sigmoid(take_columns(x, shape[1], shape[1])))
-        parts = mul(
-            get_rows(pad_rows(x, before=0, after=1), before),
-            get_rows(b.transposed("conv_dw.weight", TAPS, shape[1]), kernel),
-        )
-        x = reshape(sum_to(reshape(parts, shape=(TAPS, *shape)), shape=(1, *shape)), shape=shape)
+        x = depthwise(x, b.transposed("conv_dw.weight", TAPS, shape[1]), before, kernel, TAPS)
         if (bias := b.optional("conv_dw.bias", shape[1])) is not None:
             x = add(x, bias)
         return b.linear("conv_pw2", silu(_normed(b, "norm_conv", x)), shape[1])

@@ -12,10 +12,11 @@ import numpy as np
 from logitless.graph.ops.attention.encoder_attention import full_attention, mean_rows
 from logitless.graph.ops.elementwise import add, gelu, mul, silu
 from logitless.graph.ops.gather import get_rows
-from logitless.graph.ops.shape import pad_rows, reshape
-from logitless.graph.ops.slicing import take_block, take_columns, transpose
+from logitless.graph.ops.shape import reshape
+from logitless.graph.ops.slicing import take_block, take_columns
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.audio.params import N_FRAMES, N_POSITIONS, AudioHead, AudioParams
+from logitless.models.media.layers import near_rows
 from logitless.models.media.projector_encoder import Array, ProjectorEncoder
 from logitless.models.media.projector_weights import ProjectorWeights
 
@@ -72,9 +73,8 @@ class WhisperEncoder(AudioEncoder):
         p, w = self.p, self.w
         total = n_chunks * N_POSITIONS
         x = feed("audio.patches", (n_chunks * N_FRAMES, TAPS * p.n_mel))
-        x = pad_rows(gelu(w.linear("a.conv1d.1", x, p.n_embd, (TAPS,), needs_bias=True)), before=0, after=1)
-        x = reshape(get_rows(x, feed("audio.taps", (TAPS * total,), "i32")), shape=(total, TAPS, p.n_embd))
-        x = reshape(transpose(x, axes=(0, 2, 1)), shape=(total, TAPS * p.n_embd))
+        x = gelu(w.linear("a.conv1d.1", x, p.n_embd, (TAPS,), needs_bias=True))
+        x = near_rows(x, feed("audio.taps", (TAPS * total,), "i32"), TAPS)
         x = gelu(w.linear("a.conv1d.2", x, p.n_embd, (TAPS,), needs_bias=True))
         x = self.layers(self.placed(x, N_POSITIONS), feed("audio.count", (n_chunks,), "i32"))
         if p.projector.pooled:

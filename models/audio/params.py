@@ -66,7 +66,11 @@ AUDIO_PROJECTORS: dict[str, AudioProjector] = {
     "gemma4a": AudioProjector(
         *(AudioHead.NORM_LINEAR, "<|audio>", "<audio|>"), encoder=AudioEncoderKind.CONFORMER, bounded=True
     ),
-    "granite_speech": AudioProjector(AudioHead.QUERIES, encoder=AudioEncoderKind.SPEECH),
+    "granite_speech": AudioProjector(
+        AudioHead.QUERIES,
+        encoder=AudioEncoderKind.SPEECH,
+        unused=tuple(f"a.enc_ctc_out{i}.{end}" for i in ("", "_mid") for end in ("weight", "bias")),  # of one layer
+    ),
     "qwen3a": AudioProjector(AudioHead.MLP, "<|audio_start|>", "<|audio_end|>", encoder=AudioEncoderKind.SPANS),
 }
 

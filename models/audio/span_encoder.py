@@ -16,7 +16,7 @@ from logitless.graph.ops.slicing import transpose
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.audio.encoder import WhisperEncoder
 from logitless.models.audio.params import SPAN, SPANS, halved
-from logitless.models.media.convolution import convolved
+from logitless.models.media.layers import convolved
 from logitless.models.media.projector_encoder import Array
 
 SIDE = 3  # of the convolutions, each of which halves both sides

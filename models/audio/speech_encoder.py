@@ -21,7 +21,7 @@ from logitless.graph.ops.training.loss import softmax
 from logitless.graph.tensor import Tensor, feed
 from logitless.models.audio.encoder import AudioEncoder
 from logitless.models.audio.params import N_FRAMES, SpeechParams
-from logitless.models.media.distance_scores import distance_scores, scored_attention
+from logitless.models.media.layers import distance_scores, scored_attention
 from logitless.models.media.projector_encoder import Array
 from logitless.models.media.projector_weights import ProjectorWeights
 

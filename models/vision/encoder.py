@@ -311,9 +311,8 @@ class VisionEncoder(ProjectorEncoder[VisionParams]):
     def _attention(self, b: ProjectorWeights, x: Tensor, angles: Tensor | None, windows: Windows) -> Tensor:
         p = self.p
         shape, is_normed = (x.shape[0], p.n_head, p.head_dim), p.projector.value_norm
-        q, k, v = (
-            reshape(b.linear_part(f"attn_{name}", x, "attn_qkv", i), shape=shape) for i, name in enumerate("qkv")
-        )
+        parts = (b.linear_part(f"attn_{name}", x, "attn_qkv", i) for i, name in enumerate("qkv"))
+        q, k, v = (reshape(t, shape=shape) for t in parts)
         q, k = (normed(p, b, f"attn_{name}_norm", t, required=is_normed) for name, t in (("q", q), ("k", k)))
         if is_normed:
             v = rms_norm(v, const(1.0), eps=p.eps)

@@ -7,11 +7,11 @@ import math
 import numpy as np
 
 from logitless.graph.ops.attention.encoder_attention import mean_rows
-from logitless.graph.ops.elementwise import add, gelu, mul, scale, sum_to
+from logitless.graph.ops.elementwise import add, gelu, mul, scale
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.pointwise import clamp, relu
-from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.tensor import Tensor, const, feed
+from logitless.models.media.layers import depthwise
 from logitless.models.media.projector_weights import ProjectorWeights
 from logitless.models.vision.params import VisionParams
 from logitless.models.vision.patches import Array
@@ -68,8 +68,7 @@ def _convolved(w: ProjectorWeights, name: str, x: Tensor, inputs: str, stride: i
     n, width = x.shape[0] // stride**2, x.shape[1]
     ids, taps = (feed(f"{inputs}.{part}", (TAPS * n,), "i32") for part in ("ids", "taps"))
     weight = w.transposed(f"{name}.weight", TAPS, width, in_file=(width, 1, 3, 3))
-    parts = mul(get_rows(pad_rows(x, before=0, after=1), ids), get_rows(weight, taps))
-    return reshape(sum_to(reshape(parts, shape=(TAPS, n, width)), shape=(1, n, width)), shape=(n, width))
+    return depthwise(x, weight, ids, taps, TAPS)
 
 
 def _block(p: VisionParams, w: ProjectorWeights, i: int, x: Tensor) -> Tensor:

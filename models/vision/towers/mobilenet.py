@@ -16,8 +16,9 @@ from logitless.graph.ops.elementwise import add, gelu, mul, scale
 from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.norm import rms_norm
 from logitless.graph.ops.shape import pad_rows, reshape, slice_rows
-from logitless.graph.ops.slicing import concat, transpose
+from logitless.graph.ops.slicing import concat
 from logitless.graph.tensor import Tensor, const, feed
+from logitless.models.media.layers import near_rows
 from logitless.models.media.projector_weights import ProjectorWeights
 from logitless.models.vision.mobilenet_blocks import N_STAGES, Block, Kind
 from logitless.models.vision.params import SIDE, VisionParams
@@ -147,11 +148,9 @@ def _depthwise(w: ProjectorWeights, name: str, m: Map, size: int, stride: int) -
 
 
 def _edge(w: ProjectorWeights, block: Block, m: Map) -> Map:
-    b, side, n_in = block.name, -(-m.side // block.stride), m.x.shape[1]
+    b, side = block.name, -(-m.side // block.stride)
     ids = m.input(_name("near", 3, block.stride, m.side), (9 * m.n * side**2,))
-    near = reshape(get_rows(pad_rows(m.x, before=0, after=1), ids), shape=(-1, 9, n_in))
-    patches = reshape(transpose(near, axes=(0, 2, 1)), shape=(-1, 9 * n_in))
-    x = gelu(_normed(w, f"{b}bn1", w.linear(f"{b}conv_exp", patches, 0, (3, 3))))
+    x = gelu(_normed(w, f"{b}bn1", w.linear(f"{b}conv_exp", near_rows(m.x, ids, 9), 0, (3, 3))))
     x = _normed(w, f"{b}bn2", w.linear(f"{b}conv_pwl", x, 0, POINT))
     return _with_residual(m, m._replace(x=x, side=side))
 

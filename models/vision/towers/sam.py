@@ -15,8 +15,7 @@ from logitless.graph.ops.linear import matmul
 from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.ops.slicing import concat, transpose
 from logitless.graph.tensor import Tensor, feed
-from logitless.models.media.convolution import convolved
-from logitless.models.media.distance_scores import distance_scores, scored_attention
+from logitless.models.media.layers import convolved, distance_scores, scored_attention
 from logitless.models.media.projector_weights import ProjectorWeights
 from logitless.models.vision.params import PATCH, SAMParams
 from logitless.models.vision.patches import Array, cubic_axis, linear_axis

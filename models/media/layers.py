@@ -1,13 +1,41 @@
-"""Attention scores by the distance of rows: as columns beside queries and keys, so that one product adds them."""
+"""Layers that encoders share: convolutions of maps, attention with scores by the distance of rows."""
 
 from __future__ import annotations
 
 from logitless.graph.ops.attention.encoder_attention import full_attention
-from logitless.graph.ops.elementwise import broadcast_to, scale
+from logitless.graph.ops.conv import patches
+from logitless.graph.ops.elementwise import broadcast_to, mul, scale, sum_to
+from logitless.graph.ops.gather import get_rows
 from logitless.graph.ops.linear import linear
-from logitless.graph.ops.shape import reshape
+from logitless.graph.ops.shape import pad_rows, reshape
 from logitless.graph.ops.slicing import concat, take_block, take_columns, transpose
 from logitless.graph.tensor import Tensor, const
+from logitless.models.media.projector_weights import ProjectorWeights
+
+
+def near_rows(x: Tensor, ids: Tensor, n: int) -> Tensor:
+    """Patches (P, C · n) of n rows of x (T, C) each, each element's numbers side by side; id T is a row of zeros."""
+    rows = reshape(get_rows(pad_rows(x, before=0, after=1), ids), shape=(-1, n, x.shape[1]))
+    return reshape(transpose(rows, axes=(0, 2, 1)), shape=(-1, x.shape[1] * n))
+
+
+def depthwise(x: Tensor, weight: Tensor, ids: Tensor, taps: Tensor, n: int) -> Tensor:
+    """Depthwise convolution (P, C) of rows x (T, C) with n rows of weight (…, C): of each tap the `ids` of the rows
+    that it reads, T for zeros, and its own number as often in `taps`."""
+    parts = mul(get_rows(pad_rows(x, before=0, after=1), ids), get_rows(weight, taps))
+    parts = reshape(parts, shape=(n, -1, x.shape[1]))
+    return reshape(sum_to(parts, shape=(1, *parts.shape[1:])), shape=(-1, x.shape[1]))
+
+
+def convolved(
+    w: ProjectorWeights, name: str, x: Tensor, n_out: int = 0, *, side: int, stride: int = 1, needs_bias: bool = False
+) -> Tensor:
+    """The convolution of maps (N, H, W, C) with zeros around them."""
+    n, height, width, channels = x.shape
+    near = reshape(patches(x, size=(side, side), stride=stride, padding=side // 2), shape=(-1, side**2, channels))
+    near = reshape(transpose(near, axes=(0, 2, 1)), shape=(-1, channels * side**2))
+    y = w.linear(name, near, n_out, (side, side), needs_bias=needs_bias)
+    return reshape(y, shape=(n, -(-height // stride), -(-width // stride), -1))
 
 
 def scored_attention(
