@@ -37,8 +37,6 @@ from logitless.models.hparams.moe import Experts
 from logitless.models.weights.weights import Weights
 
 ALPHA = 1.702  # of gpt-oss's sigmoid
-
-
 JITTER = 0.01  # of SparseMixer's router
 AWAY = 1e9  # the mask; probabilities and biases are small
 
@@ -119,11 +117,8 @@ def moe(b: Weights, h: Hparams, e: Experts, x: Tensor, router_input: Tensor, lay
     if not h.architecture.ffn.glu:
         inner = activated(h, inner)
     else:
-        gate, limit = (
-            b.experts("ffn_gate_exps", rows, order, e.n, e.n_ff),
-            h.glu_limits[layer][0] if h.glu_limits else 0.0,
-        )
-        inner = glu(h, gate, inner, limit)
+        gate = b.experts("ffn_gate_exps", rows, order, e.n, e.n_ff)
+        inner = glu(h, gate, inner, h.glu_limits[layer][0] if h.glu_limits else 0.0)
     y = expert_sum(b.experts("ffn_down_exps", inner, order, e.n, e.n_latent or h.n_embd), weights, order)
     y = b.linear("ffn_latent_up", b.norm("ffn_latent_norm", y, h)) if e.n_latent else y
     if e.n_ff_chunk:

@@ -14,8 +14,6 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.hparams import Hparams
 
 F32 = npt.NDArray[np.float32]
-
-
 MAX_DISTANCE = 128  # T5's, behind which all distances have one bucket
 
 

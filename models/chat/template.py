@@ -240,7 +240,6 @@ class ChatTemplate:
         if isinstance(content, list) and self.caps["supports_string_content"]:
             content = self.between_parts.join(part["text"] for part in content if isinstance(part.get("text"), str))
         adapted["content"] = "" if content is None else content
-        thought = adapted.get("reasoning_content")
         if isinstance(content, str) and not self.caps["supports_string_content"]:
             adapted["content"] = [{"type": "text", "text": content}]
         thought = adapted.get("reasoning_content")

@@ -278,12 +278,10 @@ class _Parser:
             if len(low) != 1 or len(high) != 1 or low > high:
                 self.fail("a range goes from one character to a later one", place)
             return chars([(ord(low), ord(high))])
-        body, flags = (
-            re.escape(self.unquoted(text, place)) if kind == "string" else "",
-            (text[-1:] == "i" and "i") or "",
-        )
         if kind == "regex":
             body, _, flags = text[1:].rpartition("/")
+        else:
+            body, flags = re.escape(self.unquoted(text, place)), "i" if text.endswith("i") else ""
         try:
             return regex_node(body.replace(r"\/", "/"), flags)
         except NotEnforceable as error:

@@ -252,6 +252,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     if not isinstance(arch, str) or arch not in TRAITS:
         raise ModelFileError(file, unsupported("architecture", arch, ARCHITECTURES))
     architecture, keys = TRAITS[arch], Keys(metadata, arch, file)
+    attention, rope = architecture.attention, architecture.rope
     experts = read_experts(keys, n_vocab)
     n_embd = keys.count("embedding_length")
     n_blocks, n_ctx_train = keys.layers(), keys.count("context_length")
@@ -265,16 +266,16 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         raise keys.error("num_loops", f"is {n_loops}, of {n_blocks} blocks; at most {MAX_LAYERS} layers are supported")
     n_layer, n_head = n_blocks * n_loops - n_mtp, max(read_n_heads(keys, n_blocks))
     window = 0
-    if architecture.attention.chunked:
-        window = keys.count("attention.chunk_size", architecture.attention.window)
-    elif architecture.attention.window is not None:
+    if attention.chunked:
+        window = keys.count("attention.chunk_size", attention.window)
+    elif attention.window is not None:
         window = keys.count_or_none(
             "attention.sliding_window",
-            None if architecture.attention.window == REQUIRED_KEY else architecture.attention.window,
+            None if attention.window == REQUIRED_KEY else attention.window,
         )
     n_windowed = n_layer + n_mtp * architecture.mtp.as_layer
     local = _local_layers(keys, n_layer, n_windowed) if window else (False,) * n_layer
-    mla = read_mla(keys, n_embd // n_head) if architecture.attention.mla else None
+    mla = read_mla(keys, n_embd // n_head) if attention.mla else None
     local_blocks = [*local, *[False] * (n_blocks - len(local))]
     most, layers = read_layer_sizes(keys, n_blocks, experts.n_ff if experts else None, local_blocks, mla)
     eps_key, other = "attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"
@@ -287,7 +288,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     if pooling not in range(len(POOLINGS)):
         raise keys.error("pooling_type", f"is {pooling:g}; supported are 0 to {len(POOLINGS) - 1}")
     rope_base = keys.positive("rope.freq_base", 10000.0)
-    if architecture.rope.ntk_alpha and most.head_dim > 2:  # dynamic NTK
+    if rope.ntk_alpha and most.head_dim > 2:  # dynamic NTK
         rope_base *= keys.factor("rope.scaling.alpha") ** (most.head_dim / (most.head_dim - 2))
     scaling = _rope_scaling(keys, n_ctx_train)
     alibi = _alibi(keys, n_layer)
@@ -308,17 +309,13 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         rope_dim=most.rope_dim,
         rope_base=rope_base,
         rope_scaling=scaling,
-        attention_scale=mla.yarn_scale(scaling)
-        if mla and architecture.rope.yarn_scales_scores
-        else _attention_scale(
-            architecture, arch, n_layer, n_embd // max(1, n_head), mla.size if mla else most.head_dim
-        ),
+        attention_scale=_attention_scale(arch, n_layer, n_embd // max(1, n_head), most.head_dim, mla, scaling),
         window=window,
         local=local,
         rope_base_local=0.0
-        if architecture.rope.local_base is None
-        else keys.positive("rope.freq_base_swa", architecture.rope.local_base or rope_base),
-        attn_softcap=_softcap(keys, "attn_logit_softcapping", architecture.attention.softcap),
+        if rope.local_base is None
+        else keys.positive("rope.freq_base_swa", rope.local_base or rope_base),
+        attn_softcap=_softcap(keys, "attn_logit_softcapping", attention.softcap),
         final_softcap=_softcap(keys, "final_logit_softcapping", architecture.scales.final_softcap),
         embedding_scale=float(n_embd) ** 0.5 if architecture.scales.root_of_embedding else 1.0,
         logit_scale=keys.factor("logit_scale") if architecture.scales.logits_multiplied else 1.0,
@@ -330,11 +327,7 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         mtp_eps=float(keys.number("attention.layer_norm_epsilon", eps)) if architecture.mtp.layer_norm else eps,
         temperature=_temperature(keys, scaling),
         xielu=_xielu(keys, n_layer) if architecture.ffn.activation is Activation.XIELU else (),
-        n_shared=_n_idle(keys, layers or (most,))
-        if architecture.attention.optional
-        else _n_shared(keys, local)
-        if architecture.attention.kv_sharing
-        else 0,
+        n_shared=_n_idle(keys, layers or (most,)) if attention.optional else _n_shared(keys, local),
         n_embd_per_layer=keys.count_or_none("embedding_length_per_layer_input")
         if architecture.per_layer_embeddings
         else 0,
@@ -345,16 +338,14 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
         norm_between_loops=n_loops > 1 and not keys.flag("skip_loop_final_norm", False),
         parallel=architecture.norm.parallel_attention
         or (architecture.ffn.may_be_parallel and keys.flag("use_parallel_residual")),
-        interleaved=architecture.rope.interleaved and not _of_several_positions(keys),
+        interleaved=rope.interleaved and not _of_several_positions(keys),
         recurrent=read_recurrent(keys, n_layer, n_embd, n_mtp, ngrams, indexer),
         ngrams=ngrams,
-        mrope=_mrope(keys, most.rope_dim // 2, interleaved=architecture.rope.interleaved_sections),
+        mrope=_mrope(keys, most.rope_dim // 2, interleaved=rope.interleaved_sections),
         alibi=alibi,
         n_buckets=_n_buckets(keys),
         norm_groups=_norm_groups(keys, n_embd),
-        rotary=architecture.rope.enabled
-        and not alibi
-        and not (architecture.rope.optional and not keys.flag("rope.scaling.finetuned", True)),
+        rotary=rope.enabled and not alibi and not (rope.optional and not keys.flag("rope.scaling.finetuned", True)),
         rope_layers=keys.flags("attention.rope_pattern", n_layer),
         activation=_activation(keys),
         situ=_situ(keys),
@@ -369,9 +360,9 @@ def read_hparams(metadata: Mapping[str, Any], n_vocab: int, file: str) -> Hparam
     h = _with_streams(h, keys)
     if indexer and indexer.shared and not h.indexes(next(filter(h.attends, range(n_layer)), 0)):
         raise keys.error("attention.indexer.types", "has no indexer in the first layer that attends")
-    if architecture.attention.cross:
+    if attention.cross:
         h = _behind_encoder(h, keys)
-    if architecture.attention.compressed:
+    if attention.compressed:
         h = _compressed(h, keys)
     return _with_scales(h, keys) if architecture.scales.from_file else h
 
@@ -568,19 +559,24 @@ def _softcap(keys: Keys, key: str, default: float | None) -> float:
     return 0.0 if default is None else float(keys.number(key, default))
 
 
-def _attention_scale(architecture: Architecture, arch: str, n_layer: int, per_head: int, head_dim: int) -> float:
+def _attention_scale(
+    arch: str, n_layer: int, per_head: int, head_dim: int, mla: MLAParams | None, scaling: RopeScaling
+) -> float:
     """1/√head_dim; the 27B Gemmas use n_embd / n_head (llama.cpp tells them by their depth)."""
-    if architecture.attention.unscaled or not architecture.attention.enabled:
+    attention = TRAITS[arch].attention
+    if mla and TRAITS[arch].rope.yarn_scales_scores:
+        return mla.yarn_scale(scaling)
+    if attention.unscaled or not attention.enabled:
         return 1.0
     if (arch, n_layer) in (("gemma2", 46), ("gemma3", 62)):
         return float(per_head**-0.5)
-    return float(head_dim ** (-1.0 if arch == "jais" else -0.5))
+    return float((mla.size if mla else head_dim) ** (-1.0 if arch == "jais" else -0.5))
 
 
 def _n_shared(keys: Keys, local: Sequence[bool]) -> int:
     """Number of last layers that use the KV cache of an earlier layer; `local`: sliding-window layers."""
     key = "attention.shared_kv_layers"
-    n = keys.count_or_none(key)
+    n = keys.count_or_none(key) if TRAITS[keys.arch].attention.kv_sharing else 0
     if n and not set(local) == set(local[:-n]):
         raise keys.error(key, f"is {n}: {len(local)} layers with as many shared have none of a kind that keeps some")
     return n

@@ -48,15 +48,11 @@ class Experts:
 
 def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
     """MoE parameters; None for a dense model. ModelFileError names the key at fault."""
-    architecture = TRAITS[keys.arch]
-    n = (
-        keys.count("expert_count")
-        if architecture.moe.presence is Presence.REQUIRED
-        else keys.count_or_none("expert_count")
-    )
+    moe = TRAITS[keys.arch].moe
+    n = keys.count("expert_count") if moe.presence is Presence.REQUIRED else keys.count_or_none("expert_count")
     if not n:
         return None
-    if architecture.moe.presence is Presence.ABSENT:
+    if moe.presence is Presence.ABSENT:
         known = ", ".join(name for name, other in ARCHITECTURES.items() if other.moe.presence is not Presence.ABSENT)
         raise keys.error("expert_count", f"is {n}: experts are supported in {known}")
     n_used = keys.count("expert_used_count")
@@ -69,15 +65,12 @@ def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
         default = max(1, shared // n_used)
     if keys.arch == "grok":  # and Grok 1
         default = keys.count("feed_forward_length")
-    n_ff = (
-        keys.count("expert_feed_forward_length", default)
-        if architecture.moe.own_width
-        else keys.count("feed_forward_length")
-    )
-    shared = keys.count_or_none("expert_shared_count", int(architecture.moe.one_shared)) * n_ff or shared
+    key = "expert_feed_forward_length" if moe.own_width else "feed_forward_length"
+    n_ff = keys.count(key, default if moe.own_width else None)
+    shared = keys.count_or_none("expert_shared_count", int(moe.one_shared)) * n_ff or shared
     named = "expert_shared_feed_forward_length" in keys
-    times = keys.count("expert_shared_count") if architecture.moe.shared_width_each and named else 1
-    gating = keys.number("expert_gating_func", 0 if architecture.moe.router else None)
+    times = keys.count("expert_shared_count") if moe.shared_width_each and named else 1
+    gating = keys.number("expert_gating_func", 0 if moe.router else None)
     if not gating and keys.arch == "deepseek2" and n_vocab == GLM_VOCAB and keys.count("block_count") in (47, 48):
         gating = 2  # the first files of GLM 4.7 Flash do not say it
     if gating and gating not in ROUTERS:
@@ -92,15 +85,15 @@ def read_experts(keys: Keys, n_vocab: int = 0) -> Experts | None:
         keys.count_or_none("leading_dense_block_count"),
         period,
         phase,
-        ROUTERS[int(gating)] if gating else architecture.moe.router or RouterScore.SOFTMAX,
-        keys.flag("expert_weights_norm", False) if architecture.moe.normalize is None else architecture.moe.normalize,
+        ROUTERS[int(gating)] if gating else moe.router or RouterScore.SOFTMAX,
+        keys.flag("expert_weights_norm", False) if moe.normalize is None else moe.normalize,
         keys.factor("expert_weights_scale"),
         n_groups,
         n_groups_used,
         keys.count_or_none("moe_latent_size") or keys.count_or_none("expert_latent_length"),
         (),
         *_chunks(keys, n),
-        keys.count_or_none("hash_layer_count", None) if architecture.moe.hashed else 0,
+        keys.count_or_none("hash_layer_count", None) if moe.hashed else 0,
     )
 
 

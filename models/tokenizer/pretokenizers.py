@@ -24,11 +24,7 @@ class PreTokenizer:
     ignore_merges: bool = False  # a word that is a token stays whole
     add_bos: bool = False
     has_bos: bool = True  # False: no BOS unless the file names one
-    byte_level: bool = (
-        # False: merges run on UTF-8 text with ▁ for spaces, and unknown characters become <0xXX>
-        # tokens
-        True
-    )
+    byte_level: bool = True  # False: merges run on UTF-8 with ▁ for spaces, unknown characters become <0xXX> tokens
     gap: str = _WORDS  # (of `re`) positions where a text may be cut: no piece reaches across them
 
 

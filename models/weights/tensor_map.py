@@ -584,11 +584,8 @@ def _mamba2_tensors(h: Hparams, b: str, r: RecurrentParams) -> Tensors:
     yield from _one(b + "ssm_dt.bias", r.n_heads)
     for name, shape in ((b + "ssm_a", ()), (b + "ssm_d", (1, r.n_heads, 1))):
         yield name, TensorSlice(name, (r.n_heads,), in_file=(r.n_heads, 1), in_graph=shape)
-    groups = r.n_key_heads, n // r.n_key_heads
-    yield (
-        b + "ssm_norm.weight",
-        TensorSlice(b + "ssm_norm.weight", (n,), required=h.arch != "falcon-h1", in_file=groups),
-    )
+    norm, groups = b + "ssm_norm.weight", (r.n_key_heads, n // r.n_key_heads)
+    yield norm, TensorSlice(norm, (n,), required=h.arch != "falcon-h1", in_file=groups)
     yield from _one(b + "ssm_out.weight", h.n_embd, n)
 
 
@@ -602,11 +599,8 @@ def _feed_forward_tensors(h: Hparams, layer: int, present: Present) -> Tensors:
             source = balance if balance in present else balance + ".bias"
             yield balance + ".bias", TensorSlice(source, (experts.n,), required=balanced is Presence.REQUIRED)
     if experts and layer < experts.n_hashed:
-        table = b + "ffn_gate_tid2eid.weight"
-        yield (
-            table,
-            TensorSlice(table, (h.n_vocab, experts.n_used), in_graph=(h.n_vocab, 1, experts.n_used), limit=experts.n),
-        )
+        table, n = b + "ffn_gate_tid2eid.weight", experts.n_used
+        yield table, TensorSlice(table, (h.n_vocab, n), in_graph=(h.n_vocab, 1, n), limit=experts.n)
     if experts and h.architecture.moe.early_experts:
         yield from _norm(b + "ffn_norm_exps", h)
         yield from _dense_tensors(h, b, h.n_embd, present)
@@ -621,10 +615,8 @@ def _feed_forward_tensors(h: Hparams, layer: int, present: Present) -> Tensors:
 
 
 def _dense_tensors(h: Hparams, b: str, n_ff: int, present: Present) -> Tensors:
-    up = present.get(b + "ffn_up.weight")
-    fused = (
-        h.architecture.ffn.glu and b + "ffn_gate.weight" not in present and up is not None and up.shape[0] == 2 * n_ff
-    )
+    fused = b + "ffn_gate.weight" not in present and _rows(present, b + "ffn_up") == 2 * n_ff
+    fused = fused and h.architecture.ffn.glu
     for start, name in enumerate(("ffn_gate", "ffn_up")[not h.architecture.ffn.glu :]):
         source, at = (b + "ffn_up", start * n_ff) if fused else (b + name, 0)
         required = name == "ffn_up" or h.architecture.ffn.ungated is None
@@ -653,10 +645,8 @@ def _expert_tensors(h: Hparams, b: str, e: Experts, present: Present) -> Tensors
         source, start = f"ffn_{name}_exps", 0
         if fused and name != "down":
             source, start = "ffn_gate_up_exps", e.n_ff * (name == "up")
-        yield (
-            f"{b}ffn_{name}_exps.weight",
-            TensorSlice(f"{b}{source}.weight", (e.n * n_out, n_in), start, n_experts=e.n),
-        )
+        own = TensorSlice(f"{b}{source}.weight", (e.n * n_out, n_in), start, n_experts=e.n)
+        yield f"{b}ffn_{name}_exps.weight", own
         yield from _one(f"{b}ffn_{name}_exps.bias", e.n, n_out, required=False)
         if e.n_ff_shared:
             shape = (h.n_embd, e.n_ff_shared) if name == "down" else (e.n_ff_shared, h.n_embd)

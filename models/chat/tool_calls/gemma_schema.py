@@ -207,11 +207,9 @@ def _times(part: str, least: int, most: int | None) -> str:
 
 def _count(schema: Schema, key: str) -> int | None:
     count = schema.get(key)
-    return (
-        int(count)
-        if isinstance(count, int | float) and not isinstance(count, bool) and 0 <= count <= _MAX_COUNT
-        else None
-    )
+    if not isinstance(count, int | float) or isinstance(count, bool):
+        return None
+    return int(count) if 0 <= count <= _MAX_COUNT else None
 
 
 def _literals(quote: str, values: Sequence[Any]) -> str:

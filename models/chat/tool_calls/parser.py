@@ -54,11 +54,7 @@ class CallFormat:
     ends: tuple[str, ...] = ()  # texts that end a call, or all of them
     id_prefix: str = "call_"
     id_letters: int = 24
-    instructs: bool = (
-        # the template does not know tools: they are told by
-        # logitless.models.chat.tool_calls.generic
-        False
-    )
+    instructs: bool = False  # the template does not know tools: the system message explains them (generic.py)
     around: tuple[str, str] | None = None  # syntax around an answer's text, with tools or without
     markers: Markers | None = None  # of a format that was probed
     restart: str = ""  # text before each further message of one answer
