@@ -136,6 +136,12 @@ class Session:
         self._variables[name] = _Variable(t, source, on_loaded=on_loaded)
         return t
 
+    def constant(self, name: str, values: Array) -> Tensor:
+        """Define a constant with the numbers of an array: i32, or f32."""
+        dtype = "i32" if values.dtype == np.int32 else "f32"
+        raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+        return self.define(name, values.shape, dtype, lambda: raw, constant=True)
+
     def define_piece(self, name: str, piece: str, start: int, stop: int) -> Tensor:
         """Define a piece of a variable: rows of a constant, else a block of the second axis."""
         v = self._variable(name)

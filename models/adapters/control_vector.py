@@ -69,16 +69,7 @@ def steered(session: Session, model: Model, directions: Directions) -> Model:
     """The model with these vectors, as constants of the session beside their layers' weights."""
     if not directions:
         return model
-    tensors = {
-        layer: session.define(
-            f"blk.{layer}.control_vector",
-            vector.shape,
-            "f32",
-            lambda vector=vector: vector.view(np.uint8),  # type: ignore[misc]
-            constant=True,
-        )
-        for layer, vector in directions.items()
-    }
+    tensors = {i: session.constant(f"blk.{i}.control_vector", vector) for i, vector in directions.items()}
     return replace(model, weights=replace(model.weights, directions=tensors))
 
 

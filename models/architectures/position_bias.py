@@ -26,8 +26,7 @@ def define_bias(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int, prefix
         return ()
 
     def define(name: str, values: F32) -> Tensor:
-        raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
-        return session.define(f"{prefix}attention.{name}", values.shape, "f32", lambda: raw, constant=True)
+        return session.constant(f"{prefix}attention.{name}", values)
 
     if h.causal:
         distance = np.arange(1 - -(-n_ctx // PAGE) * PAGE, 1)

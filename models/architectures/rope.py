@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -78,9 +79,8 @@ def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int, pref
     of one sequence selects the long or short factors."""
     factors = rope_factors(gguf, h, n_ctx)
 
-    def define(name: str, values: npt.NDArray[np.float32]) -> Tensor:
-        raw = values.view(np.uint8).reshape(-1)
-        return session.define(prefix + name, values.shape, "f32", lambda: raw, constant=True)
+    def define(name: str, values: npt.NDArray[Any]) -> Tensor:
+        return session.constant(prefix + name, values)
 
     frequency, magnitude = frequencies(h, factors)
     if not np.isfinite(frequency).all():
@@ -94,12 +94,8 @@ def define_rotary(session: Session, gguf: GGUFFile, h: Hparams, n_ctx: int, pref
         scales = 1 + t.scale * np.log(steps + 1)
         temperature = define("attention.temperature", scales.astype(np.float32)[:, None])
 
-    def define_integers(name: str, values: npt.NDArray[np.int32]) -> Tensor:
-        raw = values.view(np.uint8).reshape(-1)
-        return session.define(prefix + name, values.shape, "i32", lambda: raw, constant=True)
-
-    component = define_integers("rope.component", np.array(h.mrope, np.int32)) if h.mrope else None
-    hashes = define_integers("ngrams.hashes", h.ngrams.hashes) if h.ngrams else None
+    component = define("rope.component", np.array(h.mrope, np.int32)) if h.mrope else None
+    hashes = define("ngrams.hashes", h.ngrams.hashes) if h.ngrams else None
     if not frequency.size:  # no layer rotates
         frequency = np.zeros(1, np.float32)
     bias = define_bias(session, gguf, h, n_ctx, prefix)

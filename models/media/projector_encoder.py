@@ -58,7 +58,8 @@ class ProjectorEncoder(ABC, Generic[P]):
         w = Declaration(
             gguf=gguf, kind=p.kind, n_text=n_text, audio=cls.audio, bounded=traits.bounded, unused=traits.unused
         )
-        constants = {name: variable(name, values.shape, _dtype(values)) for name, values in cls.numbers(p).items()}
+        kinds = {np.dtype(np.int32): "i32"}
+        constants = {name: variable(name, v.shape, kinds.get(v.dtype, "f32")) for name, v in cls.numbers(p).items()}
         encoder = cls(p, w, constants)
         w.record(lambda: [*encoder.rows(1, *encoder.usual_size), *encoder.row_table()])
         return w
@@ -67,12 +68,7 @@ class ProjectorEncoder(ABC, Generic[P]):
     def define(cls, session: Session, gguf: GGUFFile, p: P, n_text: int) -> Self:
         """Define weights and constants. ModelFileError names the tensor at fault."""
         w = cls.declaration(gguf, p, n_text).load(session)
-
-        def constant(name: str, values: Array) -> Tensor:
-            raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
-            return session.define(f"vision.{name}", values.shape, _dtype(values), lambda: raw, constant=True)
-
-        return cls(p, w, {name: constant(name, values) for name, values in cls.numbers(p).items()})
+        return cls(p, w, {name: session.constant(f"vision.{name}", v) for name, v in cls.numbers(p).items()})
 
     @staticmethod
     def numbers(p: P) -> Mapping[str, Array]:
@@ -108,7 +104,3 @@ class ProjectorEncoder(ABC, Generic[P]):
     @abstractmethod
     def row_places(self, height: int, width: int, /) -> tuple[Array, Array, Array]:
         """Indices of a tile's rows in the prompt: those of `rows`, those of extra rows; and the kinds of these."""
-
-
-def _dtype(values: Array) -> str:
-    return "i32" if values.dtype == np.int32 else "f32"

@@ -202,7 +202,7 @@ class Declaration(ProjectorWeights):
         bounds = self.check()
         weights = {name: define_weight(session, self.gguf, name, part) for name, part in self.parts.items()}
         for name, n in self.zeros.items():
-            weights[name] = session.define(name, (n,), "f32", np.zeros(4 * n, np.uint8).copy, constant=True)
+            weights[name] = session.constant(name, np.zeros(n, np.float32))
         return ProjectorWeights(weights, n_text=self.n_text, bounds=bounds)
 
 

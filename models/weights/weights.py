@@ -277,12 +277,12 @@ def load_weights(session: Session, gguf: GGUFFile, h: Hparams, *, mtp: bool = Fa
     parts = check_weights(gguf, h, mtp=mtp)
     weights = {name: define_weight(session, gguf, name, part) for name, part in parts.items()}
     if h.architecture.norm.layer_norm:  # some have no biases
-        zeros = np.zeros(h.n_embd, np.float32).view(np.uint8)
+        zeros = np.zeros(h.n_embd, np.float32)
         norms = [name for name in weights if name.endswith("norm.weight") and not name.endswith(_OF_HEADS)]
         biases = [name.replace(".weight", ".bias") for name in norms]
         for name in biases:
             if name not in weights:
-                weights[name] = session.define(name, (h.n_embd,), "f32", lambda: zeros, constant=True)
+                weights[name] = session.constant(name, zeros)
     return Weights(weights)
 
 
