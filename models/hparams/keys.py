@@ -98,14 +98,16 @@ class Keys:
 
     def flags(self, key: str, n: int) -> tuple[bool, ...]:
         """A flag for each of the first n blocks; (): the file has none."""
+        return tuple(self.array(key, n, "biu", "flag").astype(bool).tolist()) if key in self else ()
+
+    def array(self, key: str, n: int, kinds: str, item: str) -> npt.NDArray[Any]:
+        """A value of these numpy kinds for each of the first n blocks."""
         value = self.get(key)
-        if value is None:
-            return ()
-        if not isinstance(value, np.ndarray) or value.dtype.kind not in "biu":
-            raise self.error(key, f"is not a flag for each of {n} layers")
+        if not isinstance(value, np.ndarray) or value.dtype.kind not in kinds:
+            raise self.error(key, f"is not a {item} for each of {n} layers")
         if len(value) != n:  # some files leave out MTP blocks
             self.check_length(key, value)
-        return tuple(value[:n].astype(bool).tolist())
+        return value[:n]
 
     def positive(self, key: str, default: float) -> float:
         """A positive number, rounded to f32."""

@@ -237,23 +237,13 @@ def _n_taps(keys: Keys) -> int:
 
 def _without_heads(keys: Keys, n_layer: int) -> tuple[bool, ...]:
     """Flags of the layers with head_count_kv 0."""
-    heads = keys.get("attention.head_count_kv")
-    if not isinstance(heads, np.ndarray) or heads.dtype.kind not in "iu":
-        raise keys.error("attention.head_count_kv", f"is not a number for each of {n_layer} layers")
-    keys.check_length("attention.head_count_kv", heads)
-    return tuple((heads[:n_layer] == 0).tolist())
+    return tuple((keys.array("attention.head_count_kv", n_layer, "iu", "number") == 0).tolist())
 
 
 def _but_every(keys: Keys, n_layer: int) -> tuple[bool, ...]:
     """Flags of recurrent layers: all but every n-th, or those that the file lists."""
-    named = keys.get("attention.recurrent_layers")
-    if named is not None:
-        key = "attention.recurrent_layers"
-        if not isinstance(named, np.ndarray):
-            raise keys.error(key, f"is not a flag for each of {n_layer} layers")
-        keys.check_length(key, named)
-        layers = tuple(named[:n_layer].astype(bool).tolist())
-    else:
+    key = "attention.recurrent_layers"
+    if not (layers := keys.flags(key, n_layer)):
         key, period = "full_attention_interval", keys.count("full_attention_interval", 4)
         layers = tuple((layer + 1) % period != 0 for layer in range(n_layer))
     if all(layers):
