@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.gguf.types import ValueType
-from logitless.models.gguf.write import Data, Key, copied_keys, f32, tensor, text, u32, write_gguf
+from logitless.models.gguf.write import Data, Key, copied_keys, tensor, text, u32, write_gguf
 from logitless.models.synthetic.model import ModelShape
+from logitless.models.synthetic.vocabulary import vocabulary_keys
 from logitless.training.errors import TrainingError
 
 _STD = 0.02
@@ -53,16 +53,7 @@ def write_model(
     keys: dict[str, Key] = {
         "general.name": text(name or "from scratch"),
         "general.file_type": u32(0),
-        "llama.vocab_size": u32(n_vocab),
-        "llama.context_length": u32(shape.n_ctx),
-        "llama.embedding_length": u32(shape.n_embd),
-        "llama.block_count": u32(shape.n_layer),
-        "llama.feed_forward_length": u32(shape.n_ff),
-        "llama.attention.head_count": u32(shape.n_head),
-        "llama.attention.head_count_kv": u32(shape.n_head_kv),
-        "llama.attention.layer_norm_rms_epsilon": f32(1e-5),
-        "llama.rope.dimension_count": u32(shape.head_dim),
-        "llama.rope.freq_base": f32(shape.rope_base),
+        **shape.keys(n_vocab),
         **vocabulary,
     }
     rng = np.random.default_rng([seed, 5])
@@ -100,17 +91,4 @@ def byte_vocabulary() -> tuple[dict[str, Key], int]:
     bytes."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     types = [2, 3, 3] + [6] * 256 + [1]  # gguf.TokenType: unknown, control, byte, normal
-    keys = {
-        "tokenizer.ggml.model": text("llama"),
-        "tokenizer.ggml.pre": text("default"),
-        "tokenizer.ggml.tokens": Key(tokens, ValueType.ARRAY, ValueType.STRING),
-        "tokenizer.ggml.scores": Key([0.0] * len(tokens), ValueType.ARRAY, ValueType.FLOAT32),
-        "tokenizer.ggml.token_type": Key(types, ValueType.ARRAY, ValueType.INT32),
-        "tokenizer.ggml.unknown_token_id": u32(0),
-        "tokenizer.ggml.bos_token_id": u32(1),
-        "tokenizer.ggml.eos_token_id": u32(2),
-        "tokenizer.ggml.add_bos_token": Key(True, ValueType.BOOL),
-        "tokenizer.ggml.add_eos_token": Key(False, ValueType.BOOL),
-        "tokenizer.ggml.add_space_prefix": Key(False, ValueType.BOOL),
-    }
-    return keys, len(tokens)
+    return vocabulary_keys(tokens, [0.0] * len(tokens), types, space_prefix=False), len(tokens)

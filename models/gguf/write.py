@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -47,7 +47,17 @@ def flag(value: bool) -> Key:
     return Key(bool(value), ValueType.BOOL)
 
 
+def texts(values: Sequence[str | bytes]) -> Key:
+    return Key(values, ValueType.ARRAY, ValueType.STRING)
+
+
+def numbers(values: Sequence[float]) -> Key:
+    """An array of f32."""
+    return Key(values, ValueType.ARRAY, ValueType.FLOAT32)
+
+
 Numbers = npt.NDArray[Any]
+Progress = Callable[[int, int], None]  # called with the bytes of tensors written so far, and in all
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,13 @@ def tensor(array: npt.NDArray[Any]) -> Data:
     return Data(values, values.shape)
 
 
-def write_gguf(path: str | Path, arch: str, keys: Mapping[str, Key], tensors: Iterable[tuple[str, Data]]) -> None:
+def write_gguf(
+    path: str | Path,
+    arch: str,
+    keys: Mapping[str, Key],
+    tensors: Iterable[tuple[str, Data]],
+    progress: Progress | None = None,
+) -> None:
     """Write a GGUF file; equal arguments give equal bytes. OSError when the disk is full: then
     the file under `path` is unchanged."""
     from gguf import GGUFWriter
@@ -104,11 +120,17 @@ def write_gguf(path: str | Path, arch: str, keys: Mapping[str, Key], tensors: It
             assert writer.fout is not None
             (file,) = writer.fout
             writer.write_padding(file, file.tell())
+            total, before = sum(data.nbytes for _, data in pairs), 0
             for name, data in pairs:
-                n = sum(file.write(piece.reshape(-1).view(np.uint8).data) for piece in data.pieces())
+                n = 0
+                for piece in data.pieces():
+                    n += file.write(piece.reshape(-1).view(np.uint8).data)
+                    if progress is not None:
+                        progress(before + n, total)
                 if n != data.nbytes:
                     raise ValueError(f"tensor {name!r}: {data.nbytes} bytes announced, {n} given")
                 writer.write_padding(file, n)
+                before += n
         finally:
             writer.close()
 

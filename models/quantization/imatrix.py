@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile
-from logitless.models.gguf.types import ValueType
-from logitless.models.gguf.write import Key, tensor, text, u32, write_gguf
+from logitless.models.gguf.write import tensor, text, texts, u32, write_gguf
 
 F32 = NDArray[np.float32]
 SUMS, COUNTS = ".in_sum2", ".counts"
@@ -110,7 +109,7 @@ def write_imatrix(
     """Write a file of `NAME: (sums (matrices, inputs), counts (matrices,))`."""
     keys = {
         "general.type": text("imatrix"),
-        "imatrix.datasets": Key(list(datasets), ValueType.ARRAY, ValueType.STRING),
+        "imatrix.datasets": texts(list(datasets)),
         "imatrix.chunk_count": u32(n_chunks),
         "imatrix.chunk_size": u32(chunk_size),
     }

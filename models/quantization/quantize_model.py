@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.file import GGUFFile, TensorInfo
-from logitless.models.gguf.write import Data, Key, copied_keys, text, u32, write_gguf
+from logitless.models.gguf.write import Data, Key, Progress, copied_keys, text, u32, write_gguf
 from logitless.models.model import check_is_model
 from logitless.models.quantization.imatrix import Imatrix
 from logitless.models.quantization.presets import (
@@ -30,7 +30,6 @@ from logitless.models.quantization.quantize import F32, block_of, dequantized, q
 FLOATS = ("f32", "f16", "bf16")
 _NUMBERS = 1 << 24  # at once: 64 MB of floats
 _F16_MOST = 65504
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -66,21 +65,11 @@ class Quantization:
     def write(self, path: str | Path, progress: Progress | None = None) -> None:
         """Write the file; `progress` is called with bytes of tensors written and in all. ModelFileError names a tensor
         with numbers that its type cannot represent."""
-        done, total = 0, self.nbytes
-
-        def pieces(name: str) -> Iterator[NDArray[Any]]:
-            nonlocal done
-            for piece in self.pieces(name):
-                yield piece
-                done += piece.nbytes
-                if progress is not None:
-                    progress(done, total)
-
         tensors = [
-            (name, Data(partial(pieces, name), info.shape, self.types[name]))
+            (name, Data(partial(self.pieces, name), info.shape, self.types[name]))
             for name, info in self.gguf.tensors.items()
         ]
-        write_gguf(path, str(self.gguf.metadata["general.architecture"]), self.keys(), tensors)
+        write_gguf(path, str(self.gguf.metadata["general.architecture"]), self.keys(), tensors, progress)
 
     def keys(self) -> dict[str, Key]:
         """Keys of the file: the model's, and those of its types."""

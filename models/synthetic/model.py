@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf import GGUFWriter, LlamaFileType
-
-from logitless.models.atomic_write import unfinished
+from logitless.models.gguf.write import Key, Progress, f32, text, u32
+from logitless.models.quantization.presets import ALIASES, file_type
 from logitless.models.quantization.quantize import DTYPES, storable_dtype
 from logitless.models.synthetic.random_tensors import RandomTensor, write_random
-from logitless.models.synthetic.vocabulary import vocabulary
+from logitless.models.synthetic.vocabulary import vocabulary, vocabulary_keys
 
 # spread of the logits: about a trained model's, neither uniform nor a single choice
 _LOGIT_STD = 4.0
@@ -37,6 +36,24 @@ class ModelShape:
     @property
     def head_dim(self) -> int:
         return self.n_embd // self.n_head
+
+    def keys(self, n_vocab: int) -> dict[str, Key]:
+        """The hyper-parameters of a file with so many tokens."""
+        experts = {"expert_count": u32(self.n_expert), "expert_used_count": u32(self.n_expert_used)}
+        keys = {
+            "vocab_size": u32(n_vocab),
+            "context_length": u32(self.n_ctx),
+            "embedding_length": u32(self.n_embd),
+            "block_count": u32(self.n_layer),
+            "feed_forward_length": u32(self.n_ff),
+            **(experts if self.n_expert else {}),
+            "attention.head_count": u32(self.n_head),
+            "attention.head_count_kv": u32(self.n_head_kv),
+            "attention.layer_norm_rms_epsilon": f32(1e-5),
+            "rope.dimension_count": u32(self.head_dim),
+            "rope.freq_base": f32(self.rope_base),
+        }
+        return {f"llama.{name}": key for name, key in keys.items()}
 
 
 SHAPES: dict[str, ModelShape] = {
@@ -75,15 +92,14 @@ def synthesize(
     seed: int = 0,
     *,
     arch: str = "llama",
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Write a model with random weights. The same arguments give the same bytes.
 
     `shape` is a name of SHAPES or a Shape, `dtype` a type's name in any case (see parse_dtype);
     matrices whose rows are not whole blocks of it get the type that llama.cpp would fall back to,
-    and norms are always F32. `progress` is told the bytes of weights written so far and in all. The
-    file appears under its name only when it is complete. Raises ValueError for a shape, type or
-    architecture that is not known."""
+    and norms are always F32. The file appears under its name only when it is complete. Raises
+    ValueError for a shape, type or architecture that is not known."""
     if arch != "llama":
         raise ValueError(f"unknown architecture {arch!r}; only 'llama' can be synthesized")
     if isinstance(shape, str):
@@ -93,14 +109,15 @@ def synthesize(
     else:
         label = "custom"
     matrix, embedding = parse_dtype(dtype)
-    tensors = list(_tensors(shape, matrix, embedding))
-    with unfinished(path) as part:
-        writer = GGUFWriter(part, arch)
-        try:
-            _add_keys(writer, shape, f"random {label} {dtype.upper()}, seed {seed}", _file_type(dtype))
-            write_random(writer, tensors, seed, progress)
-        finally:
-            writer.close()
+    name = {**ALIASES, "MXFP4": "MXFP4_MOE"}.get(dtype.upper(), dtype.upper())
+    keys = {
+        "general.name": text(f"random {label} {dtype.upper()}, seed {seed}"),
+        "general.file_type": u32(file_type(name)),
+        "general.quantization_version": u32(2),
+        **shape.keys(shape.n_vocab),
+        **vocabulary_keys(*vocabulary(shape.n_vocab)),
+    }
+    write_random(path, arch, keys, _tensors(shape, matrix, embedding), seed, progress)
 
 
 def _tensors(shape: ModelShape, matrix: str, embedding: str) -> Iterator[RandomTensor]:
@@ -132,43 +149,3 @@ def _tensors(shape: ModelShape, matrix: str, embedding: str) -> Iterator[RandomT
         yield block(f"blk.{i}.ffn_gate", shape.n_ff, shape.n_embd)
         yield block(f"blk.{i}.ffn_up", shape.n_ff, shape.n_embd)
         yield block(f"blk.{i}.ffn_down", shape.n_embd, shape.n_ff)
-
-
-def _file_type(dtype: str) -> LlamaFileType:
-    name = dtype.upper()
-    if name in ("Q3_K", "Q4_K", "Q5_K"):
-        name += "_M"  # llama.cpp's meaning of the short name
-    if name == "MXFP4":
-        name += "_MOE"  # the only kind of such a file that it knows
-    return LlamaFileType["ALL_F32" if name == "F32" else f"MOSTLY_{name}"]
-
-
-def _add_keys(writer: GGUFWriter, shape: ModelShape, name: str, file_type: LlamaFileType) -> None:
-    writer.add_name(name)
-    writer.add_file_type(file_type)
-    writer.add_quantization_version(2)
-    writer.add_vocab_size(shape.n_vocab)
-    writer.add_context_length(shape.n_ctx)
-    writer.add_embedding_length(shape.n_embd)
-    writer.add_block_count(shape.n_layer)
-    writer.add_feed_forward_length(shape.n_ff)
-    if shape.n_expert:
-        writer.add_expert_count(shape.n_expert)
-        writer.add_expert_used_count(shape.n_expert_used)
-    writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(shape.head_dim)
-    writer.add_rope_freq_base(shape.rope_base)
-    tokens, scores, types = vocabulary(shape.n_vocab)
-    writer.add_tokenizer_model("llama")
-    writer.add_tokenizer_pre("default")
-    writer.add_token_list(tokens)
-    writer.add_token_scores(scores)
-    writer.add_token_types(types)
-    writer.add_unk_token_id(0)
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_add_bos_token(True)
-    writer.add_add_eos_token(False)
-    writer.add_add_space_prefix(True)

@@ -4,14 +4,13 @@ The files load in llama.cpp as well."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gguf import GGUFWriter, LlamaFileType
-
-from logitless.models.atomic_write import unfinished
 from logitless.models.audio.params import N_POSITIONS
+from logitless.models.gguf.write import Key, Progress, f32, flag, numbers, text, u32
+from logitless.models.quantization.presets import file_type
 from logitless.models.synthetic.random_tensors import RandomTensor, write_random
 
 _GEMMA3, _QWEN25VL, _QWEN2A = "gemma3", "qwen2.5vl_merger", "qwen2a"
@@ -45,66 +44,49 @@ def synthesize_projector(
     shape: str | ProjectorShape = "siglip",
     seed: int = 0,
     *,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Write a projector with random weights, F16 as most are. The same arguments give the same bytes.
 
     `n_embd_text`: width of the text model. `shape`: a name of PROJECTOR_SHAPES or a
-    ProjectorShape. `progress` is told the bytes of weights written so far and in all. Raises
-    ValueError for a shape that is not known."""
+    ProjectorShape. Raises ValueError for a shape that is not known."""
     if isinstance(shape, str):
         if shape not in PROJECTOR_SHAPES:
             raise ValueError(f"unknown shape {shape!r}; the shapes are {', '.join(PROJECTOR_SHAPES)}")
         label, p = shape, PROJECTOR_SHAPES[shape]
     else:
         label, p = "custom", shape
-    with unfinished(path) as part:
-        writer = GGUFWriter(part, "clip")
-        try:
-            writer.add_name(f"random {label}, seed {seed}")
-            _add_keys(writer, p, n_embd_text)
-            tensors = [*_encoder(p), *_head(p, n_embd_text)] if p.image_size else _audio(p, n_embd_text)
-            write_random(writer, list(tensors), seed, progress)
-        finally:
-            writer.close()
+    tensors = [*_encoder(p), *_head(p, n_embd_text)] if p.image_size else _audio(p, n_embd_text)
+    write_random(path, "clip", _keys(p, n_embd_text, f"random {label}, seed {seed}"), tensors, seed, progress)
 
 
-def _add_keys(writer: GGUFWriter, p: ProjectorShape, n_embd_text: int) -> None:
-    writer.add_file_type(LlamaFileType.MOSTLY_F16)
-    writer.add_string("clip.projector_type", p.kind)
-    if not p.image_size:
-        writer.add_bool("clip.has_audio_encoder", True)
-        counts = {
-            "num_mel_bins": p.patch_size,
-            "embedding_length": p.n_embd,
-            "feed_forward_length": p.n_ff,
-            "projection_dim": n_embd_text,
-            "block_count": p.n_layer,
-            "attention.head_count": p.n_head,
-        }
-        for key, value in counts.items():
-            writer.add_uint32(f"clip.audio.{key}", value)
-        writer.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
-        return
-    writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_bool("clip.use_gelu" if p.kind == _GEMMA3 else "clip.use_silu", True)
+def _keys(p: ProjectorShape, n_embd_text: int, name: str) -> dict[str, Key]:
+    is_vision, is_gemma = p.image_size > 0, p.kind == _GEMMA3
+    part = "vision" if is_vision else "audio"
     counts = {
-        "image_size": p.image_size,
-        "patch_size": p.patch_size,
+        **({"image_size": p.image_size, "patch_size": p.patch_size} if is_vision else {"num_mel_bins": p.patch_size}),
         "embedding_length": p.n_embd,
         "feed_forward_length": p.n_ff,
         "projection_dim": n_embd_text,
         "block_count": p.n_layer,
         "attention.head_count": p.n_head,
-        "projector.scale_factor" if p.kind == _GEMMA3 else "spatial_merge_size": p.merge,
     }
+    if is_vision:
+        counts["projector.scale_factor" if is_gemma else "spatial_merge_size"] = p.merge
     if p.kind == _QWEN25VL:
         counts["n_wa_pattern"] = 8  # every eighth layer attends to the whole image
-    for key, value in counts.items():
-        writer.add_uint32(f"clip.vision.{key}", value)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
-    writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
-    writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
+    activation = {"clip.use_gelu" if is_gemma else "clip.use_silu": flag(True)}
+    colours = {f"clip.vision.image_{name}": numbers([0.5] * 3) for name in ("mean", "std")}
+    return {
+        "general.name": text(name),
+        "general.file_type": u32(file_type("F16")),
+        "clip.projector_type": text(p.kind),
+        f"clip.has_{part}_encoder": flag(True),
+        **(activation if is_vision else {}),
+        **{f"clip.{part}.{key}": u32(value) for key, value in counts.items()},
+        f"clip.{part}.attention.layer_norm_epsilon": f32(1e-6 if is_vision else 1e-5),
+        **(colours if is_vision else {}),
+    }
 
 
 def _encoder(p: ProjectorShape) -> Iterator[RandomTensor]:

@@ -6,14 +6,15 @@ million quantised ones: each of its rows is a random sequence of blocks of the p
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-from gguf import GGUFWriter
-from gguf.constants import GGMLQuantizationType
 from numpy.typing import NDArray
 
+from logitless.models.gguf.write import Data, Key, Progress, write_gguf
 from logitless.models.quantization.quantize import block_of, quantize
 
 _POOL = 1 << 20  # elements quantised for each type and standard deviation
@@ -41,34 +42,26 @@ class RandomTensor:
 
 
 def write_random(
-    writer: GGUFWriter, tensors: list[RandomTensor], seed: int, progress: Callable[[int, int], None] | None
+    path: str | Path,
+    arch: str,
+    keys: Mapping[str, Key],
+    tensors: Iterable[RandomTensor],
+    seed: int,
+    progress: Progress | None = None,
 ) -> None:
-    """Write the file whose keys the writer has, with these tensors. `progress` is told the bytes of
-    weights written so far and in all."""
-    for t in tensors:
-        kind = GGMLQuantizationType[t.dtype.upper()]
-        writer.add_tensor_info(t.name, t.shape, np.dtype(np.float32), t.n_rows * t.row_bytes, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    assert writer.fout is not None
-    file = writer.fout[0]
-    writer.write_padding(file, file.tell())
-    total, done = sum(t.n_rows * t.row_bytes for t in tensors), 0
+    """Write a file of these keys and tensors."""
     pools: dict[tuple[str, float], NDArray[np.uint8]] = {}
-    for i, tensor in enumerate(tensors):
-        for chunk in _rows(tensor, np.random.default_rng([seed, i]), pools, seed):
-            file.write(chunk.data)
-            done += chunk.nbytes
-            if progress is not None:
-                progress(done, total)
-        writer.write_padding(file, file.tell())
+
+    def data(i: int, t: RandomTensor) -> Data:
+        return Data(lambda: _rows(t, np.random.default_rng([seed, i]), pools, seed), t.shape, t.dtype)
+
+    write_gguf(path, arch, keys, [(t.name, data(i, t)) for i, t in enumerate(tensors)], progress)
 
 
 def _rows(
     tensor: RandomTensor, rng: np.random.Generator, pools: dict[tuple[str, float], NDArray[np.uint8]], seed: int
-) -> Iterator[NDArray[np.uint8]]:
-    """The tensor's bytes, some rows at a time."""
+) -> Iterator[NDArray[Any]]:
+    """The tensor's bytes, or its numbers in f32, some rows at a time."""
     row = tensor.shape[-1]
     unit = max(block_of(tensor.dtype)[0], 32)  # elements taken from the pool together
     n_rows_at_once = max(1, _CHUNK // max(tensor.row_bytes, row * 4 if row == unit else 0))
@@ -80,11 +73,12 @@ def _rows(
             values = rng.standard_normal((n, row), np.float32)
             values *= np.float32(tensor.std)
             values += np.float32(tensor.mean)
-            yield quantize(values, tensor.dtype)
+            yield values if tensor.dtype == "f32" else quantize(values, tensor.dtype)
         else:
             pool = _pool(tensor, unit, pools, seed)
             picks = rng.integers(0, len(pool), n * (row // unit))
-            yield pool.take(picks, axis=0)
+            chunk = pool.take(picks, axis=0)
+            yield chunk.view(np.float32) if tensor.dtype == "f32" else chunk
 
 
 def _pool(

@@ -6,8 +6,11 @@ reaches every piece."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice, product
+
+from logitless.models.gguf.types import ValueType
+from logitless.models.gguf.write import Key, flag, numbers, text, texts, u32
 
 SPACE = "▁"  # SentencePiece's visible space
 NORMAL, UNKNOWN, CONTROL, BYTE = 1, 2, 3, 6  # gguf.TokenType
@@ -58,3 +61,23 @@ def vocabulary(n_vocab: int) -> tuple[list[bytes], list[float], list[int]]:
     scores = [0.0] * len(special) + [-float(rank) for rank in range(n_vocab - len(special))]
     types = [UNKNOWN, CONTROL, CONTROL] + [BYTE] * 256 + [NORMAL] * (n_vocab - len(special))
     return tokens, scores, types
+
+
+def vocabulary_keys(
+    tokens: Sequence[str | bytes], scores: Sequence[float], types: Sequence[int], *, space_prefix: bool = True
+) -> dict[str, Key]:
+    """Keys of a vocabulary that begins with <unk>, <s> and </s>. `space_prefix`: texts get a space in front."""
+    keys = {
+        "model": text("llama"),
+        "pre": text("default"),
+        "tokens": texts(tokens),
+        "scores": numbers(scores),
+        "token_type": Key(types, ValueType.ARRAY, ValueType.INT32),
+        "unknown_token_id": u32(0),
+        "bos_token_id": u32(1),
+        "eos_token_id": u32(2),
+        "add_bos_token": flag(True),
+        "add_eos_token": flag(False),
+        "add_space_prefix": flag(space_prefix),
+    }
+    return {f"tokenizer.ggml.{name}": key for name, key in keys.items()}
