@@ -22,7 +22,7 @@ from logitless.models.gguf.file import GGUFFile
 from logitless.models.gguf.write import Key, f32, flag, tensor, text, write_gguf
 from logitless.models.hparams.hparams import Hparams
 from logitless.models.weights.tensor_map import TensorSlice, is_unused
-from logitless.models.weights.weights import check_weights
+from logitless.models.weights.weights import MATRIX_TYPES, check_weights
 
 F32 = npt.NDArray[np.float32]
 MAX_RANK = 4096
@@ -144,18 +144,12 @@ class _AdapterFile:
 
     def values(self, name: str) -> F32:
         """A tensor's values, (rows, row)."""
-        from gguf import GGMLQuantizationType
-        from gguf.quants import dequantize
+        from logitless.models.quantization.quantize import dequantized
 
         info = self._gguf.tensors[name]
-        rows = info.shape[0] if len(info.shape) == 2 else info.shape[0] * info.shape[1]
-        raw = self._gguf.bytes_of(name).reshape(rows, -1)
-        if info.dtype == "f32":
-            return self._finite(name, raw.view(np.float32))
-        try:
-            return self._finite(name, dequantize(raw, GGMLQuantizationType[info.dtype.upper()]))
-        except (KeyError, NotImplementedError):
-            raise self._error(f"tensor {shown(name)} has type {info.dtype}, which is not supported") from None
+        if info.dtype not in MATRIX_TYPES:
+            raise self._error(f"tensor {shown(name)} has type {info.dtype}, which is not supported")
+        return self._finite(name, dequantized(info, self._gguf.bytes_of(name)).reshape(-1, info.shape[-1]))
 
     def delta(self, weight: str, n_out: int) -> F32 | None:
         """The added vector of a weight, (n_out,)."""
