@@ -134,8 +134,8 @@ class Declaration(ProjectorWeights):
     def read(self, name: str, *shape: int, source: str = "", **form: Any) -> Tensor:
         name, source = f"{self.prefix}{name}", f"{self.prefix}{source or name}"
         info = self.gguf.tensors.get(source)
-        if info is not None and len(shape) == 1 and math.prod(info.shape) == shape[0]:  # perhaps as a column
-            form["in_file"] = info.shape
+        if info is not None and len(shape) == 1 and math.prod(info.shape) == max(info.shape, default=1) == shape[0]:
+            form["in_file"] = info.shape  # a vector, perhaps as a row or a column
         part = self.parts[name] = TensorSlice(source, shape, **form)
         t = self.tensors[name] = variable(name, part.graph_shape, constant=True)
         return t
