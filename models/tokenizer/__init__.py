@@ -19,6 +19,9 @@ from logitless.models.tokenizer.wordpiece import WpmTokenizer
 __all__ = ["BPE", "RWKV", "SPM", "UGM", "WPM", "Attr", "StreamDecoder", "Tokenizer", "from_metadata"]
 
 
+_KINDS = {SPM: SpmTokenizer, RWKV: RwkvTokenizer, WPM: WpmTokenizer, UGM: UgmTokenizer}  # without merges
+
+
 def from_metadata(metadata: Mapping[str, Any], *, path: str | PathLike[str] = "the model file") -> Tokenizer:
     """The tokenizer of a GGUF file, from its metadata; `path` is for error messages only.
 
@@ -26,14 +29,7 @@ def from_metadata(metadata: Mapping[str, Any], *, path: str | PathLike[str] = "t
     vocabulary that is broken."""
     try:
         vocab = load_vocab(metadata)
-        if vocab.vocab_type == SPM:
-            return SpmTokenizer(vocab)
-        if vocab.vocab_type == RWKV:
-            return RwkvTokenizer(vocab)
-        if vocab.vocab_type == WPM:
-            return WpmTokenizer(vocab)
-        if vocab.vocab_type == UGM:
-            return UgmTokenizer(vocab)
-        return BpeTokenizer(vocab, read_merges(metadata))
+        kind = _KINDS.get(vocab.vocab_type)
+        return BpeTokenizer(vocab, read_merges(metadata)) if kind is None else kind(vocab)
     except VocabError as error:
         raise ModelFileError(path, str(error)) from None

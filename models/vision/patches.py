@@ -29,21 +29,24 @@ def filtered_shares(places: Array, grid: tuple[int, int], side: int) -> Array:
     """Shares (n, side²) f32 of a position table's rows in patches of another grid: bilinear with
     anti-aliasing, centres on centres (torch's interpolate)."""
     axes = []
-    for axis, n in enumerate(grid):
+    for n in grid:
         factor = side / n
-        support = max(1.0, factor)
         centres = (np.arange(n) + 0.5) * factor
-        away = np.abs(np.arange(side) + 0.5 - centres[:, None]) / support
+        away = np.abs(np.arange(side) + 0.5 - centres[:, None]) / max(1.0, factor)
         shares = np.maximum(0.0, 1 - away)
-        axes.append((shares / shares.sum(1, keepdims=True))[places[:, axis]])
-    joint: Array = (axes[0][:, :, None] * axes[1][:, None, :]).reshape(len(places), side * side)
-    return joint.astype(np.float32)
+        axes.append(shares / shares.sum(1, keepdims=True))
+    return _joint_shares(places, axes)
 
 
 def cubic_shares(places: Array, grid: tuple[int, int], side: int, *, filtered: bool = False) -> Array:
     """Shares (n, side²) f32 of a position table's rows in patches of another grid: bicubic."""
-    y, x = (cubic_axis(n, side, filtered=filtered)[places[:, axis]] for axis, n in enumerate(grid))
-    joint: Array = (y[:, :, None] * x[:, None, :]).reshape(len(places), side * side)
+    return _joint_shares(places, [cubic_axis(n, side, filtered=filtered) for n in grid])
+
+
+def _joint_shares(places: Array, axes: list[Array]) -> Array:
+    """Shares (n, side²) f32 at these places, from those (…, side) along lines and along columns."""
+    y, x = (shares[places[:, axis]] for axis, shares in enumerate(axes))
+    joint: Array = (y[:, :, None] * x[:, None, :]).reshape(len(places), -1)
     return joint.astype(np.float32)
 
 

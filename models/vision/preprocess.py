@@ -83,12 +83,7 @@ def _tiles(image: Image, p: VisionParams) -> Pieces:
     fake = "<fake_token_around_image>"
     how = _filter(p.projector.resample)
     large = np.asarray(image.resize((width, height), how).resize((columns * size, rows * size), how))
-    for y in range(rows):
-        for x in range(columns):
-            yield f"{fake}<row_{y + 1}_col_{x + 1}>"
-            yield large[y * size : (y + 1) * size, x * size : (x + 1) * size]
-        if y < rows - 1:
-            yield "\n"
+    yield from _cut(large, columns, rows, f"{fake}<row_{{}}_col_{{}}>", line_end="\n")
     yield f"\n\n{fake}<global-img>"
     yield np.asarray(image.resize((size, size), how))
     yield fake
@@ -108,10 +103,7 @@ def _grid(image: Image, p: VisionParams) -> Pieces:
     size = p.image_size
     if max(image.size) > size:
         columns, rows = fullest_grid(image.width, image.height, size, p.grids)
-        large = _fitted(image, columns * size, rows * size, p)
-        for y in range(rows):
-            for x in range(columns):
-                yield large[y * size : (y + 1) * size, x * size : (x + 1) * size]
+        yield from _cut(_fitted(image, columns * size, rows * size, p), columns, rows)
     yield np.asarray(image.resize((size, size), _filter(p.projector.resample)))
 
 
@@ -137,10 +129,7 @@ def _thumbnail(image: Image, p: VisionParams) -> Pieces:
     if width * height > 2 * p.tokens[1] * p.unit**2:
         columns, rows = nearest_grid(image.width, image.height, size, THUMBNAIL_GRIDS)
         large = _fitted(image, columns * size, rows * size, p)
-        for y in range(rows):
-            for x in range(columns):
-                yield f"<|img_row_{y + 1}_col_{x + 1}|>"
-                yield large[y * size : (y + 1) * size, x * size : (x + 1) * size]
+        yield from _cut(large, columns, rows, "<|img_row_{}_col_{}|>")
         yield "<|img_thumbnail|>"
     yield from _dynamic(image, p)
 
@@ -151,9 +140,7 @@ def _square_rows(image: Image, p: VisionParams) -> Pieces:
     if max(image.size) > SQUARE:
         columns, rows = nearest_grid(image.width, image.height, SQUARE, p.grids)
         size = columns * SQUARE, rows * SQUARE
-        large = np.asarray(image.resize(size, _filter(p.projector.resample)))
-        for y in range(rows):
-            yield large[y * SQUARE : (y + 1) * SQUARE]
+        yield from _cut(np.asarray(image.resize(size, _filter(p.projector.resample))), 1, rows)
     yield _fitted(image, p.image_size, p.image_size, p, p.projector.pad_color, nearest=True)
 
 
@@ -188,13 +175,7 @@ def _slices(image: Image, p: VisionParams) -> Pieces:
     width, height = _slice_size(width, height, p, enlarge=True)
     large = _fitted(image, columns * width, rows * height, p)
     yield before
-    for y in range(rows):
-        for x in range(columns):
-            yield begin
-            yield large[y * height : (y + 1) * height, x * width : (x + 1) * width]
-            yield end
-        if y < rows - 1:
-            yield "\n"
+    yield from _cut(large, columns, rows, begin, end, "\n")
     yield behind
 
 
@@ -220,6 +201,18 @@ def _slice_size(width: int, height: int, p: VisionParams, *, enlarge: bool) -> t
 def _whole(n: int, unit: int) -> int:
     """The multiple of a unit, at least one, that is nearest to n."""
     return max(unit, round_half_up(float(F32(n) / F32(unit))) * unit)
+
+
+def _cut(large: Pixels, columns: int, rows: int, begin: str = "", end: str = "", line_end: str = "") -> Pieces:
+    """The tiles of a grid, line by line, with texts around each (`begin` has its row and column), and between lines."""
+    height, width = large.shape[0] // rows, large.shape[1] // columns
+    for y in range(rows):
+        for x in range(columns):
+            yield begin.format(y + 1, x + 1)
+            yield large[y * height : (y + 1) * height, x * width : (x + 1) * width]
+            yield end
+        if y < rows - 1:
+            yield line_end
 
 
 def _filter(how: Resample) -> Resampling:
