@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from logitless.models.grammar.errors import GrammarError, reason
-from logitless.models.grammar.json_schema import fault, prepared
+from logitless.models.grammar.json_schema.prepare import fault, prepared
 from logitless.models.tokenizer import Tokenizer
 
 KINDS = ("gbnf", "json_schema", "strict_json_schema", "regex", "lark")

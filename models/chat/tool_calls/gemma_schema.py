@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from logitless.models.grammar import in_regex, json_rule, quoted
-from logitless.models.grammar.json_schema import resolve
+from logitless.models.grammar.json_schema.walk import resolve
 
 Schema = Mapping[str, Any]
 

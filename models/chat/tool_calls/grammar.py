@@ -17,7 +17,7 @@ from logitless.models.chat.tool_calls.parser import CallFormat
 from logitless.models.chat.tool_calls.probed.grammar import rules_of_calls, syntax_rule
 from logitless.models.chat.tool_calls.probed.markers import ID, JSON, TAGGED, Markers
 from logitless.models.grammar import in_regex, json_rule, quoted
-from logitless.models.grammar.json_schema import object_schema
+from logitless.models.grammar.json_schema.prepare import object_schema
 from logitless.models.grammar.lark import lark_rules
 
 Function = Mapping[str, Any]

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from logitless.models.grammar import GrammarError
-from logitless.models.grammar.json_schema import compile_error, object_schema, prepare, prepared
+from logitless.models.grammar.json_schema import prepare
+from logitless.models.grammar.json_schema.prepare import compile_error, object_schema, prepared
 from tests.helpers.grammars import accepts, compile_grammar
 
 INTEGER = {"type": "integer"}

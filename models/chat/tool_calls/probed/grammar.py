@@ -12,7 +12,8 @@ from logitless.models.chat.tool_calls.probed.markers import ID, JSON, KEY, NUMBE
 from logitless.models.chat.tool_calls.probed.python_schema import any_rules, literal
 from logitless.models.chat.tool_calls.probed.tagged import CDATA, CDATA_END
 from logitless.models.grammar import in_regex, json_rule, quoted
-from logitless.models.grammar.json_schema import parameters_of, standalone
+from logitless.models.grammar.json_schema.prepare import parameters_of
+from logitless.models.grammar.json_schema.walk import standalone
 from logitless.models.grammar.lark import lark_rules
 
 _PIECE = re.compile(rf"[ \t\r]*\n\s*|[{NUMBER}{ID}]|[^\n{NUMBER}{ID}]*[^\s{NUMBER}{ID}]|\s+")

@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from logitless.models.grammar import json_rule, quoted
-from logitless.models.grammar.json_schema import resolve
+from logitless.models.grammar.json_schema.walk import resolve
 
 _MAX_PARTS = 200  # of one schema, as often as they are used
 _MAX_CHARS = 20_000
