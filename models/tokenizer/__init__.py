@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any
 
@@ -13,13 +13,18 @@ from logitless.models.tokenizer.detokenizer import StreamDecoder
 from logitless.models.tokenizer.rwkv import RwkvTokenizer
 from logitless.models.tokenizer.sentencepiece import SpmTokenizer
 from logitless.models.tokenizer.unigram import UgmTokenizer
-from logitless.models.tokenizer.vocab import BPE, RWKV, SPM, UGM, WPM, Attr, VocabError, load_vocab, read_merges
+from logitless.models.tokenizer.vocab import BPE, RWKV, SPM, UGM, WPM, Attr, Vocab, VocabError, load_vocab, read_merges
 from logitless.models.tokenizer.wordpiece import WpmTokenizer
 
 __all__ = ["BPE", "RWKV", "SPM", "UGM", "WPM", "Attr", "StreamDecoder", "Tokenizer", "from_metadata"]
 
 
-_KINDS = {SPM: SpmTokenizer, RWKV: RwkvTokenizer, WPM: WpmTokenizer, UGM: UgmTokenizer}  # without merges
+_KINDS: Mapping[int, Callable[[Vocab], Tokenizer]] = {  # without merges
+    SPM: SpmTokenizer,
+    RWKV: RwkvTokenizer,
+    WPM: WpmTokenizer,
+    UGM: UgmTokenizer,
+}
 
 
 def from_metadata(metadata: Mapping[str, Any], *, path: str | PathLike[str] = "the model file") -> Tokenizer:
