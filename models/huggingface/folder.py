@@ -22,17 +22,9 @@ from logitless.models.gguf.parse import Part, TensorInfo
 from logitless.models.gguf.types import FILE_TYPES, TENSOR_TYPES, ValueType
 from logitless.models.gguf.write import Key, f32, text, u32
 from logitless.models.hparams.keys import MAX_LAYERS
-from logitless.models.huggingface.checkpoint import (
-    FLOATS,
-    Checkpoint,
-    Weight,
-    as_f32,
-    of_f32,
-    open_checkpoint,
-    plain,
-)
+from logitless.models.huggingface.checkpoint import FLOATS, Checkpoint, Weight, as_f32, of_f32, open_checkpoint, plain
 from logitless.models.huggingface.config import Config, read_json, repository_name
-from logitless.models.huggingface.families.family import Family
+from logitless.models.huggingface.families.family import Family, made_of
 from logitless.models.huggingface.families.keys import common_keys, gemma4_far, has_experts
 from logitless.models.huggingface.families.rows import FAMILIES
 from logitless.models.huggingface.moves import Move
@@ -70,12 +62,7 @@ _SMALL = re.compile(
     r"_norm\.|ffn_gate_inp\.|conv1d\.|shortconv\.conv\.|ssm_[ad]$|token_types\.|position_embd\.|rope_"
     r"|time_mix_(?!key|value|receptance|gate\.|output)|channel_mix_lerp|hc_|_ape\."
 )
-_SAMPLING = (
-    ("temperature", "temp"),
-    ("top_p", "top_p"),
-    ("min_p", "min_p"),
-    ("repetition_penalty", "penalty_repeat"),
-)
+_SAMPLING = (("temperature", "temp"), ("top_p", "top_p"), ("min_p", "min_p"), ("repetition_penalty", "penalty_repeat"))
 _FILE_TYPES = {name.lower(): number for number, name in FILE_TYPES.items()}
 _BLOCKS = {kind.name.lower(): kind for kind in TENSOR_TYPES.values()}
 
@@ -307,7 +294,7 @@ def _tensors(config: Config, family: Family, checkpoint: Checkpoint) -> Iterator
         stacks = names.with_mtp(stacks)
     tied = config.get("tie_word_embeddings")
     others, images = set[str](), vision_of(config)
-    own_names = {target for _, targets in family.splits for target, _ in targets}
+    own_names = {target for _, targets in family.splits for target, _ in made_of(targets)}
     for name, group in stacks.items():
         if family.unused and re.search(family.unused, name):
             continue
@@ -355,7 +342,7 @@ def targets_of(family: Family, names: Names, name: str) -> Iterator[tuple[str, M
         if match := re.search(pattern, name):
             layer = _LAYER.search(f".{name}")
             prefix = f"blk.{layer[1]}." if layer else ""
-            yield from ((prefix + match.expand(target), move) for target, move in own)
+            yield from ((prefix + match.expand(target), move) for target, move in made_of(own))
             return
     if (target := names.of(name)) is not None:
         yield target, next((move for end, move in family.moves if re.search(f"(^|[._]){end}$", target)), None)

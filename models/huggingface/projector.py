@@ -16,6 +16,7 @@ from logitless.models.gguf.types import ValueType
 from logitless.models.gguf.write import Key, f32, flag, text
 from logitless.models.huggingface.checkpoint import Checkpoint, open_checkpoint
 from logitless.models.huggingface.config import Config, read_json, repository_name
+from logitless.models.huggingface.families.family import made_of
 from logitless.models.huggingface.folder import Converted, Names, tensor_info
 from logitless.models.huggingface.moves import Move
 from logitless.models.huggingface.quantized import weights_of
@@ -111,7 +112,7 @@ def _targets(s: Settings, vision: Vision, names: Names, name: str) -> Iterator[t
         return
     for pattern, targets in vision.splits:
         if match := re.search(pattern, name):
-            yield from ((match.expand(target), move) for target, move in targets)
+            yield from ((match.expand(target), move) for target, move in made_of(targets))
             return
     known = (names.of(form) for form in (name, _VIT.sub("vision_tower.vision_model.", name)))
     if (target := next((form for form in known if form is not None), None)) is not None:

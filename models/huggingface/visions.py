@@ -17,22 +17,12 @@ from logitless.models.errors import ModelFileError, shown
 from logitless.models.gguf.parse import FOLDER_PROJECTORS
 from logitless.models.gguf.types import ValueType
 from logitless.models.gguf.write import f32, flag, u32
+from logitless.models.huggingface import moves as m
 from logitless.models.huggingface.checkpoint import Array
 from logitless.models.huggingface.config import Config, read_json
 from logitless.models.huggingface.families.family import Keys, Rules, Splits
 from logitless.models.huggingface.families.keys import numbers
-from logitless.models.huggingface.moves import (
-    COLUMN,
-    PAIRS_OF_KEYS,
-    PAIRS_OF_QUERIES,
-    PLUS_ONE,
-    VECTOR,
-    Move,
-    Shape,
-    reshaped,
-    then,
-    third,
-)
+from logitless.models.huggingface.moves import Move, Shape
 
 # Parts of a model that its projector has.
 OF_IMAGES = (
@@ -210,10 +200,10 @@ def _of_flat_patches(array: Array, config: Config) -> Array:
 
 
 _CONVOLUTION = Move(_of_flat_patches, _flat_patches)  # of rows whose patches are flat, pixel by pixel
-_TABLE = reshaped(lambda shape, _: shape[-2:])
+_TABLE = m.reshaped(lambda shape, _: shape[-2:])
 # llama.cpp's patches count from 0, and the class token comes last; here it comes first
-_CLASS_LAST = then(_TABLE, Move(lambda array, _: np.roll(array, -1, 0)))
-_CHANNELS = reshaped(lambda shape, _: (1, *shape, 1, 1))
+_CLASS_LAST = m.then(_TABLE, Move(lambda array, _: np.roll(array, -1, 0)))
+_CHANNELS = m.reshaped(lambda shape, _: (1, *shape, 1, 1))
 _FRAMES: Splits = (
     (r"patch_embed\.proj\.weight$", tuple(("v.patch_embd.weight" + n, _frame(i)) for i, n in enumerate(("", ".1")))),
 )
@@ -222,11 +212,11 @@ _QWEN2VL = Vision(
     _qwen2vl,
     (
         *_FRAMES,
-        (r"merger\.mlp\.(\d)\.(weight|bias)$", ((r"mm.\1.\2", None),)),
+        (r"merger\.mlp\.(\d)\.(weight|bias)$", r"mm.\1.\2"),
         # llama.cpp reads them apart in this type
         (
             r"blocks\.(\d+)\.attn\.qkv\.(weight|bias)$",
-            tuple((rf"v.blk.\1.attn_{name}.\2", third(i)) for i, name in enumerate("qkv")),
+            tuple((rf"v.blk.\1.attn_{name}.\2", m.third(i)) for i, name in enumerate("qkv")),
         ),
     ),
 )
@@ -235,9 +225,9 @@ _QWEN3VL = Vision(
     _qwen3vl,
     (
         *_FRAMES,
-        (r"visual\.merger\.norm\.(weight|bias)$", ((r"v.post_ln.\1", None),)),
-        (r"visual\.merger\.linear_fc1\.(weight|bias)$", ((r"mm.0.\1", None),)),
-        (r"visual\.merger\.linear_fc2\.(weight|bias)$", ((r"mm.2.\1", None),)),
+        (r"visual\.merger\.norm\.(weight|bias)$", r"v.post_ln.\1"),
+        (r"visual\.merger\.linear_fc1\.(weight|bias)$", r"mm.0.\1"),
+        (r"visual\.merger\.linear_fc2\.(weight|bias)$", r"mm.2.\1"),
     ),
 )
 _IDEFICS3 = Vision("idefics3", _idefics3)
@@ -245,20 +235,18 @@ _LLAVA = Vision(
     "mlp",
     _llava,
     (
-        (r"multi_modal_projector\.linear_1\.(weight|bias)$", ((r"mm.0.\1", None),)),
-        (r"multi_modal_projector\.linear_2\.(weight|bias)$", ((r"mm.2.\1", None),)),
+        (r"multi_modal_projector\.linear_1\.(weight|bias)$", r"mm.0.\1"),
+        (r"multi_modal_projector\.linear_2\.(weight|bias)$", r"mm.2.\1"),
     ),
     unused=r"position_ids$|post_layernorm\.|vision_tower\.(vision_model\.)?head\.",
 )
-_LLAVA_NEXT = replace(
-    _LLAVA, keys=_llava_next, splits=(*_LLAVA.splits, (r"image_newline$", (("v.image_newline", None),)))
-)
-_TWO_MATRICES: Splits = ((r"multi_modal_projector\.linear_(1|2)\.(weight|bias)$", ((r"mm.\1.\2", None),)),)
+_LLAVA_NEXT = replace(_LLAVA, keys=_llava_next, splits=(*_LLAVA.splits, (r"image_newline$", "v.image_newline")))
+_TWO_MATRICES: Splits = ((r"multi_modal_projector\.linear_(1|2)\.(weight|bias)$", r"mm.\1.\2"),)
 _PIXTRAL = Vision(
     "pixtral",
     _pixtral,
     _TWO_MATRICES,
-    ((r"attn_q\.weight", PAIRS_OF_QUERIES), (r"attn_k\.weight", PAIRS_OF_KEYS)),
+    ((r"attn_q\.weight", m.PAIRS_OF_QUERIES), (r"attn_k\.weight", m.PAIRS_OF_KEYS)),
     break_token="[IMG_BREAK]",
 )
 _LFM2 = Vision(
@@ -266,7 +254,7 @@ _LFM2 = Vision(
     _lfm2,
     (
         *_TWO_MATRICES,
-        (r"multi_modal_projector\.layer_norm\.(weight|bias)$", ((r"mm.input_norm.\1", None),)),
+        (r"multi_modal_projector\.layer_norm\.(weight|bias)$", r"mm.input_norm.\1"),
         (r"embeddings\.patch_embedding\.weight$", (("v.patch_embd.weight", _CONVOLUTION),)),
     ),
 )
@@ -275,16 +263,16 @@ _INTERNVL = Vision(
     "internvl",
     _internvl,
     (
-        (r"embeddings\.(?:cls_token|class_embedding)$", (("v.class_embd", VECTOR),)),
+        (r"embeddings\.(?:cls_token|class_embedding)$", (("v.class_embd", m.VECTOR),)),
         (r"embeddings\.position_embeddings?$", (("v.position_embd.weight", _CLASS_LAST),)),
-        (rf"{_LAYER}(?:lambda_|ls)(\d)$", ((r"v.blk.\1.ls\2.weight", None),)),
-        (r"mlp1\.(\d)\.(weight|bias)$", ((r"mm.model.mlp.\1.\2", None),)),
-        (r"multi_modal_projector\.layer_norm\.(weight|bias)$", ((r"mm.model.mlp.0.\1", None),)),
-        (r"multi_modal_projector\.linear_1\.(weight|bias)$", ((r"mm.model.mlp.1.\1", None),)),
-        (r"multi_modal_projector\.linear_2\.(weight|bias)$", ((r"mm.model.mlp.3.\1", None),)),
+        (rf"{_LAYER}(?:lambda_|ls)(\d)$", r"v.blk.\1.ls\2.weight"),
+        (r"mlp1\.(\d)\.(weight|bias)$", r"mm.model.mlp.\1.\2"),
+        (r"multi_modal_projector\.layer_norm\.(weight|bias)$", r"mm.model.mlp.0.\1"),
+        (r"multi_modal_projector\.linear_1\.(weight|bias)$", r"mm.model.mlp.1.\1"),
+        (r"multi_modal_projector\.linear_2\.(weight|bias)$", r"mm.model.mlp.3.\1"),
         (
             rf"{_LAYER}attn\.qkv\.(weight|bias)$",
-            tuple((rf"v.blk.\1.attn_{name}.\2", third(i)) for i, name in enumerate("qkv")),
+            tuple((rf"v.blk.\1.attn_{name}.\2", m.third(i)) for i, name in enumerate("qkv")),
         ),
     ),
     unused=r"position_ids$|mask_token$",
@@ -303,15 +291,15 @@ _GEMMA4 = Vision(
     _gemma4,
     (
         (r"patch_embedder\.input_proj\.weight$", (("v.patch_embd.weight", _CONVOLUTION),)),
-        (r"patch_embedder\.position_embedding_table$", (("v.position_embd.weight", None),)),
-        (r"vision_tower\.(std_bias|std_scale)$", ((r"v.\1", None),)),
-        (r"embed_vision\.embedding_projection\.weight$", (("mm.input_projection.weight", None),)),
+        (r"patch_embedder\.position_embedding_table$", "v.position_embd.weight"),
+        (r"vision_tower\.(std_bias|std_scale)$", r"v.\1"),
+        (r"embed_vision\.embedding_projection\.weight$", "mm.input_projection.weight"),
         *(
             pair
             for name, target in _GEMMA4_PARTS.items()
             for pair in (
-                (rf"{_LAYER}{re.escape(name)}(?:\.linear)?\.weight$", ((rf"v.blk.\1.{target}.weight", None),)),
-                (rf"{_LAYER}{re.escape(name)}\.((?:in|out)put_m(?:in|ax))$", ((rf"v.blk.\1.{target}.\2", VECTOR),)),
+                (rf"{_LAYER}{re.escape(name)}(?:\.linear)?\.weight$", rf"v.blk.\1.{target}.weight"),
+                (rf"{_LAYER}{re.escape(name)}\.((?:in|out)put_m(?:in|ax))$", ((rf"v.blk.\1.{target}.\2", m.VECTOR),)),
             )
         ),
     ),
@@ -321,12 +309,12 @@ _GEMMA3N = Vision(
     "gemma3nv",
     _gemma3n,
     (
-        (r"timm_model\.blocks\.(\d+\.\d+\..+)$", ((r"v.blk.\1", None),)),
+        (r"timm_model\.blocks\.(\d+\.\d+\..+)$", r"v.blk.\1"),
         (r"timm_model\.conv_stem\.conv\.bias$", (("v.conv_stem.conv.bias", _CHANNELS),)),
-        (r"timm_model\.((?:conv_stem|msfa)\..+)$", ((r"v.\1", None),)),
-        (r"embed_vision\.embedding_projection\.weight$", (("mm.input_projection.weight", None),)),
-        (r"embed_vision\.(soft|hard)_embedding_norm\.weight$", ((r"mm.\1_emb_norm.weight", None),)),
-        (r"embed_vision\.embedding\.weight$", (("mm.embedding.weight", None),)),
+        (r"timm_model\.((?:conv_stem|msfa)\..+)$", r"v.\1"),
+        (r"embed_vision\.embedding_projection\.weight$", "mm.input_projection.weight"),
+        (r"embed_vision\.(soft|hard)_embedding_norm\.weight$", r"mm.\1_emb_norm.weight"),
+        (r"embed_vision\.embedding\.weight$", "mm.embedding.weight"),
     ),
 )
 
@@ -346,44 +334,45 @@ def _voxtral(s: Settings) -> Keys:
 
 
 _WHISPER_SPLITS: Splits = (
-    (r"audio_tower\.conv(\d)\.weight$", ((r"a.conv1d.\1.weight", None),)),
-    (r"audio_tower\.conv(\d)\.bias$", ((r"a.conv1d.\1.bias", COLUMN),)),
+    (r"audio_tower\.conv(\d)\.weight$", r"a.conv1d.\1.weight"),
+    (r"audio_tower\.conv(\d)\.bias$", ((r"a.conv1d.\1.bias", m.COLUMN),)),
 )
 _QWEN2_AUDIO = Vision(
     "qwen2a",
     _whisper,
-    (*_WHISPER_SPLITS, (r"multi_modal_projector\.linear\.(weight|bias)$", ((r"mm.a.fc.\1", None),))),
+    (*_WHISPER_SPLITS, (r"multi_modal_projector\.linear\.(weight|bias)$", r"mm.a.fc.\1")),
     encoder="audio_config",
     parts=OF_SOUNDS,
 )
-_SOUND_MATRICES: Splits = ((r"multi_modal_projector\.linear_(1|2)\.weight$", ((r"mm.a.mlp.\1.weight", None),)),)
+_SOUND_MATRICES: Splits = ((r"multi_modal_projector\.linear_(1|2)\.weight$", r"mm.a.mlp.\1.weight"),)
 _VOXTRAL = replace(_QWEN2_AUDIO, kind="voxtral", keys=_voxtral, splits=(*_WHISPER_SPLITS, *_SOUND_MATRICES))
 
 # By the name of the whole model's architecture, or by it and the kind of its encoder.
-VISIONS: dict[str, Vision] = {
+_ROWS: dict[str, Vision] = {
     "Gemma3ForConditionalGeneration": Vision(
         "gemma3",
         _gemma3,
-        (("mm_input_projection_weight$", (("mm.input_projection.weight", None),)),),
-        (("mm.soft_emb_norm.weight", PLUS_ONE),),
+        (("mm_input_projection_weight$", "mm.input_projection.weight"),),
+        (("mm.soft_emb_norm.weight", m.PLUS_ONE),),
     ),
     "Qwen2VLForConditionalGeneration": _QWEN2VL,
     "Qwen2_5_VLForConditionalGeneration": replace(_QWEN2VL, kind="qwen2.5vl_merger", keys=_qwen25vl),
-    **dict.fromkeys(("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration"), _QWEN3VL),
-    **dict.fromkeys(("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"), _QWEN3VL),
-    **dict.fromkeys(("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration"), _IDEFICS3),
+    "Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration": _QWEN3VL,
+    "Qwen3_5ForConditionalGeneration, Qwen3_5MoeForConditionalGeneration": _QWEN3VL,
+    "Idefics3ForConditionalGeneration, SmolVLMForConditionalGeneration": _IDEFICS3,
     "LlavaForConditionalGeneration of clip_vision_model": _LLAVA,
     "LlavaNextForConditionalGeneration of clip_vision_model": _LLAVA_NEXT,
     "LlavaForConditionalGeneration of siglip_vision_model": _LLAVA,
     "LlavaForConditionalGeneration of pixtral": _PIXTRAL,
     "Mistral3ForConditionalGeneration of pixtral": _PIXTRAL,
-    **dict.fromkeys(("InternVLChatModel", "InternVLForConditionalGeneration"), _INTERNVL),
+    "InternVLChatModel, InternVLForConditionalGeneration": _INTERNVL,
     "Lfm2VlForConditionalGeneration": _LFM2,
     "Gemma3nForConditionalGeneration": _GEMMA3N,
     "Gemma4ForConditionalGeneration": _GEMMA4,
     "Qwen2AudioForConditionalGeneration": _QWEN2_AUDIO,
     "VoxtralForConditionalGeneration": _VOXTRAL,
 }
+VISIONS = {name: vision for names, vision in _ROWS.items() for name in names.split(", ")}
 # Architectures of whole models, of which families.py has the row of their text part alone.
 WHOLE = {name.partition(" ")[0] for name in VISIONS}
 

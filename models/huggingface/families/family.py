@@ -12,8 +12,14 @@ from logitless.models.huggingface.moves import Move
 
 Keys = Iterator[tuple[str, Key]]
 Rules = tuple[tuple[str, Move], ...]  # (end of a tensor's name in GGUF, its move)
-# (end of a name of Hugging Face, tensors that are made of it), before the map of names
-Splits = tuple[tuple[str, tuple[tuple[str, Move | None], ...]], ...]
+Targets = tuple[tuple[str, Move | None], ...]
+# (end of a name of Hugging Face, the tensor of these numbers or those that are made of it), before the map of names
+Splits = tuple[tuple[str, str | Targets], ...]
+
+
+def made_of(targets: str | Targets) -> Targets:
+    """Tensors with their moves."""
+    return ((targets, None),) if isinstance(targets, str) else targets
 
 
 def nothing(config: Config) -> Keys:
