@@ -198,6 +198,13 @@ class Config:
             raise self.error(name, "is neither true nor false")
         return value
 
+    def require(self, **supported: Any) -> None:
+        """ModelFileError: a setting is there, and not the supported one."""
+        for name, value in supported.items():
+            if self.get(name, default=value) != value:
+                text = str(value).lower() if isinstance(value, bool) else value
+                raise self.error(name, f"is not {text}, the supported one")
+
     def items(self, name: str) -> list[Any]:
         """A list; [] where there is none."""
         value = self.get(name, default=[])

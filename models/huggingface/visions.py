@@ -106,8 +106,7 @@ def _qwen25vl(s: Settings) -> Keys:
     period = whole[0] + 1 if whole and isinstance(whole[0], int) else 0
     if not period or whole != list(range(period - 1, n, period)):
         raise s.vision.error("fullatt_block_indexes", "is not every n-th layer, which is supported")
-    if s.vision.count("window_size", default=112) != 112:
-        raise s.vision.error("window_size", "is not 112, the supported one")
+    s.vision.require(window_size=112)
     yield "n_wa_pattern", u32(period)
 
 
@@ -168,8 +167,7 @@ def _internvl(s: Settings) -> Keys:
         "use_qk_norm", "qk_normalization"
     ):
         raise s.vision.error("norm_type", "is not layer_norm without norms of queries, the supported one")
-    if s.whole.get("ps_version", default="v2") != "v2":
-        raise s.whole.error("ps_version", "is not v2, the supported one")
+    s.whole.require(ps_version="v2")
     yield "projector.scale_factor", u32(int(1 / ratio))
     for key, of, name in (("min", s.whole, "min_dynamic_patch"), ("max", s.whole, "max_dynamic_patch")):
         of, name = (of, name) if name in of else (s.images, f"{key}_patches")
@@ -178,8 +176,7 @@ def _internvl(s: Settings) -> Keys:
 
 
 def _lfm2(s: Settings) -> Keys:
-    if s.whole.get("vision_feature_layer", default=-1) != -1:
-        raise s.whole.error("vision_feature_layer", "is not -1, the supported one")
+    s.whole.require(vision_feature_layer=-1)
     yield "image_size", u32(256)  # any, for images keep their sizes
     yield "projector.scale_factor", u32(s.whole.count("downsample_factor", default=2))
 
@@ -322,10 +319,7 @@ _GEMMA3N = Vision(
 def _whisper(s: Settings) -> Keys:
     """Keys of all encoders of sounds."""
     yield "num_mel_bins", u32(s.vision.count("num_mel_bins", default=128))
-    if s.vision.count("max_source_positions", default=1500) != 1500:
-        raise s.vision.error("max_source_positions", "is not 1500, the supported one")
-    if s.vision.get("activation_function", default="gelu") != "gelu":
-        raise s.vision.error("activation_function", "is not gelu, the supported one")
+    s.vision.require(max_source_positions=1500, activation_function="gelu")
 
 
 def _voxtral(s: Settings) -> Keys:

@@ -209,8 +209,7 @@ def deepseek4(c: Config) -> Keys:
     yield "attention.compress_ratios", numbers(blocks[:n], ValueType.UINT32)
     hashed = [kind == "hash_moe" for kind in c.items("mlp_layer_types")]
     yield "hash_layer_count", u32(min(n, c.count("num_hash_layers", default=sum(hashed))))
-    if (kind := c.get("scoring_func", default="sqrtsoftplus")) != "sqrtsoftplus":
-        raise c.error("scoring_func", f"is {kind!r}, not sqrtsoftplus, the supported one")
+    c.require(scoring_func="sqrtsoftplus")
     yield "expert_gating_func", u32(4)
     yield "swiglu_clamp_exp", numbers([c.number("swiglu_limit", default=10.0)] * n, ValueType.FLOAT32)
     turned = int(c.head_dim * c.number("partial_rotary_factor", default=0.125))
@@ -465,9 +464,7 @@ def cohere2(c: Config) -> Keys:
 
 def cohere2_moe(c: Config) -> Keys:
     yield from cohere2(c)
-    for name, supported in (("expert_selection_fn", "sigmoid"), ("shared_expert_combination_strategy", "average")):
-        if c.get(name, default=supported) != supported:
-            raise c.error(name, f"is not {supported}, the supported one")
+    c.require(expert_selection_fn="sigmoid", shared_expert_combination_strategy="average")
     if "rms_norm_eps" in c:
         raise c.error("rms_norm_eps", "is set, but the supported norm is LayerNorm")
     width = c.count("intermediate_size")
@@ -498,8 +495,7 @@ def mimo2(c: Config) -> Keys:
 
 def dbrx(c: Config) -> Keys:
     attention, experts = c.part("attn_config"), c.part("ffn_config")
-    if experts.number("moe_normalize_expert_weights", default=1.0) != 1.0:
-        raise experts.error("moe_normalize_expert_weights", "is not 1, the supported one")
+    experts.require(moe_normalize_expert_weights=1)
     yield "attention.head_count_kv", u32(attention.count("kv_n_heads"))
     yield "attention.layer_norm_epsilon", f32(1e-5)
     if "clip_qkv" in attention:
@@ -514,8 +510,7 @@ def dbrx(c: Config) -> Keys:
 def deepseek(c: Config) -> Keys:
     if c.flag("norm_topk_prob") or c.get("scoring_func", default="softmax") != "softmax":
         raise c.error("norm_topk_prob", "is true, or scoring_func not softmax, which is not supported")
-    if c.count("moe_layer_freq", default=1) != 1:
-        raise c.error("moe_layer_freq", "is not 1, the supported one")
+    c.require(moe_layer_freq=1)
     yield "expert_weights_norm", flag(False)
 
 
@@ -570,8 +565,7 @@ def nomic(c: Config) -> Keys:
 
 def nomic_moe(c: Config) -> Keys:
     yield from nomic(c)
-    if c.get("activation_function", default="gelu") != "gelu":
-        raise c.error("activation_function", "is not gelu, the supported one")
+    c.require(activation_function="gelu")
     yield "context_length", u32(512)  # as it was trained; positions may be more
     yield "moe_every_n_layers", u32(c.count("moe_every_n_layers"))
     yield "expert_used_count", u32(c.count("moe_top_k"))
@@ -617,8 +611,7 @@ def gpt(c: Config) -> Keys:
 
 def starcoder(c: Config) -> Keys:
     yield from gpt(c)
-    if not c.flag("multi_query", default=True):
-        raise c.error("multi_query", "is not true, the supported one")
+    c.require(multi_query=True)
     yield "attention.head_count_kv", u32(1)
 
 
@@ -640,12 +633,8 @@ def mpt(c: Config) -> Keys:
 
 
 def jais(c: Config) -> Keys:
-    for name in ("mup_scale_qk_dot_by_d", "scale_qk_dot_by_d", "tie_word_embeddings"):
-        if not c.flag(name, default=True):
-            raise c.error(name, "is not true, the supported one")
-    for name, supported in (("activation_function", "swiglu"), ("position_embedding_type", "alibi")):
-        if c.get(name, default=supported) != supported:
-            raise c.error(name, f"is not {supported}, the supported one")
+    c.require(mup_scale_qk_dot_by_d=True, scale_qk_dot_by_d=True, tie_word_embeddings=True)
+    c.require(activation_function="swiglu", position_embedding_type="alibi")
     yield "attention.max_alibi_bias", f32(8.0)
 
 
@@ -782,8 +771,7 @@ _RANKS = (
 
 def arwkv7(c: Config) -> Keys:
     """RWKV 7 between the FFNs of a Qwen 2, of ranks that its settings do not name."""
-    if c.count("wkv_version", default=7) != 7:
-        raise c.error("wkv_version", "is not 7, the supported one")
+    c.require(wkv_version=7)
     yield from _rwkv(c, 0)
     yield "token_shift_count", u32(1)
     gate = 128 if c.flag("wkv_has_gate", default=True) else 0

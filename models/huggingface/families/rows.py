@@ -13,7 +13,7 @@ import numpy as np
 from logitless.models.huggingface import moves as m
 from logitless.models.huggingface.config import Config
 from logitless.models.huggingface.families import keys
-from logitless.models.huggingface.families.family import Family, Rules, Splits
+from logitless.models.huggingface.families.family import Family, Rules, Splits, Targets
 from logitless.models.huggingface.moves import Move, Shape
 
 
@@ -40,12 +40,16 @@ _STATES: Rules = (("conv1d.weight", m.TAPS), ("shortconv.conv.weight", m.TAPS))
 _NAMES = ("gate", "up")
 _PARTS = (*_NAMES, "down")
 _MAMBA: Rules = (("ssm_a", m.MINUS_EXP), *_STATES)
+
+
+def _halves(kind: str = "", end: str = "weight", *, in_turn: bool = False, axis: int = -2) -> Targets:
+    """Gate and up of one tensor."""
+    return tuple((f"ffn_{name}{kind}.{end}", m.half(i, in_turn=in_turn, axis=axis)) for i, name in enumerate(_NAMES))
+
+
 _GRANITE: Splits = (
     *(
-        (
-            f"{module}.input_linear.weight$",
-            tuple((f"ffn_{name}_{end}.weight", m.half(i)) for i, name in enumerate(_NAMES)),
-        )
+        (f"{module}.input_linear.weight$", _halves(f"_{end}"))
         for module, end in (("block_sparse_moe", "exps"), ("shared_mlp", "shexp"))
     ),
     ("block_sparse_moe.output_linear.weight$", "ffn_down_exps.weight"),
@@ -59,7 +63,7 @@ def _experts(module: str) -> Splits:
 
 
 _HALVES: Splits = (  # experts of which gate and up are one tensor, one above the other
-    ("experts.gate_up_proj$", tuple((f"ffn_{name}_exps.weight", m.half(i)) for i, name in enumerate(_NAMES))),
+    ("experts.gate_up_proj$", _halves("_exps")),
     ("experts.down_proj$", "ffn_down_exps.weight"),
 )
 
@@ -80,15 +84,9 @@ def _fused_experts(*, in_turn: bool) -> Splits:
 
 _GPT_OSS: Splits = (
     *_fused_experts(in_turn=True),
-    (
-        "experts.gate_up_proj_mxfp4$",
-        tuple((f"ffn_{name}_exps.weight", m.half(i, in_turn=True)) for i, name in enumerate(_NAMES)),
-    ),
+    ("experts.gate_up_proj_mxfp4$", _halves("_exps", in_turn=True)),
     ("experts.down_proj_mxfp4$", "ffn_down_exps.weight"),
-    (
-        "experts.gate_up_proj_bias$",
-        tuple((f"ffn_{name}_exps.bias", m.half(i, in_turn=True, axis=-1)) for i, name in enumerate(_NAMES)),
-    ),
+    ("experts.gate_up_proj_bias$", _halves("_exps", "bias", in_turn=True, axis=-1)),
     ("experts.down_proj_bias$", "ffn_down_exps.bias"),
     ("self_attn.sinks$", "attn_sinks.weight"),
 )
@@ -104,7 +102,7 @@ _MAMBA2: Rules = (
     *_STATES,
 )
 _GRANITE_DENSE: Splits = (
-    ("shared_mlp.input_linear.weight$", tuple((f"ffn_{name}.weight", m.half(i)) for i, name in enumerate(_NAMES))),
+    ("shared_mlp.input_linear.weight$", _halves()),
     ("shared_mlp.output_linear.weight$", "ffn_down.weight"),
 )
 _CUT = Move(
@@ -324,11 +322,7 @@ _ROWS: dict[str, Family] = {  # by names of architectures
     ),
     "QWenLMHeadModel": Family("qwen", biases="attn_qkv"),
     "DeepseekForCausalLM": Family("deepseek", keys.deepseek, _LLAMA),
-    "OpenELMForCausalLM": Family(
-        "openelm",
-        keys.openelm,
-        splits=((r"ffn\.proj_1\.weight$", tuple((f"ffn_{name}.weight", m.half(i)) for i, name in enumerate(_NAMES))),),
-    ),
+    "OpenELMForCausalLM": Family("openelm", keys.openelm, splits=((r"ffn\.proj_1\.weight$", _halves()),)),
     "Glm4ForCausalLM": Family("glm4"),
     "Glm4MoeForCausalLM": Family("glm4moe", keys.sigmoid, mtp=True),
     "Lfm2ForCausalLM": Family("lfm2", keys.lfm2, _STATES),
@@ -471,7 +465,7 @@ _ROWS: dict[str, Family] = {  # by names of architectures
         splits=(
             (r"attn\.q\.weight$", "attn_q.weight"),
             (r"attn\.kv\.weight$", (("attn_k.weight", m.half(0)), ("attn_v.weight", m.half(1)))),
-            (r"gate_up_proj\.weight$", tuple((f"ffn_{name}.weight", m.half(i)) for i, name in enumerate(_NAMES))),
+            (r"gate_up_proj\.weight$", _halves()),
         ),
     ),
     "PlamoForCausalLM": Family(
