@@ -91,7 +91,14 @@ class GuessingEngine(FakeEngine):
             raise DeviceFailed("it fell off the bus")
         self.full_kv.tables.update({slot: list(table) for slot, table in batch.tables.items()})
         assert len(set(batch.slot)) == len(batch.tokens) == len(batch.out)
-        assert batch.begin == batch.end == batch.window_slot_mapping == batch.copies == []
+        assert batch.begin == batch.end == batch.copies == batch.window_copies == []
+        assert len(batch.window_slot_mapping) in (0, len(batch.tokens))
+        assert (not batch.window_slot_mapping) == (self.window_kv is None)
+        if (window := self.window_kv) is not None:
+            window.tables.update({slot: list(table) for slot, table in batch.window_tables.items()})
+            for slot, pos, cell in zip(batch.slot, batch.pos, batch.window_slot_mapping, strict=True):
+                assert cell == window.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE
+                window.cells[cell] = -1, 0
         ids = []
         for i, (token, slot, pos) in enumerate(zip(batch.tokens, batch.slot, batch.pos, strict=True)):
             assert batch.slot_mapping[i] == self.full_kv.tables[slot][pos // BLOCK_SIZE] * BLOCK_SIZE + pos % BLOCK_SIZE

@@ -32,6 +32,15 @@ def test_states_of_a_head_that_drafts_are_two_rows_of_the_slot() -> None:
     assert HiddenRows(8, 2).states(seq, 0) == ([], [])
 
 
+def test_drafts_of_a_model_with_sliding_windows_have_cells_in_their_pages() -> None:
+    bench, engine = guessing(window=(20, 2), n_ubatch=32)
+    answer = bench.run((1, 2, 3), n_predict=60, ignore_eos=True, speculation=GUESSES)
+    assert answer.ids == plain((1, 2, 3), 60)
+    assert len(engine.guessed) > 20
+    assert all(batch.window_slot_mapping for batch in engine.guessed)
+    assert engine.n_blind == 0
+
+
 @pytest.mark.parametrize("wrong", [0, 2, 5])
 def test_it_guesses_for_several_at_once(wrong: int) -> None:
     bench, engine = guessing(wrong)
