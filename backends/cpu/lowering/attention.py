@@ -8,6 +8,7 @@ from logitless.backends.cpu.kernels.matmul.layout import (
     ATTENTION_SPAN,
     ENCODER_KEYS,
     ENCODER_ROWS,
+    LIST_TOKENS,
     act_panels,
     gemm_tile,
 )
@@ -211,8 +212,9 @@ def _(t: Tensor, at: At) -> list[Task] | None:
         return None
     block = t.attrs["size"]
     args = (*map(at, t.src), at(t), tables.shape[1], t.attrs["n"], block, k.shape[1])
-    scratch = 4 * (tables.shape[1] * PAGE // block + 32 + 33 * size + 8 * 32) + 64
-    return [Task(f"chosen_rows:{k.dtype}:{size}:{heads}", args, rows, 1, scratch)]
+    scratch = 4 * (LIST_TOKENS * (tables.shape[1] * PAGE // block + 32) + 33 * size + 8 * 32) + 64
+    tokens = max(1, min(LIST_TOKENS, rows // (UNITS_PER_CORE * cores())))
+    return [Task(f"chosen_rows:{k.dtype}:{size}:{heads}", args, rows, tokens, scratch)]
 
 
 @lower("block_pool")

@@ -26,6 +26,7 @@ from logitless.backends.cpu.kernels.attention.tile import (
 )
 from logitless.backends.cpu.kernels.ir.registry import bits_f32, f32p, i32p, kernel, u32p
 from logitless.backends.cpu.kernels.ir.scalar_math import exp_exact
+from logitless.backends.cpu.kernels.matmul.layout import LIST_TOKENS
 
 TOP_BIT, ALL_BITS = np.uint32(1 << 31), np.uint32((1 << 32) - 1)
 
@@ -366,28 +367,38 @@ def _block_cell(table, block, block_size, page_cells):
 
 @kernel("chosen_rows")
 def chosen_rows(dtype, head_size, n_heads):
-    """Lists of the n blocks of tokens with the greatest scores. A unit is a token.
+    """Lists of the n blocks of tokens with the greatest scores. A unit is a token; neighbours of a sequence share keys.
 
-    Scratch per thread: scores of all blocks, a block of keys, scores of 8 heads, a row."""
+    Scratch per thread: scores of all blocks of LIST_TOKENS tokens, a block of keys, scores of 8 heads, a row."""
     size, heads = int(head_size), int(n_heads)
     read, row_nbytes, of_block = _row_reader(dtype, size), page_nbytes(dtype, size) // PAGE, _index_scores(size, heads)
 
     def run(
         q_at, w_at, k_at, tables_at, slot_at, pos_at, y_at, table_pages, n, block_size, page_cells, begin, end, scratch
     ):
-        block_at = scratch + (table_pages * PAGE // block_size + BLOCK) * 4
+        width = (table_pages * PAGE // block_size + BLOCK) * 4
+        block_at = scratch + LIST_TOKENS * width
         s_at, slot, pos = block_at + BLOCK * size * 4, i32p(slot_at), i32p(pos_at)
-        row_at = s_at + 8 * BLOCK * 4
-        for t in range(begin, end):
-            count, table = (np.int64(pos[t]) + 1) // block_size, i32p(tables_at + np.int64(slot[t]) * table_pages * 4)
-            for start in range(0, count if count > n else 0, BLOCK):
-                for lane in range(min(BLOCK, count - start)):
+        row_at, first = s_at + 8 * BLOCK * 4, begin
+        while first < end:
+            stop, most = first, np.int64(0)
+            while stop < end and stop - first < LIST_TOKENS and slot[stop] == slot[first]:
+                most = max(most, (np.int64(pos[stop]) + 1) // block_size)
+                stop += 1
+            table = i32p(tables_at + np.int64(slot[first]) * table_pages * 4)
+            for start in range(0, most if most > n else 0, BLOCK):
+                for lane in range(min(BLOCK, most - start)):
                     cell = _block_cell(table, start + lane, block_size, page_cells)
                     read(k_at + cell * row_nbytes, lane, block_at, row_at)
-                of_block(q_at + t * heads * size * 4, w_at + t * heads * 4, block_at, s_at, scratch + start * 4)
-            y_of = y_at + np.int64(t) * n * 4
-            for i in range(_write_best(u32p(scratch), count, n, 1, count, y_of), n):
-                f32p(y_of)[i] = np.float32(-1)
+                for t in range(first, stop):
+                    if (np.int64(pos[t]) + 1) // block_size > max(start, n):
+                        to = scratch + (t - first) * width + start * 4
+                        of_block(q_at + t * heads * size * 4, w_at + t * heads * 4, block_at, s_at, to)
+            for t in range(first, stop):
+                count, y_of = (np.int64(pos[t]) + 1) // block_size, y_at + np.int64(t) * n * 4
+                for i in range(_write_best(u32p(scratch + (t - first) * width), count, n, 1, count, y_of), n):
+                    f32p(y_of)[i] = np.float32(-1)
+            first = stop
 
     return run
 

@@ -95,6 +95,7 @@ LANES = 16
 # bytes of a block, offsets in it
 ACT_BLOCK, ACT_SCALE, ACT_SUM, ACT_OFFSET, ACT_HALF = 52, 32, 36, 40, 44
 ATTENTION_SPAN = 256  # KV cells with a softmax of their own; several are joined
+LIST_TOKENS = 8  # tokens of a sequence, at most, that share the keys of an indexer of blocks
 ENCODER_ROWS = 384  # query rows of a unit of an encoder's attention
 ENCODER_KEYS = 240  # keys and values of it that are packed at a time, a multiple of each tile's rows
 
