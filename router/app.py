@@ -50,8 +50,7 @@ from logitless.server.clients import CLIENT
 from logitless.server.config import ServerConfig
 from logitless.server.listen import listen
 from logitless.server.middleware import Guard
-from logitless.server.observing.record import RECORD
-from logitless.server.observing.traffic import TRAFFIC
+from logitless.server.observing.record import RECORD, TRAFFIC
 from logitless.server.routes import AROUND, HERE, PUBLIC, Handler, routes
 from logitless.server.slashes import canonical
 from logitless.server.ui.page import PAGE, add_pages

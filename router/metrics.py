@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from logitless.server.observing.metrics import names, traffic_metrics
-from logitless.server.observing.traffic import Traffic
+from logitless.server.observing.record import Traffic
 
 _Labels = tuple[tuple[str, str], ...]
 

@@ -26,8 +26,16 @@ from logitless.server.bodies.unpack import RAW_BODIES
 from logitless.server.clients import CLIENT, LOCAL_CLIENT, HttpClient
 from logitless.server.config import ServerConfig
 from logitless.server.observing import tracing
-from logitless.server.observing.record import CLIENT_LEFT, PROBES, RECORD, REQUEST_ID, FileAnswer, Record
-from logitless.server.observing.traffic import TRAFFIC, Traffic
+from logitless.server.observing.record import (
+    CLIENT_LEFT,
+    PROBES,
+    RECORD,
+    REQUEST_ID,
+    TRAFFIC,
+    FileAnswer,
+    Record,
+    Traffic,
+)
 from logitless.server.origins import Origins
 from logitless.server.routes import Handler
 from logitless.server.slashes import Slashes, canonical

@@ -56,7 +56,7 @@ from logitless.server.api.context import Context, client_of, json_response
 from logitless.server.api.generate import CONVERSATION, generated, send
 from logitless.server.api.openai.conversations import owner
 from logitless.server.api.openai.responses import ParsedResponse, keeper, prepared
-from logitless.server.api.openai.stored_responses import as_items
+from logitless.server.api.openai.stored import as_items
 from logitless.server.clients import CLIENT
 
 log = logging.getLogger("logitless.http")

@@ -22,10 +22,10 @@ from logitless.frontend.media.sources import MediaSources, Unfetched
 from logitless.frontend.parser import RequestParser
 from logitless.frontend.replies.encoding import anthropics_error, encode_json, error_object, ollamas_error
 from logitless.frontend.workers import compute
+from logitless.models.chat.template import ChatTemplate
 from logitless.models.vision.images import MAX_BYTES
 from logitless.server.api.llamacpp.sessions import StreamSession, StreamSessions
-from logitless.server.api.openai.stored_conversations import StoredConversations
-from logitless.server.api.openai.stored_responses import StoredResponses
+from logitless.server.api.openai.stored import StoredConversations, StoredResponses
 from logitless.server.auth import ApiKeys
 from logitless.server.bodies.json_body import json_object
 from logitless.server.bodies.room import BODIES
@@ -39,6 +39,7 @@ from logitless.server.routes import OLLAMA, all_routes
 from logitless.server.slashes import canonical
 
 T = TypeVar("T")
+ParseChat = Callable[[Any, RequestParser, ChatTemplate | None], T]
 _LARGE = 1 << 12  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
 # Words of bodies that may compile a grammar, decode an image, or render a chat template in another process.
 _GRAMMARS = (
@@ -132,6 +133,11 @@ class Context:
             return parse(values[0] if values else json_object(raw))
 
         return await self.parsed_value(request, work, slow=slow)
+
+    async def parsed_chat(self, request: web.Request, parse: ParseChat[T], *, slow: bool = False) -> T:
+        """`parsed` with the parser of the request and the model's chat template."""
+        parser, template = self.parser_for(request), self.served.template
+        return await self.parsed(request, lambda body: parse(body, parser, template), slow=slow)
 
     async def parsed_value(self, request: web.Request, parse: Callable[[bytearray], T], *, slow: bool = False) -> T:
         """The same of its raw body. Addresses that it names are fetched in between, when no worker waits for them."""

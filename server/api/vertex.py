@@ -14,8 +14,9 @@ from logitless.engine.sampling.params import Param
 from logitless.frontend.answers.openai import Predictions
 from logitless.frontend.chat.chat import parse_chat
 from logitless.frontend.fields import bad_request, read
-from logitless.frontend.parser import GenerationJob
+from logitless.frontend.parser import GenerationJob, RequestParser
 from logitless.frontend.replies.chat import ChatReply
+from logitless.models.chat.template import ChatTemplate
 from logitless.server.api.context import CONTEXT
 from logitless.server.api.generate import collected, send_json
 
@@ -31,12 +32,12 @@ class PredictBody(Struct, frozen=True, kw_only=True):
 async def predict(request: web.Request) -> web.StreamResponse:
     """POST /predict: {"instances": [{"@requestFormat": "chatCompletions", …}]} → {"predictions": [completions]}."""
     context = request.app[CONTEXT]
-    parser, template, _ = context.parser_for(request), context.served.template, context.writer
+    _ = context.writer
 
-    def parse(body: dict[str, Any]) -> list[GenerationJob]:
-        return [one(i, instance) for i, instance in enumerate(read(PredictBody, body).instances)]
+    def parse(body: dict[str, Any], *of: Any) -> list[GenerationJob]:
+        return [one(i, instance, *of) for i, instance in enumerate(read(PredictBody, body).instances)]
 
-    def one(i: int, instance: object) -> GenerationJob:
+    def one(i: int, instance: object, parser: RequestParser, template: ChatTemplate | None) -> GenerationJob:
         if not isinstance(instance, dict) or instance.get(FORMAT) != "chatCompletions":
             bad_request(f"instances[{i}]", f"must be an object whose {FORMAT} is chatCompletions")
         if instance.get("stream"):
@@ -48,7 +49,7 @@ async def predict(request: web.Request) -> web.StreamResponse:
 
     predictions: list[Any] = []
     async with AsyncExitStack() as stack:
-        for job in await context.parsed(request, parse):
+        for job in await context.parsed_chat(request, parse):
             reply = ChatReply(job, context.served, context.config)
             await stack.enter_async_context(collected(request, context, job, reply))
             predictions.append(reply.whole())

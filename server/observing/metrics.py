@@ -21,7 +21,7 @@ from logitless.engine.errors import NotSupported
 from logitless.engine.stats import SchedulerStats, TrainingStats
 from logitless.frontend.config import BUILD_INFO
 from logitless.server.api.context import CONTEXT, STARTED, Context
-from logitless.server.observing.traffic import TRAFFIC, Traffic
+from logitless.server.observing.record import TRAFFIC, Traffic
 
 Stats = TypeVar("Stats")
 Table = tuple[tuple[str, str, str, Callable[[Stats], float | None]], ...]

@@ -6,7 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from logitless.router.metrics import AllModels
 from logitless.server.observing.metrics import response
-from logitless.server.observing.traffic import Traffic
+from logitless.server.observing.record import Traffic
 
 TRAFFIC = Traffic()
 ONE = """\

@@ -8,16 +8,16 @@ from typing import Any
 
 from aiohttp import web
 
-from logitless.engine.errors import InvalidRequest, NotFound, unkept
-from logitless.engine.records.store import Row, Store
+from logitless.engine.errors import InvalidRequest, NotFound
+from logitless.engine.records.store import Row
 from logitless.frontend.answers.batches import DeletedBatch, MessageBatch, MessageBatchPage
 from logitless.frontend.fields import bad_request, read
-from logitless.frontend.workers import to_thread
 from logitless.server.api.batches.batch import MESSAGES, MessageBatchBody, message_object, new_batch
-from logitless.server.api.batches.openai import cancelled, keep, one
+from logitless.server.api.batches.openai import begin, cancelled, one
 from logitless.server.api.batches.runner import BATCHES
 from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.api.openai.files import BATCH, OPEN, visible_rows
+from logitless.server.api.openai.tuning_context import on_disk
 from logitless.server.clients import CLIENT
 from logitless.server.observing.record import FileAnswer
 
@@ -29,12 +29,11 @@ async def create(request: web.Request) -> web.Response:
     runner, client = request.app[BATCHES], request[CLIENT]
     store = runner.store
     text = await request.app[CONTEXT].parsed(request, _lines)
-    try:
-        file = await to_thread(partial(store.add_file, text, "message_batch.jsonl", BATCH, client.owner))
-    except OSError as error:
-        raise unkept("the batch cannot be kept", error) from None
+    file = await on_disk(
+        "the batch cannot be kept", partial(store.add_file, text, "message_batch.jsonl", BATCH, client.owner)
+    )
     row = new_batch(store, client, runner.name, MESSAGES, file["id"])
-    await keep(request, row)
+    await begin(request, row)
     return json_response(_as_batch(request, row))
 
 
@@ -97,15 +96,9 @@ async def delete(request: web.Request) -> web.Response:
     store, row = request.app[BATCHES].store, one(request, messages=True)
     if row["status"] in OPEN:
         raise InvalidRequest(f"the batch {row['id']} has not ended: cancel it before")
-    try:
-        await to_thread(partial(_delete, store, row))
-    except OSError as error:
-        raise unkept("the batch cannot be deleted", error) from None
+    files = [id for id in (row["input_file_id"], row.get("output_file_id")) if id]
+    await on_disk("the batch cannot be deleted", partial(store.delete_files, files, row["id"]))
     return json_response(DeletedBatch(row["id"]))
-
-
-def _delete(store: Store, row: Row) -> None:
-    store.delete_files([id for id in (row["input_file_id"], row.get("output_file_id")) if id], row["id"])
 
 
 def _as_batch(request: web.Request, row: Row) -> MessageBatch:

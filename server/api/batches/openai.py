@@ -8,10 +8,9 @@ from typing import Any
 
 from aiohttp import web
 
-from logitless.engine.errors import InvalidRequest, NotFound, unkept
+from logitless.engine.errors import InvalidRequest, NotFound
 from logitless.engine.records.store import Row
 from logitless.frontend.fields import bad_request, read
-from logitless.frontend.workers import to_thread
 from logitless.server.api.batches.batch import (
     MAX_BYTES,
     MESSAGES,
@@ -23,6 +22,7 @@ from logitless.server.api.batches.batch import (
 from logitless.server.api.batches.runner import BATCHES
 from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.api.openai.files import BATCH, listed, visible_row, visible_rows
+from logitless.server.api.openai.tuning_context import on_disk
 from logitless.server.clients import CLIENT
 
 
@@ -42,17 +42,14 @@ async def create(request: web.Request) -> web.Response:
     row = new_batch(store, client, runner.name, body.endpoint, body.input_file_id)
     row |= {"completion_window": body.completion_window, "expires_at": row["created_at"] + seconds}
     row["metadata"] = dict(body.metadata)
-    await keep(request, row)
+    await begin(request, row)
     return json_response(openai_object(store, row))
 
 
-async def keep(request: web.Request, row: Row) -> None:
+async def begin(request: web.Request, row: Row) -> None:
     """Store a new batch, and begin it."""
     runner = request.app[BATCHES]
-    try:
-        await to_thread(partial(runner.store.put, "batches", row))
-    except OSError as error:
-        raise unkept("the batch cannot be kept", error) from None
+    await on_disk("the batch cannot be kept", partial(runner.store.put, "batches", row))
     runner.begin(row)
 
 
@@ -93,10 +90,7 @@ async def cancelled(request: web.Request, row: Row) -> Row:
         allowed = old["status"] in ("validating", "in_progress")
         return {**old, "status": "cancelling", "cancelling_at": int(time.time())} if allowed else None
 
-    try:
-        changed = await to_thread(partial(runner.store.change, "batches", row["id"], change))
-    except OSError as error:
-        raise unkept("the batch cannot be changed", error) from None
+    changed = await on_disk("the batch cannot be changed", partial(runner.store.change, "batches", row["id"], change))
     if changed is None:
         raise InvalidRequest(f"the batch {row['id']} is {row['status']}")
     runner.stop(row["id"])

@@ -216,11 +216,7 @@ async def detokenize(request: web.Request) -> web.Response:
 
 async def apply_template(request: web.Request) -> web.Response:
     """POST /apply-template: the prompt that a chat request would have."""
-    context = request.app[CONTEXT]
-    parser, template = context.parser_for(request), context.served.template
-    return await context.parsed(
-        request, lambda body: json_response(RenderedPrompt(render_chat(body, parser, template).text))
-    )
+    return json_response(RenderedPrompt((await request.app[CONTEXT].parsed_chat(request, render_chat)).text))
 
 
 def _token(name: str, value: object, tokenizer: Tokenizer) -> int:

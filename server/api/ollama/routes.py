@@ -64,8 +64,7 @@ async def chat(request: web.Request) -> web.StreamResponse:
 
 async def _generated(request: web.Request, parse: Parse, *, chat: bool) -> web.StreamResponse:
     context = request.app[CONTEXT]
-    parser, template, find = context.parser_for(request), context.served.template, partial(model_of, context)
-    params = await context.parsed(request, lambda body: parse(body, parser, template, find), slow=True)
+    params = await context.parsed_chat(request, partial(parse, model=partial(model_of, context)), slow=True)
     if params.job is None:
         return await _loaded(request, params, chat=chat)
     reply = OllamaReply(params.job, params.model, context.served, context.config, chat=chat)

@@ -15,8 +15,7 @@ from logitless.frontend.answers import responses as answers
 from logitless.frontend.dialects.responses import check_items
 from logitless.frontend.fields import bad_request, read
 from logitless.server.api.context import CONTEXT, client_key, json_response
-from logitless.server.api.openai.stored_conversations import StoredConversation
-from logitless.server.api.openai.stored_responses import Item, as_items
+from logitless.server.api.openai.stored import Item, StoredConversation, as_items
 
 T = TypeVar("T")
 MAX_ITEMS = 20  # of one request, as OpenAI

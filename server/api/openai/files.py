@@ -19,7 +19,7 @@ from logitless.frontend.answers.fine_tuning import Deleted, File, Page
 from logitless.frontend.workers import check, compute, to_thread
 from logitless.models.atomic_write import open_private
 from logitless.server.api.context import client_of, json_response
-from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of
+from logitless.server.api.openai.tuning_context import SILENCE, Desk, desk_of, on_disk
 from logitless.server.bodies.form import FormPart, FormParts
 from logitless.server.bodies.room import STRIDE, in_time
 from logitless.server.bodies.unpack import content as unpacked
@@ -155,13 +155,7 @@ async def delete(request: web.Request) -> web.Response:
         if row["id"] == batch["input_file_id"] and batch["status"] in OPEN:
             raise InvalidRequest(f"the file {row['id']} is in use by {batch['id']}")
 
-    def remove() -> None:
-        try:
-            store.delete_files([row["id"]])
-        except OSError as error:
-            raise unkept("the file cannot be deleted", error) from None
-
-    await to_thread(remove)
+    await on_disk("the file cannot be deleted", partial(store.delete_files, [row["id"]]))
     return json_response(Deleted(id=row["id"], object="file"))
 
 

@@ -1,27 +1,40 @@
-"""OpenAI's fine-tuning jobs: create, list, pause, resume, cancel, events, checkpoints."""
+"""OpenAI's fine-tuning jobs: create, list, pause, resume, cancel, events, checkpoints; trials of their graders."""
 
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 
-from logitless.engine.errors import InvalidRequest, NotFound, unkept
+from logitless.engine.errors import InvalidRequest, NotFound
 from logitless.engine.finetuning.status import ENDED, RUNNING
 from logitless.engine.finetuning.tuned_models import find
 from logitless.engine.records.store import Row
-from logitless.frontend.answers.fine_tuning import Checkpoint, Deleted, Job, JobEvent
-from logitless.frontend.fine_tuning import JobModel, new_job
+from logitless.frontend.answers.fine_tuning import (
+    Checkpoint,
+    Deleted,
+    Graded,
+    GraderErrors,
+    GraderMetadata,
+    Job,
+    JobEvent,
+    ValidGrader,
+)
+from logitless.frontend.fields import read
+from logitless.frontend.fine_tuning import GraderBody, JobModel, grader_of, new_job, parse_grading
 from logitless.frontend.graders import surroundings
 from logitless.frontend.replies.encoding import sse
 from logitless.frontend.workers import to_thread
 from logitless.server.api.context import CONTEXT, json_response
 from logitless.server.api.openai.files import as_struct, listed, visible_row, visible_rows
-from logitless.server.api.openai.tuning_context import LISTENERS, desk_of, tuning_of
+from logitless.server.api.openai.tuning_context import LISTENERS, desk_of, on_disk, tuning_of
 from logitless.server.clients import CLIENT
+from logitless.training.graders.grade import Grade, graded
 
 
 async def create(request: web.Request) -> web.Response:
@@ -52,10 +65,7 @@ async def create(request: web.Request) -> web.Response:
         tuning.store.put("jobs", job)
         tuning.store.add_event(job["id"], f"Created fine-tuning job: {job['id']}")
 
-    try:
-        await to_thread(keep)  # another process may have the store
-    except OSError as error:
-        raise unkept("the job cannot be kept", error) from None
+    await on_disk("the job cannot be kept", keep)
     tuning.created()
     return json_response(as_struct(job, Job))
 
@@ -85,10 +95,7 @@ async def resume(request: web.Request) -> web.Response:
 async def _set(request: web.Request, allowed: tuple[str, ...], status: str) -> web.Response:
     row = _job_row(request)
     desk = desk_of(request)
-    try:
-        changed = await to_thread(lambda: desk.set_status(row["id"], allowed, status))
-    except OSError as error:
-        raise unkept("the job cannot be changed", error) from None
+    changed = await on_disk("the job cannot be changed", lambda: desk.set_status(row["id"], allowed, status))
     if changed is None:
         raise InvalidRequest(f"the job {row['id']} is {_job_row(request)['status']}, so it cannot be {status}")
     return json_response(as_struct(changed, Job))
@@ -100,10 +107,7 @@ async def delete_model(request: web.Request) -> web.Response:
     model = await to_thread(lambda: find(desk.store, name))
     if model is None or not request[CLIENT].may_see(model.job):
         raise NotFound(f"there is no fine-tuned model {name[:200]!r}")
-    try:
-        await to_thread(partial(desk.delete_model, model))
-    except OSError as error:
-        raise unkept("the model cannot be deleted", error) from None
+    await on_disk("the model cannot be deleted", partial(desk.delete_model, model))
     return json_response(Deleted(id=name, object="model"))
 
 
@@ -153,3 +157,53 @@ async def events(request: web.Request) -> web.StreamResponse:
 
 def _job_row(request: web.Request) -> Row:
     return visible_row(request, "jobs", "Could not find fine tune")
+
+
+async def validate_grader(request: web.Request) -> web.Response:
+    """POST /v1/fine_tuning/alpha/graders/validate."""
+    context = request.app[CONTEXT]
+    around = surroundings(context.service, context.config)
+
+    def parse(body: dict[str, Any]) -> Mapping[str, Any]:
+        params = read(GraderBody, body)
+        grader_of(params.grader, around)
+        return params.grader
+
+    return json_response(ValidGrader(grader=dict(await context.parsed(request, parse))))
+
+
+async def grade(request: web.Request) -> web.Response:
+    """POST /v1/fine_tuning/alpha/graders/run."""
+    context = request.app[CONTEXT]
+    around = surroundings(context.service, context.config)
+    grader, sample, item = await context.parsed(request, lambda body: parse_grading(body, around))
+    began = time.monotonic()
+    result = await to_thread(partial(graded, grader, sample, item))
+    seconds = time.monotonic() - began
+    metadata = GraderMetadata(
+        name=grader.name,
+        type=grader.kind,
+        errors=_errors(result),
+        execution_time=seconds,
+        scores=result.parts or {grader.name: result.reward},
+        token_usage=sum(result.tokens.values()) if result.tokens else None,
+        sampled_model_name=next(iter(result.tokens), None),
+    )
+    return json_response(
+        Graded(
+            reward=result.reward,
+            sub_rewards=result.parts,
+            metadata=metadata,
+            model_grader_token_usage_per_model=result.tokens,
+        )
+    )
+
+
+def _errors(grade: Grade) -> GraderErrors:
+    flags: dict[str, Any] = dict.fromkeys(grade.errors, True)
+    for name in ("python_grader_runtime_error", "model_grader_server_error"):
+        if name in grade.errors:
+            flags[f"{name}_details"] = grade.errors[name]
+    if "python_grader_server_error" in grade.errors:
+        flags["python_grader_server_error_type"] = grade.errors["python_grader_server_error"]
+    return GraderErrors(**flags, details=grade.problem or None)

@@ -1,41 +1,58 @@
-"""OpenAI's Responses API: /v1/responses, and the counting of input tokens."""
+"""OpenAI's Responses API: answers at once or in the background, stored ones, and the counting of input tokens."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from functools import partial
 from typing import Any, NamedTuple
 
 from aiohttp import web
+from msgspec import to_builtins
 
-from logitless.engine.errors import NotFound
+from logitless.engine.errors import InvalidRequest, NotFound
 from logitless.frontend.answers.fine_tuning import Deleted
 from logitless.frontend.answers.llamacpp import InputTokens
 from logitless.frontend.answers.responses import (
     REPEATED,
     ConversationName,
+    Response,
 )
 from logitless.frontend.chat.chat import chat_tokens, parse_chat
 from logitless.frontend.dialects.responses import ResponsesBody, chat_body, conversation_id
 from logitless.frontend.fields import bad_request, read
-from logitless.frontend.parser import GenerationJob
+from logitless.frontend.parser import GenerationJob, RequestParser
+from logitless.frontend.replies.reply import Reply
 from logitless.frontend.replies.responses import Keep, ResponsesReply
+from logitless.models.chat.template import ChatTemplate
 from logitless.server.api.context import CONTEXT, Context, json_response
-from logitless.server.api.generate import run
-from logitless.server.api.openai.background import end, resume, run_behind
+from logitless.server.api.generate import CONVERSATION, begin_session, run, send
+from logitless.server.api.llamacpp.sessions import StreamSession
 from logitless.server.api.openai.conversations import owner
 from logitless.server.api.openai.files import listed
-from logitless.server.api.openai.stored_responses import Earlier, Item, StoredResponse, as_items
+from logitless.server.api.openai.stored import (
+    UNFINISHED,
+    Earlier,
+    Item,
+    StoredResponse,
+    StoredResponses,
+    as_items,
+)
 from logitless.server.clients import CLIENT
+from logitless.server.observing.record import RECORD, TRAFFIC, Record
+
+_NUMBER = re.compile(rb'\ndata: \{"type":"[^"]*","sequence_number":(\d+)')  # of an event
 
 
 async def responses(request: web.Request) -> web.StreamResponse:
     """POST /v1/responses."""
     context, key = request.app[CONTEXT], owner(request)
-    parser, template = context.parser_for(request), context.served.template
-
     tools = context.config.tools
 
-    def parse(body: dict[str, Any]) -> tuple[GenerationJob, dict[str, Any], ParsedResponse] | _WithTools:
+    def parse(
+        body: dict[str, Any], parser: RequestParser, template: ChatTemplate | None
+    ) -> tuple[GenerationJob, dict[str, Any], ParsedResponse] | _WithTools:
         response = read(ResponsesBody, body)
         if tools is not None and tools.runs(response):
             return _WithTools(response, body)
@@ -45,7 +62,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
         job = chat_body(response, body, earlier.items).read(lambda chat: parse_chat(chat, parser, template))
         return job, params, ParsedResponse(as_items(body.get("input")), earlier, conversation)
 
-    parsed = await context.parsed(request, parse)
+    parsed = await context.parsed_chat(request, parse)
     if isinstance(parsed, _WithTools):
         assert tools is not None
         return await tools.respond(request, context, *parsed)
@@ -54,7 +71,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     follow = partial(context.stored.update, key) if params["background"] else None
     reply = ResponsesReply(job, context.served, context.config, params, keep, follow)
     if params["background"]:
-        return await run_behind(request, context, job, reply, *reply.queued(), items.items, items.earlier)
+        return await _run_behind(request, context, job, reply, *reply.queued(), items.items, items.earlier)
     return await run(request, context, job, reply)
 
 
@@ -113,14 +130,14 @@ async def response(request: web.Request) -> web.StreamResponse:
     """GET /v1/responses/{id}; ?stream=true: its events, of one in the background."""
     if request.query.get("stream", "false") != "false":
         _stored(request)
-        return await resume(request)
+        return await _resume(request)
     return json_response(_stored(request).response)
 
 
 async def forget(request: web.Request) -> web.Response:
     """DELETE /v1/responses/{id}."""
     id = request.match_info["id"]
-    end(request.app[CONTEXT], owner(request), id)
+    _end(request.app[CONTEXT], owner(request), id)
     if not request.app[CONTEXT].stored.forget(owner(request), id):
         raise NotFound(f"there is no response {id[:64]!r}")
     return json_response(Deleted(id=id, object="response"))
@@ -145,21 +162,107 @@ def _stored(request: web.Request) -> StoredResponse:
 async def responses_input_tokens(request: web.Request) -> web.Response:
     """POST /v1/responses/input_tokens."""
     context, key = request.app[CONTEXT], owner(request)
-    parser, template = context.parser_for(request), context.served.template
 
-    def parse(body: dict[str, Any]) -> int:
+    def parse(body: dict[str, Any], parser: RequestParser, template: ChatTemplate | None) -> int:
         response = read(ResponsesBody, body)
         body = {**body, "input": context.stored.resolved(key, body.get("input"))}
         earlier, _ = _earlier(context, key, response)
         return chat_body(response, body, earlier.items).read(lambda chat: chat_tokens(chat, parser, template))
 
-    n_tokens = await context.parsed(request, parse)
+    n_tokens = await context.parsed_chat(request, parse)
     return json_response(InputTokens("response.input_tokens", n_tokens))
 
 
 async def chat_input_tokens(request: web.Request) -> web.Response:
     """POST /v1/chat/completions/input_tokens."""
-    context = request.app[CONTEXT]
-    parser, template = context.parser_for(request), context.served.template
-    n_tokens = await context.parsed(request, lambda body: chat_tokens(body, parser, template))
+    n_tokens = await request.app[CONTEXT].parsed_chat(request, chat_tokens)
     return json_response(InputTokens("response.input_tokens", n_tokens))
+
+
+def _cancelled(store: StoredResponses, key: str, id: str) -> None:
+    """Unless it is whole, somebody ended it."""
+    row = store.find(key, id)
+    if row is not None and row.response["status"] in UNFINISHED:
+        store.update(key, {**row.response, "status": "cancelled"})
+
+
+async def _run_behind(
+    request: web.Request,
+    context: Context,
+    job: GenerationJob,
+    reply: Reply,
+    queued: Response,
+    opening: bytes,
+    items: list[Item],
+    earlier: Earlier,
+) -> web.StreamResponse:
+    """Begin a response and answer with its state, or with its stream. `opening`: its first events; `items`: its
+    input, after `earlier`."""
+    _ = context.writer
+    key = owner(request)
+    record = request[RECORD]
+    own = request[RECORD] = Record(request, record.route)  # it ends later than the request
+    own.id = record.id
+
+    async def around(lines: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+        try:
+            async with aclosing(lines):
+                yield opening
+                async for piece in lines:
+                    yield piece
+        finally:
+            _cancelled(context.stored, key, reply.id)
+            own.end(200)
+            request.app[TRAFFIC].count_generations(own)
+
+    context.stored.keep(key, to_builtins(queued), items, earlier)
+    try:
+        name = request.headers.get(CONVERSATION, reply.id)
+        session = await begin_session(request, context, job, reply, name, around)
+    except BaseException:
+        context.stored.forget(key, reply.id)
+        raise
+    context.background[key, reply.id] = session
+    if job.params.stream:
+        return await send(request, context, session.read(0), -1)
+    return json_response(queued)
+
+
+async def _resume(request: web.Request) -> web.StreamResponse:
+    """GET /v1/responses/{id}?stream=true: its events, from the one after `starting_after` on."""
+    context = request.app[CONTEXT]
+    session = context.background.get((owner(request), request.match_info["id"]))
+    if session is None:
+        bad_request("stream", "a response is told again as a whole only, unless it is or was just in the background")
+    after = request.query.get("starting_after", "-1")
+    if after != "-1" and not (after.isascii() and after.isdecimal() and len(after) < 16):
+        bad_request("starting_after", "must be the sequence number of an event")
+    return await send(request, context, session.read(_offset(session, int(after))), -1)
+
+
+def _offset(session: StreamSession, after: int) -> int:
+    """The byte at which the next event begins."""
+    entries = session.tail
+    for result in _NUMBER.finditer(entries):
+        if (number := int(result[1])) > after:
+            if session.start and number > after + 1:
+                raise InvalidRequest(f"'starting_after': only the events after {number - 1} are still kept")
+            return session.start + entries.rfind(b"event: ", 0, result.start())
+    return session.total
+
+
+async def cancel(request: web.Request) -> web.Response:
+    """POST /v1/responses/{id}/cancel: end it if it goes on in the background."""
+    context, key, id = request.app[CONTEXT], owner(request), request.match_info["id"]
+    if not _stored(request).response["background"]:
+        raise InvalidRequest("only a response that was asked for with background can be cancelled")
+    _end(context, key, id)
+    return json_response(_stored(request).response)
+
+
+def _end(context: Context, key: str, id: str) -> None:
+    """End a response that goes on in the background, if it does."""
+    session = context.background.get((key, id))
+    if session is not None:
+        session.end()
+        _cancelled(context.stored, key, id)

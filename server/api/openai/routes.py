@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated
 
 from aiohttp import web
@@ -50,9 +49,8 @@ async def _read_completion(request: web.Request) -> tuple[GenerationJob, Reply]:
 
 async def _read_chat(request: web.Request) -> tuple[GenerationJob, Reply]:
     context = request.app[CONTEXT]
-    parser, served = context.parser_for(request), context.served
-    job = await context.parsed(request, partial(parse_chat, parser=parser, template=served.template))
-    return job, ChatReply(job, served, context.config)
+    job = await context.parsed_chat(request, parse_chat)
+    return job, ChatReply(job, context.served, context.config)
 
 
 def _rendered(job: GenerationJob, reply: Reply) -> list[RenderedRequest]:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from aiohttp import web
 
-from logitless.engine.errors import NotSupported
+from logitless.engine.errors import NotSupported, unkept
 from logitless.engine.finetuning.tuned_models import TunedModel
 from logitless.engine.finetuning.worker import FineTuningWorker
 from logitless.engine.records.store import Row, Store
+from logitless.frontend.workers import to_thread
 from logitless.server.api.context import CONTEXT
+
+T = TypeVar("T")
 
 
 class Desk(Protocol):
@@ -30,6 +33,15 @@ class Desk(Protocol):
 
     def set_status(self, id: str, allowed: Collection[str], status: str) -> Row | None:
         """Cancel, pause or resume a job; None where its state does not allow that."""
+
+
+async def on_disk(problem: str, work: Callable[[], T]) -> T:
+    """The result of work on the store, which waits for the disk. `problem`: the beginning of the error
+    where the disk refuses."""
+    try:
+        return await to_thread(work)
+    except OSError as error:
+        raise unkept(problem, error) from None
 
 
 DESK: web.AppKey[Desk] = web.AppKey("desk", Desk)

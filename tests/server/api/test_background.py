@@ -16,7 +16,7 @@ from logitless.engine.errors import InvalidRequest
 from logitless.models.chat.template import ChatTemplate
 from logitless.server.api.llamacpp import sessions
 from logitless.server.api.llamacpp.sessions import StreamSession
-from logitless.server.api.openai.background import _offset
+from logitless.server.api.openai.responses import _offset
 from tests.helpers.chat_fakes import HERMES_LIKE, THOUGHT, Scripted, says
 from tests.helpers.http_fakes import Running, running, while_stepping
 from tests.server.api.test_strict_types import parsed

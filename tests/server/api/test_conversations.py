@@ -9,7 +9,7 @@ import pytest
 from openai.types.conversations import Conversation, ConversationDeletedResource, ConversationItemList
 from openai.types.responses import Response
 
-from logitless.server.api.openai.stored_conversations import StoredConversations
+from logitless.server.api.openai.stored import StoredConversations
 from tests.helpers.chat_fakes import THOUGHT, prompt, says
 from tests.helpers.http_fakes import Running, running
 from tests.server.api.test_responses import CALL, TOOL

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import UNSET
 
 from logitless.frontend.replies.encoding import encode_json
-from logitless.server.api.score import text_score
+from logitless.server.api.openai.embeddings import text_score
 from logitless.training.data.tokenize_rows import Example
 from logitless.training.score import Score
 

@@ -11,7 +11,7 @@ import pytest
 from logitless.frontend.dialects.responses import called, homes
 from logitless.frontend.parser import RequestParser
 from logitless.frontend.texts.infill import parse_infill
-from logitless.server.api.openai.stored_responses import NOTHING, StoredResponses
+from logitless.server.api.openai.stored import NOTHING, StoredResponses
 from logitless.server.config import ServerConfig
 from tests.helpers.chat_fakes import THOUGHT, named_events, prompt, says
 from tests.helpers.http_fakes import N_CTX, FakeTokenizer, Running, running

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from logitless.server.observing.metrics import traffic_metrics
-from logitless.server.observing.traffic import MAX_MODELS, OTHER, Traffic
+from logitless.server.observing.record import MAX_MODELS, OTHER, Traffic
 from tests.helpers.http_fakes import FakeAdapters, Running, running
 
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
