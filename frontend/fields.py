@@ -63,6 +63,20 @@ def as_text(name: str, value: object) -> str:
     return value
 
 
+def as_object(name: str, value: object) -> dict[str, Any]:
+    """A JSON object."""
+    if not isinstance(value, dict):
+        bad_request(name, f"expected an object, got {article(value)}")
+    return value
+
+
+def as_array(name: str, value: object) -> list[Any]:
+    """A JSON array."""
+    if not isinstance(value, list):
+        bad_request(name, f"expected an array, got {article(value)}")
+    return value
+
+
 def limited(name: str, value: float, low: float, high: float, hard: bool) -> float:
     """`value` inside the limits: a hard limit refuses, a soft one clamps."""
     if low <= value <= high:

@@ -16,7 +16,7 @@ from logitless.engine.finetuning.status import ENDED
 from logitless.engine.finetuning.tuned_models import TunedModel, find
 from logitless.engine.records.store import Row, Store, new_id
 from logitless.engine.sampling.params import INT_MAX, Param
-from logitless.frontend.fields import article, bad_request, read
+from logitless.frontend.fields import as_object, bad_request, read
 from logitless.models.chat.errors import ChatTemplateError
 from logitless.models.chat.template import ChatTemplate
 from logitless.training.adapters.options import HYPERPARAMETERS, lora_options
@@ -269,9 +269,7 @@ def _flattened(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     lora = raw.get("lora")
     if lora is None:
         return raw
-    if not isinstance(lora, Mapping):
-        bad_request("hyperparameters.lora", f"expected an object, got {article(lora)}")
-    for name in lora:
+    for name in as_object("hyperparameters.lora", lora):
         if f"lora_{name}" not in _OF_ADAPTERS:
             bad_request(f"hyperparameters.lora.{name}", "is not known")
         if raw.get(f"lora_{name}") is not None:

@@ -44,7 +44,7 @@ from logitless.frontend.answers.responses import (
 )
 from logitless.frontend.chat.chat import parse_chat
 from logitless.frontend.dialects.responses import ResponsesBody, chat_body
-from logitless.frontend.fields import article, as_integer, as_text, bad_request, read
+from logitless.frontend.fields import as_integer, as_object, as_text, bad_request, read
 from logitless.frontend.media.sources import Unfetched
 from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.blocks import BEGIN, CALL, END, MORE, AnswerBlock
@@ -100,8 +100,7 @@ class _Loop:
         self._body, self._fields, earlier, conversation = prepared(context, key, response, body)
         value = self._body.get("input")
         for i, item in enumerate(value if isinstance(value, list) else ()):
-            if not isinstance(item, dict):
-                bad_request(f"input[{i}]", f"expected an object, got {article(item)}")
+            item = as_object(f"input[{i}]", item)
         if not isinstance(value, list | str) or not value:
             bad_request("input", "must be a string or a non-empty array")
         self._input = ParsedResponse(as_items(value), earlier, conversation)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct
 
 from logitless.engine.sampling.params import INT_MAX, Param
-from logitless.frontend.fields import article, bad_request
+from logitless.frontend.fields import as_object, as_text, bad_request
 from logitless.frontend.media.media import KINDS, OTHERS, Media, Medium
 from logitless.models.chat.tool_calls.free_text import INPUT, SYNTAXES
 
@@ -182,16 +182,11 @@ def part_texts(content: Sequence[Any], name: str, media: Media, result: list[Med
     which goes to `result`. InvalidRequest: a part is neither."""
     texts: list[str] = []
     for k, part in enumerate(content):
-        if not isinstance(part, dict):
-            bad_request(f"{name}[{k}]", f"expected an object, got {article(part)}")
-        kind = part.get("type")
+        kind = as_object(f"{name}[{k}]", part).get("type")
         if kind in KINDS or kind in OTHERS:
             texts.append(media.part(f"{name}[{k}]", part, result))
             continue
         if not isinstance(kind, str) or kind not in _TEXTS:
             bad_request(f"{name}[{k}].type", "must be text")
-        text = part.get(_TEXTS[kind])
-        if not isinstance(text, str):
-            bad_request(f"{name}[{k}].text", f"expected a string, got {article(text)}")
-        texts.append(text)
+        texts.append(as_text(f"{name}[{k}].text", part.get(_TEXTS[kind])))
     return texts

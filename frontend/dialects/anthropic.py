@@ -16,7 +16,7 @@ from logitless.frontend.answers.anthropic import ModelInfo, ModelList
 from logitless.frontend.answers.models import ModelEntry
 from logitless.frontend.dialects.hosted_tools import client_tool, is_hosted
 from logitless.frontend.dialects.translate import Translated, tools_of
-from logitless.frontend.fields import article, bad_request, limited, read
+from logitless.frontend.fields import article, as_object, as_text, bad_request, limited, read
 
 _BILLING = "x-anthropic-billing-header:"  # Claude Code's first line of the system message
 _VOLATILE = re.compile(r"(\bcch=|\bcc_version=\d+\.\d+\.\d+\.)([0-9a-f]+)")  # checksums of the messages
@@ -149,9 +149,7 @@ def _function(tool: Mapping[str, Any]) -> dict[str, Any]:
 def _add_message(messages: list[dict[str, Any]], names: dict[str, str], name: str, message: object) -> None:
     """Add one message as those of a chat: results of tools come before what the user says. `names`
     gets the places of its parts."""
-    if not isinstance(message, dict):
-        bad_request(name, f"expected an object, got {article(message)}")
-    role, content = message.get("role"), message.get("content")
+    role, content = (as_object(name, message).get(key) for key in ("role", "content"))
     if role not in ("user", "assistant", "system"):
         bad_request(f"{name}.role", "must be user or assistant")
     if isinstance(content, str):
@@ -165,9 +163,7 @@ def _add_message(messages: list[dict[str, Any]], names: dict[str, str], name: st
     n_results = 0
     for k, block in enumerate(content):
         where = f"{name}.content[{k}]"
-        if not isinstance(block, dict):
-            bad_request(where, f"expected an object, got {article(block)}")
-        kind = block.get("type")
+        kind = as_object(where, block).get("type")
         if kind == "text":
             parts.append((where, {"type": "text", "text": _required(where, block, "text")}))
         elif kind == "image" and role == "user":
@@ -223,10 +219,7 @@ def _tool_results(name: str, value: object) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _required(where: str, block: Mapping[str, Any], key: str) -> str:
-    value = block.get(key)
-    if not isinstance(value, str):
-        bad_request(f"{where}.{key}", f"expected a string, got {article(value)}")
-    return value
+    return as_text(f"{where}.{key}", block.get(key))
 
 
 def _text(name: str, value: object) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from logitless.frontend.dialects.translate import Translated
-from logitless.frontend.fields import article, as_text, bad_request
+from logitless.frontend.fields import as_array, as_object, as_text, bad_request
 
 
 def chat_body(body: Mapping[str, Any]) -> Translated:
@@ -19,9 +19,7 @@ def chat_body(body: Mapping[str, Any]) -> Translated:
     chat = {name: value for name, value in body.items() if name not in ("functions", "function_call")}
     names = {"tool_choice": "function_call", "tools": "functions"} if functions or choice else {}
     if functions:
-        if not isinstance(functions, list):
-            bad_request("functions", f"expected an array, got {article(functions)}")
-        chat["tools"] = [{"type": "function", "function": function} for function in functions]
+        chat["tools"] = [{"type": "function", "function": f} for f in as_array("functions", functions)]
         names |= {f"tools[{i}].function": f"functions[{i}]" for i in range(len(functions))}
         chat["parallel_tool_calls"] = False
     if choice:
@@ -42,7 +40,6 @@ def _message(i: int, message: Any) -> Any:
         return {**rest, "role": "tool", "tool_call_id": name}
     if not called:
         return rest
-    if not isinstance(called, dict):
-        bad_request(f"messages[{i}].function_call", f"expected an object, got {article(called)}")
+    called = as_object(f"messages[{i}].function_call", called)
     name = as_text(f"messages[{i}].function_call.name", called.get("name"))
     return {**rest, "tool_calls": [{"id": name, "type": "function", "function": called}]}

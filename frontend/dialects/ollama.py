@@ -16,7 +16,7 @@ from logitless.frontend.chat.chat import parse_chat
 from logitless.frontend.dialects.ollama_names import seconds
 from logitless.frontend.dialects.ollama_template import prompt_of
 from logitless.frontend.dialects.translate import Translated
-from logitless.frontend.fields import article, as_text, bad_request, read
+from logitless.frontend.fields import as_object, as_text, bad_request, read
 from logitless.frontend.media.media import is_audio
 from logitless.frontend.parser import MAX_TOKENS, GenerationJob, RequestParser
 from logitless.models.chat.template import ChatTemplate
@@ -362,12 +362,10 @@ class _OpenCalls:
 
 
 def _call(name: str, call: Mapping[str, Any], i: int, k: int) -> dict[str, Any]:
-    function = call.get("function")
-    if not isinstance(function, dict):
-        bad_request(f"{name}.function", f"expected an object, got {article(function)}")
+    function = as_object(f"{name}.function", call.get("function"))
     arguments = function.get("arguments")
-    if arguments is not None and not isinstance(arguments, dict):
-        bad_request(f"{name}.function.arguments", f"expected an object, got {article(arguments)}")
+    if arguments is not None:
+        as_object(f"{name}.function.arguments", arguments)
     called = as_text(f"{name}.function.name", function.get("name"))
     id = call.get("id")
     known = id if isinstance(id, str) and id else f"call_{i}_{k}"

@@ -13,7 +13,7 @@ from logitless.engine.sampling.params import INT_MAX, Param
 from logitless.frontend.chat.messages import Chat
 from logitless.frontend.dialects.hosted_tools import is_hosted
 from logitless.frontend.dialects.translate import Translated, tools_of, whole_members
-from logitless.frontend.fields import article, as_text, bad_request, read
+from logitless.frontend.fields import as_array, as_object, as_text, bad_request, read
 
 _NOT_THERE = "prompt"  # templates of the service
 
@@ -148,9 +148,7 @@ def _add(messages: list[dict[str, Any]], value: object, names: dict[str, str]) -
     if not isinstance(value, list) or not value:
         bad_request("input", "must be a string or a non-empty array")
     for i, item in enumerate(value):
-        if not isinstance(item, dict):
-            bad_request(f"input[{i}]", f"expected an object, got {article(item)}")
-        kind = item.get("type", "message")
+        kind = as_object(f"input[{i}]", item).get("type", "message")
         if kind == "message":
             as_text(f"input[{i}].role", item.get("role"))
             _add_message(messages, item)
@@ -158,9 +156,8 @@ def _add(messages: list[dict[str, Any]], value: object, names: dict[str, str]) -
         elif kind in ("function_call", "custom_tool_call"):
             _assistant(messages).setdefault("tool_calls", []).append(_call(f"input[{i}]", item))
         elif kind in ("function_call_output", "custom_tool_call_output"):
-            if not isinstance(item.get("call_id"), str):
-                bad_request(f"input[{i}].call_id", f"expected a string, got {article(item.get('call_id'))}")
-            messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": item.get("output")})
+            id = as_text(f"input[{i}].call_id", item.get("call_id"))
+            messages.append({"role": "tool", "tool_call_id": id, "content": item.get("output")})
             names[f"messages[{len(messages) - 1}].content"] = f"input[{i}].output"
         elif kind == "mcp_call":
             _add_done(f"input[{i}]", messages, item)
@@ -207,8 +204,7 @@ def _call(where: str, item: Mapping[str, Any]) -> dict[str, Any]:
     kind, key = ("custom", "input") if custom else ("function", "arguments")
     call = {"name": item.get("name"), key: item.get(key) or ("" if custom else "{}")}
     for name, value in (*call.items(), ("call_id", item.get("call_id"))):
-        if not isinstance(value, str):
-            bad_request(f"{where}.{name}", f"expected a string, got {article(value)}")
+        as_text(f"{where}.{name}", value)
     call["name"] = full_name(item.get("namespace"), item["name"])
     if item.get("status") == "incomplete" and not custom:
         call[key] = json.dumps(whole_members(item[key]), ensure_ascii=False)
@@ -253,10 +249,8 @@ def expanded(tools: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         if not isinstance(tool, dict) or tool.get("type") != "namespace":
             yield place, tool
             continue
-        namespace, inner = as_text(f"{place}.name", tool.get("name")), tool.get("tools")
-        if not isinstance(inner, list):
-            bad_request(f"{place}.tools", f"expected an array, got {article(inner)}")
-        for j, each in enumerate(inner):
+        namespace = as_text(f"{place}.name", tool.get("name"))
+        for j, each in enumerate(as_array(f"{place}.tools", tool.get("tools"))):
             named = isinstance(each, dict) and isinstance(each.get("name"), str)
             yield f"{place}.tools[{j}]", each | {"name": full_name(namespace, each["name"])} if named else each
 

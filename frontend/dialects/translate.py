@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from logitless.engine.errors import RequestError
 from logitless.frontend.dialects.hosted_tools import is_hosted
-from logitless.frontend.fields import article, as_text, bad_request
+from logitless.frontend.fields import as_object, as_text, bad_request
 
 log = logging.getLogger("logitless.http")
 
@@ -88,8 +88,7 @@ def tools_of(value: Iterable[tuple[str, object]], *own: str) -> list[tuple[str, 
     first, or hosted ones, which the chat request skips."""
     result: list[tuple[str, Mapping[str, Any]]] = []
     for place, tool in value:
-        if not isinstance(tool, dict):
-            bad_request(place, f"expected an object, got {article(tool)}")
+        tool = as_object(place, tool)
         kind = own[0] if tool.get("type") is None else as_text(f"{place}.type", tool["type"])
         if kind not in own and not is_hosted(tool):
             known = " or ".join(map(repr, own))

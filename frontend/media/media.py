@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, Final, NamedTuple
 
-from logitless.frontend.fields import article, bad_request
+from logitless.frontend.fields import as_object, as_text, bad_request
 from logitless.frontend.media.sources import MediaSources, Unfetched
 from logitless.frontend.workers import check
 from logitless.models.audio.decode import MAX_SECONDS, audio_format, decode_audio
@@ -103,8 +103,7 @@ class Media:
         self, name: str, value: object, kind: str, read: Callable[[str, str, str], bytes], media: list[Medium]
     ) -> None:
         self._need(name, kind)
-        if not isinstance(value, str):
-            bad_request(name, f"expected a string, got {article(value)}")
+        value = as_text(name, value)
         if len(media) >= MAX_MEDIA:
             bad_request(name, f"a request has at most {MAX_MEDIA} images and sounds")
         data = read(name, value, kind)
@@ -179,17 +178,17 @@ def _address(name: str, part: Mapping[str, Any]) -> tuple[str, object]:
     file ends with `file_id`."""
     kind = part["type"]
     if kind == "image":  # Anthropic's
-        source = _object(f"{name}.source", part.get("source"))
+        source = as_object(f"{name}.source", part.get("source"))
         field = {"base64": "data", "url": "url", "file": "file_id"}.get(str(source.get("type")))
         if field is None:
             bad_request(f"{name}.source.type", "must be base64, url or file")
         return f"{name}.source.{field}", source.get(field)
     if kind == "file":  # of a chat
-        return _one_of(f"{name}.file", _object(f"{name}.file", part.get("file")), "file_data", "file_id")
+        return _one_of(f"{name}.file", as_object(f"{name}.file", part.get("file")), "file_data", "file_id")
     if kind == "input_file":
         return _one_of(name, part, "file_data", "file_id", "file_url")
     if kind == "input_audio":
-        return f"{name}.input_audio.data", _object(f"{name}.input_audio", part.get("input_audio")).get("data")
+        return f"{name}.input_audio.data", as_object(f"{name}.input_audio", part.get("input_audio")).get("data")
     field = "audio_url" if kind == "audio_url" else "image_url"
     value = part.get(field)
     if isinstance(value, dict):
@@ -197,12 +196,6 @@ def _address(name: str, part: Mapping[str, Any]) -> tuple[str, object]:
     if value is None and part.get("file_id") is not None:
         return f"{name}.file_id", part["file_id"]
     return f"{name}.{field}", value
-
-
-def _object(name: str, value: object) -> Mapping[str, Any]:
-    if not isinstance(value, dict):
-        bad_request(name, f"expected an object, got {article(value)}")
-    return value
 
 
 def _one_of(name: str, values: Mapping[str, Any], default: str, *others: str) -> tuple[str, object]:
