@@ -13,7 +13,7 @@ from logitless.frontend.answers.generation import Usage
 from logitless.frontend.chat.chat import parse_chat
 from logitless.frontend.config import FrontendConfig
 from logitless.frontend.parser import RequestParser
-from logitless.frontend.replies.chat import ChatReply
+from logitless.frontend.replies.openai import ChatReply
 from logitless.training.graders.grade import GradeFault, Surroundings
 from logitless.training.graders.public import names_private, public_opener
 from logitless.training.graders.remote import SECONDS, NoRedirect, chat_body, server_at

@@ -357,7 +357,7 @@ class _Reply(ResponsesReply):
 
     @property
     def n_reasoning(self) -> int:
-        return self._answers.n_reasoning
+        return self.answers.n_reasoning
 
     @property
     def has_calls(self) -> bool:

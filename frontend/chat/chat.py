@@ -13,11 +13,9 @@ from logitless.engine.params import Generation
 from logitless.engine.sampling.params import Param
 from logitless.engine.sampling.reasoning_budget import ReasoningLimit
 from logitless.frontend.chat.messages import Chat, content_text, parse_messages
-from logitless.frontend.chat.tool_grammar import chat_constraint
-from logitless.frontend.chat.tools import Tools, parse_style, parse_tools, preserved_ids
-from logitless.frontend.dialects import functions
+from logitless.frontend.chat.tools import Tools, chat_constraint, parse_style, parse_tools, preserved_ids
 from logitless.frontend.dialects.translate import Translated
-from logitless.frontend.fields import bad_request, read
+from logitless.frontend.fields import as_array, as_object, as_text, bad_request, read
 from logitless.frontend.media.media import Medium
 from logitless.frontend.parser import (
     MAX_TOP,
@@ -57,14 +55,6 @@ class ChatPrompt:
     reasoning_format: str = "auto"
     include_reasoning: bool = True
     media: tuple[Medium, ...] = ()  # the text has a marker for each
-
-
-def _first_form(body: Mapping[str, Any]) -> Translated | None:
-    """Body with tools, where the request has OpenAI's first form of them, else None."""
-    messages = body.get("messages")
-    items = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
-    older = any(m.get("function_call") or m.get("role") == "function" for m in items)
-    return functions.chat_body(body) if older or body.get("functions") or body.get("function_call") else None
 
 
 def parse_chat(
@@ -280,3 +270,50 @@ def _begun(text: str, template: ChatTemplate) -> str:
     if not opening or not text.rstrip().endswith(opening):
         return ""
     return text[text.rindex(opening) :]
+
+
+# -- the first form of tools: `functions`, `function_call`, messages of the role function
+
+
+def _first_form(body: Mapping[str, Any]) -> Translated | None:
+    """Body with tools, where the request has OpenAI's first form of them, else None."""
+    messages = body.get("messages")
+    items = [m for m in messages if isinstance(m, dict)] if isinstance(messages, list) else []
+    older = any(m.get("function_call") or m.get("role") == "function" for m in items)
+    return _with_tools(body) if older or body.get("functions") or body.get("function_call") else None
+
+
+def _with_tools(body: Mapping[str, Any]) -> Translated:
+    """Body of a chat request with `tools` in place of `functions`."""
+    functions, choice = body.get("functions"), body.get("function_call")
+    messages = body.get("messages")
+    for name, newer in (("functions", "tools"), ("function_call", "tool_choice")):
+        if body.get(name) and body.get(newer):
+            bad_request(name, f"cannot be combined with {newer}")
+    chat = {name: value for name, value in body.items() if name not in ("functions", "function_call")}
+    names = {"tool_choice": "function_call", "tools": "functions"} if functions or choice else {}
+    if functions:
+        chat["tools"] = [{"type": "function", "function": f} for f in as_array("functions", functions)]
+        names |= {f"tools[{i}].function": f"functions[{i}]" for i in range(len(functions))}
+        chat["parallel_tool_calls"] = False
+    if choice:
+        chat["tool_choice"] = choice if isinstance(choice, str) else {"type": "function", "function": choice}
+    if isinstance(messages, list):
+        chat["messages"] = [_message(i, message) for i, message in enumerate(messages)]
+    return Translated(chat, names)
+
+
+def _message(i: int, message: Any) -> Any:
+    """A message with tool calls. Calls have no ids in the first form: the function's name stands for it."""
+    if not isinstance(message, dict):
+        return message
+    called = message.get("function_call")
+    rest = {key: value for key, value in message.items() if key != "function_call"}
+    if message.get("role") == "function":
+        name = as_text(f"messages[{i}].name", message.get("name"))
+        return {**rest, "role": "tool", "tool_call_id": name}
+    if not called:
+        return rest
+    called = as_object(f"messages[{i}].function_call", called)
+    name = as_text(f"messages[{i}].function_call.name", called.get("name"))
+    return {**rest, "tool_calls": [{"id": name, "type": "function", "function": called}]}

@@ -22,7 +22,6 @@ from logitless.frontend.config import FrontendConfig
 from logitless.frontend.dialects.translate import whole_members
 from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.blocks import BEGIN, CALL, MORE, REASONING, TEXT, AnswerBlock, Blocks, Step
-from logitless.frontend.replies.chat import Answers
 from logitless.frontend.replies.encoding import anthropics_error, sse
 from logitless.frontend.replies.reply import Reply, Result
 
@@ -36,13 +35,12 @@ class MessagesReply(Reply):
 
     def __init__(self, job: GenerationJob, served: LoadedModel, config: FrontendConfig) -> None:
         super().__init__(job, served, config)
-        self._answers = Answers(self)
         self._blocks = Blocks()
 
     def whole(self) -> object:
         result = self.chosen()[0]
         blocks = Blocks()
-        blocks.add(self._answers.parts(result))
+        blocks.add(self.answers.parts(result))
         done = result.finished
         return replace(
             self._head(done.timings),
@@ -54,14 +52,14 @@ class MessagesReply(Reply):
 
     def token(self, result: Result, token: Token) -> bytes:
         text = self._start(result, token.timings or Timings())
-        return text + self._step_events(self._blocks.add(self._answers.deltas(result, token.text, last=False)))
+        return text + self._step_events(self._blocks.add(self.answers.deltas(result, token.text, last=False)))
 
     def finish(self, result: Result, finished: Finished) -> bytes:
         result.finished = finished
         text = self._start(result, finished.timings)
-        steps = self._blocks.add(self._answers.deltas(result, finished.text, last=True))
+        steps = self._blocks.add(self.answers.deltas(result, finished.text, last=True))
         text += self._step_events(steps + self._blocks.finish())
-        reason = self._reason(finished, self._answers.n_calls(result) > 0)
+        reason = self._reason(finished, self.answers.n_calls(result) > 0)
         delta = BlockDelta(stop_reason=reason, stop_sequence=finished.stopping_word or None)
         return text + _event("message_delta", delta=delta, usage=self._usage(finished.timings, finished.n_predicted))
 

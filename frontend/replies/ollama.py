@@ -15,7 +15,6 @@ from logitless.frontend.dialects.ollama_names import timestamp
 from logitless.frontend.dialects.translate import whole_members
 from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.blocks import CALL, END, MORE, REASONING, TEXT, AnswerBlock, Blocks
-from logitless.frontend.replies.chat import Answers
 from logitless.frontend.replies.encoding import encode_json, ollamas_error
 from logitless.frontend.replies.probabilities import TextTokens, entries
 from logitless.frontend.replies.reply import Reply, Result
@@ -46,14 +45,14 @@ class OllamaReply(Reply):
         super().__init__(job, served, config)
         self.model, self._chat = model, chat
         self._began = time.monotonic()
-        self._answers, self._blocks = Answers(self), Blocks()
+        self._blocks = Blocks()
         self._ids: list[int] = []  # /api/generate: tokens of the answer, for its context
         target = self.job.top is not None
         self._matcher = TextTokens(self.tokenizer, self.results[0].request) if target else None
 
     def whole(self) -> object:
         result, blocks = self.results[0], Blocks()
-        blocks.add(self._answers.parts(result))
+        blocks.add(self.answers.parts(result))
         text, thinking = ("".join(b.text for b in blocks.blocks if b.kind == kind) for kind in (TEXT, REASONING))
         calls = [_call(block, i) for i, block in enumerate(b for b in blocks.blocks if b.kind == CALL)]
         self._ids = [token.id for token in result.tokens]
@@ -72,13 +71,13 @@ class OllamaReply(Reply):
             result.untold += token.text
         if not token.text:
             return b""
-        steps = self._blocks.add(self._answers.deltas(result, token.text, last=False))
+        steps = self._blocks.add(self.answers.deltas(result, token.text, last=False))
         return self._lines_of(result, steps)
 
     def finish(self, result: Result, finished: Finished) -> bytes:
         result.finished = finished
         result.untold += finished.text
-        steps = self._blocks.add(self._answers.deltas(result, finished.text, last=True)) + self._blocks.finish()
+        steps = self._blocks.add(self.answers.deltas(result, finished.text, last=True)) + self._blocks.finish()
         text = self._lines_of(result, steps, last=True)
         return text + encode_json(self._line(**text_fields(self._chat), **self._end(finished))) + b"\n"
 

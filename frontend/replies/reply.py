@@ -7,7 +7,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from logitless.engine.async_engine import LoadedModel
@@ -30,6 +30,8 @@ from logitless.frontend.config import BUILD_INFO, FrontendConfig
 from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.encoding import error_object, lazy, sse
 from logitless.frontend.replies.probabilities import TextTokens, by_id
+from logitless.models.chat.tool_calls.deltas import Delta, Message, Reasoning
+from logitless.models.chat.tool_calls.parser import Parser
 
 SAMPLER_FIELDS = SamplerParams.__struct_fields__
 MANY, LONG = 8, 8192  # results, and tokens of their prompts: what a reply tells of more takes a millisecond
@@ -65,6 +67,54 @@ class Result:
         return "".join([token.text for token in self.tokens]) + self.finished.text
 
 
+class Answers:
+    """The parsers of a job's answers: whole messages, or more deltas as more text comes."""
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply, self._style = reply, reply.job.style
+        self._shows_reasoning = reply.job.reasoning
+        self._parsers = [Parser(self._style) for _ in reply.results]
+        self._n_tokens = [0] * len(reply.results)
+        self._n_reasoning = [0] * len(reply.results)
+
+    def message(self, result: Result) -> Message:
+        """A whole answer."""
+        return Message(result.prefix).add(self.parts(result))
+
+    def parts(self, result: Result) -> list[Delta]:
+        """The deltas of a whole answer; once."""
+        deltas = [delta for token in result.tokens for delta in self.deltas(result, token.text, last=False)]
+        return deltas + self.deltas(result, result.finished.text, last=True)
+
+    def deltas(self, result: Result, text: str, *, last: bool) -> list[Delta]:
+        """The deltas that one more token's text adds; with the last text, when the result has finished, those of the
+        end."""
+        parser, i = self._parsers[result.number], result.number
+        thought, began = parser.thinking, time.perf_counter()
+        deltas = parser.push(text)
+        self._n_tokens[i] += not last
+        if thought or parser.thinking:
+            self._n_reasoning[i] = self._n_tokens[i]
+        if last:
+            is_cut = result.finished.stop_type == "limit"
+            deltas = deltas + parser.finish(is_cut=is_cut, by_model=not is_cut)
+        self._reply.parse_seconds += time.perf_counter() - began
+        return deltas if self._shows_reasoning else [delta for delta in deltas if not isinstance(delta, Reasoning)]
+
+    @property
+    def n_reasoning(self) -> int:
+        """Tokens of reasoning, with its tags, in what was parsed so far."""
+        return sum(self._n_reasoning)
+
+    def plain(self, result: Result) -> bool:
+        """True if the rest of the answer is nothing but text."""
+        return self._parsers[result.number].plain
+
+    def n_calls(self, result: Result) -> int:
+        """The number of tool calls that have begun."""
+        return self._parsers[result.number].n_calls
+
+
 class Reply(ABC):
     """One HTTP reply: the job's results, in the order of its prompts."""
 
@@ -90,6 +140,11 @@ class Reply(ABC):
             "model": self.model,
             "system_fingerprint": BUILD_INFO,
         }
+
+    @cached_property
+    def answers(self) -> Answers:
+        """Parsers of the answers of a chat."""
+        return Answers(self)
 
     # -- as a whole
 

@@ -33,7 +33,6 @@ from logitless.frontend.config import FrontendConfig
 from logitless.frontend.dialects.responses import called, homes
 from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.blocks import BEGIN, CALL, MORE, REASONING, TEXT, AnswerBlock, Blocks, Step
-from logitless.frontend.replies.chat import Answers
 from logitless.frontend.replies.encoding import error_object, plain, sse
 from logitless.frontend.replies.probabilities import entries
 from logitless.frontend.replies.reply import Reply, Result, progress_fields, timings
@@ -63,7 +62,6 @@ class ResponsesReply(Reply):
         super().__init__(job, served, config)
         self._request = body
         self._keep, self._follow = keep, follow
-        self._answers = Answers(self)
         self._blocks = Blocks()
         self._item_ids: list[str] = []
         self._n_events = 0
@@ -102,7 +100,7 @@ class ResponsesReply(Reply):
         """The steps that more text makes: of a token, or the last. A text's block gets the entries of its tokens."""
         if token is not None and token.prob is not None and self.job.top is not None:
             self._untold.append(token.prob)
-        deltas = self._answers.deltas(result, text, last=token is None)
+        deltas = self.answers.deltas(result, text, last=token is None)
         if not deltas:
             return []
         steps = self._blocks.add(deltas)
@@ -157,7 +155,7 @@ class ResponsesReply(Reply):
                 input_tokens=usage.prompt_tokens,
                 input_tokens_details=usage.prompt_tokens_details,
                 output_tokens=usage.completion_tokens,
-                output_tokens_details=OutputTokensDetails(self._answers.n_reasoning),
+                output_tokens_details=OutputTokensDetails(self.answers.n_reasoning),
                 total_tokens=usage.total_tokens,
             ),
             timings=timings(result.finished.timings),

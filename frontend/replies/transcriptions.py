@@ -16,7 +16,6 @@ from logitless.frontend.answers.transcriptions import (
 )
 from logitless.frontend.config import FrontendConfig
 from logitless.frontend.dialects.transcriptions import Spoken
-from logitless.frontend.replies.chat import Answers
 from logitless.frontend.replies.encoding import sse
 from logitless.frontend.replies.reply import Reply, Result
 from logitless.models.chat.tool_calls.deltas import Content
@@ -30,12 +29,11 @@ class SpokenReply(Reply):
     def __init__(self, spoken: Spoken, served: LoadedModel, config: FrontendConfig) -> None:
         super().__init__(spoken.job, served, config)
         self._spoken = spoken
-        self._answers = Answers(self)
         self._texts: list[str] = []  # of a stream
 
     def text(self) -> str:
         """The whole text, without reasoning."""
-        return self._answers.message(self.results[0]).content or ""
+        return self.answers.message(self.results[0]).content or ""
 
     def whole(self) -> Struct:
         spoken = self._spoken
@@ -52,7 +50,7 @@ class SpokenReply(Reply):
         return last + sse(SpokenDone("".join(self._texts), self._tokens())) + b"data: [DONE]\n\n"
 
     def _added(self, result: Result, text: str, *, last: bool = False) -> bytes:
-        deltas = self._answers.deltas(result, text, last=last)
+        deltas = self.answers.deltas(result, text, last=last)
         texts = [delta.text for delta in deltas if isinstance(delta, Content) and delta.text]
         self._texts += texts
         return b"".join(sse(SpokenDelta(text)) for text in texts)

@@ -15,7 +15,7 @@ from logitless.frontend.answers.openai import Predictions
 from logitless.frontend.chat.chat import parse_chat
 from logitless.frontend.fields import bad_request, read
 from logitless.frontend.parser import GenerationJob, RequestParser
-from logitless.frontend.replies.chat import ChatReply
+from logitless.frontend.replies.openai import ChatReply
 from logitless.models.chat.template import ChatTemplate
 from logitless.server.api.context import CONTEXT
 from logitless.server.api.generate import collected, send_json

@@ -30,8 +30,7 @@ from logitless.frontend.chat.chat import ChatPrompt, render_chat
 from logitless.frontend.fields import as_integer, as_text, bad_request, read
 from logitless.frontend.lora import Scales, lora_scales
 from logitless.frontend.parser import RequestParser
-from logitless.frontend.replies.native import NativeReply
-from logitless.frontend.replies.verify import VerifyReply
+from logitless.frontend.replies.native import NativeReply, VerifyReply
 from logitless.frontend.texts.infill import parse_infill
 from logitless.frontend.texts.verify import parse_verify, slot_to_continue
 from logitless.frontend.workers import check, compute

@@ -14,8 +14,7 @@ from logitless.frontend.answers.openai import RenderedRequest, RenderedSampling
 from logitless.frontend.chat.chat import parse_chat
 from logitless.frontend.fields import bad_request, read
 from logitless.frontend.parser import GenerationJob
-from logitless.frontend.replies.chat import ChatReply
-from logitless.frontend.replies.completions import CompletionReply
+from logitless.frontend.replies.openai import ChatReply, CompletionReply
 from logitless.frontend.replies.reply import Reply
 from logitless.server.api.context import CONTEXT, client_key, json_response
 from logitless.server.api.generate import run

@@ -1,4 +1,4 @@
-"""Replies of OpenAI's completions, and the parts that chat completions share."""
+"""Replies of OpenAI's completions and chat completions, whole or as chunks of a stream."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ from functools import cached_property
 from typing import Any
 
 from msgspec import Struct
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from logitless.engine.async_engine import LoadedModel
 from logitless.engine.requests import Finished, Progress, Token, TokenProb
 from logitless.engine.stream import event_weight
 from logitless.frontend.answers import UNSET, Opt
 from logitless.frontend.answers.openai import (
+    AnswerMessage,
+    ChatChoice,
+    ChatChunk,
+    ChatCompletion,
     ChatDelta,
+    ChatLogprobs,
+    CustomCall,
+    CustomDelta,
+    FunctionCall,
+    FunctionDelta,
+    MessageDelta,
     OpenAIAnswer,
     Reason,
     TextChoice,
@@ -23,12 +33,16 @@ from logitless.frontend.answers.openai import (
     TextCompletion,
     TextDelta,
     TextLogprobs,
+    ToolCall,
+    ToolCallDelta,
 )
 from logitless.frontend.config import FrontendConfig
 from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.encoding import encode_json, sse
-from logitless.frontend.replies.probabilities import LegacyLogprobs, TextTokens
+from logitless.frontend.replies.probabilities import LegacyLogprobs, TextTokens, entries
 from logitless.frontend.replies.reply import Reply, Result, progress_fields, timings
+from logitless.models.chat.tool_calls.deltas import CallBegin, Content, Delta, Reasoning
+from logitless.models.chat.tool_calls.deltas import ToolCall as Called
 
 ChunkChoice = TextDelta | ChatDelta
 MAX_PENDING = 1 << 14  # memory of the log-probabilities of a stream's tokens that wait for their text
@@ -255,3 +269,84 @@ class CompletionReply(OpenAIReply):
     def _new_legacy(self, result: Result) -> LegacyLogprobs:
         as_ids = self.params.return_tokens_as_token_ids
         return LegacyLogprobs(self.tokenizer, self.job.top or 0, result.request, as_ids=as_ids)
+
+
+class ChatReply(OpenAIReply):
+    """POST /v1/chat/completions."""
+
+    id_prefix = "chatcmpl-"
+    answer, chunk_answer = ChatCompletion, ChatChunk
+
+    def opening(self, result: Result) -> bytes:
+        role = ChatDelta(None, result.index, MessageDelta(role="assistant", content=None))
+        return self.chunk([role], **self.of_prompt(result)) + super().opening(result)
+
+    def choice(self, result: Result) -> ChatChoice:
+        answer = self.answers.message(result)
+        message = AnswerMessage(content=answer.content, reasoning_content=answer.reasoning or UNSET)
+        if answer.calls:
+            message.content = answer.content or None
+            if self.job.functions:
+                message.function_call = FunctionCall(answer.calls[0].name, answer.calls[0].arguments)
+            else:
+                message.tool_calls = [_call(call) for call in answer.calls]
+        ended = super().finish_reason(result)
+        return ChatChoice(
+            finish_reason=self._called if answer.calls and ended == "stop" else ended,
+            index=result.index,
+            message=message,
+            stop_reason=self.stop_reason(result),
+            token_ids=self.token_ids(result),
+            logprobs=UNSET if self.job.top is None else self.logprobs(result, self._probs(result)),
+        )
+
+    def whole(self) -> OpenAIAnswer[Any]:
+        return replace(super().whole(), **self.of_prompt(self.results[0]))
+
+    def delta(self, result: Result, text: str | None, finish_reason: Reason | None) -> ChatDelta:
+        return ChatDelta(finish_reason, result.index, MessageDelta(content=UNSET if text is None else text))
+
+    def deltas(self, result: Result, text: str, *, last: bool = False) -> list[ChatDelta]:
+        lines = self.answers.deltas(result, text, last=last)
+        return [ChatDelta(None, result.index, self._shape(delta)) for delta in lines]
+
+    def verbatim(self, result: Result) -> bool:
+        return self.answers.plain(result)
+
+    def finish_reason(self, result: Result) -> Reason:
+        ended = super().finish_reason(result)
+        return self._called if ended == "stop" and self.answers.n_calls(result) else ended
+
+    def logprobs(self, result: Result, probs: Sequence[TokenProb]) -> ChatLogprobs:
+        post = result.request.sampling.post_sampling_probs
+        top, as_ids = self.job.top or 0, self.params.return_tokens_as_token_ids
+        return ChatLogprobs(entries(probs, self.tokenizer, top, post, as_ids=as_ids))
+
+    @property
+    def _called(self) -> Reason:
+        """The reason of an end with calls."""
+        return "function_call" if self.job.functions else "tool_calls"
+
+    def _shape(self, delta: Delta) -> MessageDelta:
+        """A delta as OpenAI's API has it, with llama-server's reasoning_content."""
+        if isinstance(delta, Content):
+            return MessageDelta(content=delta.text)
+        if isinstance(delta, Reasoning):
+            return MessageDelta(reasoning_content=delta.text)
+        name, text = (delta.name, "") if isinstance(delta, CallBegin) else (UNSET, delta.text)
+        if self.job.functions:
+            return MessageDelta(function_call=FunctionDelta(name, text))
+        call = ToolCallDelta(index=delta.index)
+        if isinstance(delta, CallBegin):
+            call.id, call.type = delta.id, "custom" if delta.custom else "function"
+        if delta.custom:
+            call.custom = CustomDelta(name, text)
+        else:
+            call.function = FunctionDelta(name, text)
+        return MessageDelta(tool_calls=[call])
+
+
+def _call(call: Called) -> ToolCall:
+    if call.custom:
+        return ToolCall(id=call.id, type="custom", custom=CustomCall(call.name, call.arguments))
+    return ToolCall(id=call.id, type="function", function=FunctionCall(call.name, call.arguments))
