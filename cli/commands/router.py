@@ -30,21 +30,21 @@ _SOURCES = ("model", "hf_repo", "hf_file", "model_url", "docker_repo")
 _OWN = frozenset(  # flags of the router that children do not inherit
     (
         *("host", "port", "api_prefix", "api_key", "api_key_file", "admin_api_key", "ssl_key_file", "ssl_cert_file"),
+        *("reuse_port", "cors_origins", "cors_methods", "cors_headers", "cors_credentials", "allowed_hosts"),
+        *("cache_isolation", "ui", "ui_config", "ui_config_file", "models_dir", "models_max", "models_preset"),
+        *("models_autoload", "max_blob_size", "alias", "path", "data_dir", "list_devices", "demo", "log_disable"),
         *(
-            "reuse_port",
-            "cors_origins",
-            "allowed_hosts",
-            "cache_isolation",
-            "ui",
-            "models_dir",
-            "models_max",
-            "models_preset",
-            "max_blob_size",
+            "verbosity",
+            "log_timestamps",
+            "log_prefix",
+            "log_colors",
+            "log_jsonl",
+            "log_format",
+            "help",
+            "help_all",
+            "version",
         ),
-        *("models_autoload", "alias", "path", "data_dir", "list_devices", "log_disable", "demo", *_SOURCES),
-        *("verbosity", "log_timestamps", "log_prefix", "log_colors", "log_jsonl", "log_format"),
-        *("cors_methods", "cors_headers", "cors_credentials", "ui_config", "ui_config_file"),
-        *("help", "help_all", "version"),
+        *_SOURCES,
     )
 )
 _OF_EXTRAS = frozenset(flag.dest for group in hooks.rows("serve_flags") for flag in group.flags)

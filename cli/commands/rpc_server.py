@@ -6,11 +6,10 @@ import logging
 import socket
 from types import SimpleNamespace
 
-from logitless.cli.flags import tls
 from logitless.cli.flags.flags import CliError, Flag, Group
 from logitless.cli.flags.options import GENERAL, SERVING, THREADS
 from logitless.cli.setup.model import choose_device
-from logitless.cli.setup.server import api_key_file
+from logitless.cli.setup.server import api_key_file, tls_context
 from logitless.engine.loading.values import address, devices_or_auto, whole
 
 log = logging.getLogger("logitless.rpc")
@@ -38,7 +37,7 @@ def run(options: SimpleNamespace) -> int:
         raise CliError(f"--device {name}: one device of this machine")
 
     keys = ApiKeys(options.api_key, api_key_file(options.api_key_file))
-    door = Door(lambda key: not keys or keys.match(key), tls.context(options))
+    door = Door(lambda key: not keys or keys.match(key), tls_context(options))
     open_backend, budget = lent_device(name, max(options.threads, 0), total_memory())
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

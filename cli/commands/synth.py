@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from logitless.cli.flags.flags import UsageError
 from logitless.cli.outputs import check_output
-from logitless.cli.status_line import StatusLine
+from logitless.cli.progress import StatusLine
 
 
 def run(options: SimpleNamespace) -> int:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from logitless import hooks
 from logitless.cli.flags.compatible import COMPATIBLE, PRESETS
 from logitless.cli.flags.flags import Flag, Group
-from logitless.cli.flags.log_options import LOG, VERBOSE
 from logitless.cli.flags.model_options import DOWNLOADS, MMPROJ_URL, MODEL, ROUTER, Repo
-from logitless.cli.flags.processor_options import PROCESSOR
 from logitless.engine.loading.options import OPTIONS
 from logitless.engine.loading.values import (
     address,
     choice,
+    cpu_mask,
+    cpu_range,
     file_name,
     folder_name,
     json_object,
@@ -28,6 +28,41 @@ from logitless.engine.loading.values import (
 )
 from logitless.engine.sampling.params import DEFAULT_SAMPLERS, INT_MAX, Param, SamplerParams, params_of
 
+PROCESSOR = Group("Processor", (
+    Flag("-C --cpu-mask", "run on these processors only, a hexadecimal mask", cpu_mask, None, "MASK"),
+    Flag("-Cr --cpu-range", "run on these processors only; together with --cpu-mask on all of both", cpu_range, None,
+         "LO-HI"),
+    Flag("-lm --load-mode", "mlock, mmap+mlock: keep the model in memory, where the system allows it; the others "
+         "change nothing", choice("auto", "none", "mmap", "mlock", "mmap+mlock", "dio"), "auto", "MODE",
+         env="LLAMA_ARG_LOAD_MODE"),
+    Flag("--mlock", "the same as --load-mode mlock", env="LLAMA_ARG_MLOCK", means="--load-mode mlock"),
+    Flag("--numa", "isolate: run on the processors of one NUMA node, that of the start; numactl: on those that numactl "
+         "gives; distribute: on all, where there is one node", choice("distribute", "isolate", "numactl"), None, "WORD",
+         env="LLAMA_ARG_NUMA"),
+    Flag("--poll", "how long idle threads look for work before they sleep: 0 not at all, 50 about 0.15 ms, 100 twice "
+         "that", whole(0, 100), 50),
+    Flag("--prio", "priority of the process: -1 low, 0 normal, 1 medium, 2 high, 3 highest", whole(-1, 3), 0),
+))  # fmt: skip
+VERBOSE = Flag("-v --verbose --log-verbose", "log more detail", env="LLAMA_ARG_LOG_VERBOSE", common=True)
+LOG = (
+    VERBOSE,
+    Flag("--log-file", "append the log to this file, too", file_name, None, "FILE",
+         env="LLAMA_ARG_LOG_FILE LLAMA_LOG_FILE", common=True),
+    Flag("--log-format", "form of the log: text, or json, a line each", choice("text", "json"), "text", "FORMAT"),
+    Flag("--log-jsonl", "log lines of JSON to the standard output", default=False, env="LLAMA_ARG_LOG_JSONL",
+         off="--no-log-jsonl"),
+    Flag("-lv --verbosity --log-verbosity", "most detailed lines of the log: 0: none, 1: errors, 2: warnings, 3: "
+         "information, 4 and more: all (-v)", whole(0), 3, env="LLAMA_ARG_LOG_VERBOSITY LLAMA_LOG_VERBOSITY"),
+    Flag("--log-timestamps", "begin lines of the log with the time", default=True,
+         env="LLAMA_ARG_LOG_TIMESTAMPS LLAMA_LOG_TIMESTAMPS", off="--no-log-timestamps"),
+    Flag("--log-prefix", "say level and source in lines of the log", default=True,
+         env="LLAMA_ARG_LOG_PREFIX LLAMA_LOG_PREFIX", off="--no-log-prefix"),
+    Flag("--log-colors", "colour the level in lines of the log; auto: on a terminal", choice("on", "off", "auto"),
+         "auto", "WHEN", env="LLAMA_ARG_LOG_COLORS LLAMA_LOG_COLORS", optional=("on", "off", "auto")),
+    Flag("--log-prompts-dir", "write each request's prompts to a file in this folder, which is made; they are logged "
+         "nowhere else", folder_name, "", "FOLDER"),
+    Flag("--log-disable", "log nothing"),
+)  # fmt: skip
 HELP = Flag("-h --help --usage", "show this and leave", common=True)
 HELP_ALL = Flag("--help-all", "show all flags and leave", common=True)
 VERSION = Flag("--version", "show the version and leave", common=True)

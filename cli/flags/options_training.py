@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from logitless.cli.flags.flags import IGNORED, Flag, Group
-from logitless.cli.flags.log_options import VERBOSE
 from logitless.cli.flags.model_options import MODEL
-from logitless.cli.flags.options import DEVICE, GENERAL, GRADERS, JSON, LONG, THREADS, model_flags
+from logitless.cli.flags.options import DEVICE, GENERAL, GRADERS, JSON, LONG, THREADS, VERBOSE, model_flags
 from logitless.engine.loading.values import (
     choice,
     file_name,

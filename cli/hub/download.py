@@ -20,7 +20,7 @@ from typing import IO, Any, Protocol
 
 from logitless.cli.flags.flags import CliError
 from logitless.cli.hub.public import open_url
-from logitless.cli.status_line import StatusLine
+from logitless.cli.progress import StatusLine
 
 CHUNK = 1 << 20
 TRIES = 3  # in a row without any bytes

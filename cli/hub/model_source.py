@@ -26,7 +26,6 @@ def find(options: SimpleNamespace, progress: ProgressOf | None = None) -> Path |
     """The model's file, downloaded if need be; None: no flag names one.
 
     Options that a program may leave out: `allow_private_addresses`, `public_only`."""
-    allow = getattr(options, "allow_private_addresses", False)
     if (model := getattr(options, "docker_repo", None)) is not None:
         for flag in ("hf_repo", "hf_file", "model", "model_url"):
             if getattr(options, flag):
@@ -40,8 +39,7 @@ def find(options: SimpleNamespace, progress: ProgressOf | None = None) -> Path |
     elif options.model or options.model_url:
         raise UsageError(f"--hf-repo and {'-m' if options.model else '--model-url'}: give one of them")
     if options.hf_repo is not None:
-        hub = Hub(options.hf_token, offline=options.offline, progress=progress, allow_private=allow)
-        return hub.model(options.hf_repo, options.hf_file or "")
+        return hub_of(options, progress).model(options.hf_repo, options.hf_file or "")
     if options.model_url:
         return _of_url(options, options.model_url, Path(options.model) if options.model else None, progress)
     return Path(options.model) if options.model else None
@@ -54,9 +52,13 @@ def find_projector(options: SimpleNamespace, model: Path, progress: ProgressOf |
         return _of_url(options, options.mmproj_url, None, progress)
     if getattr(options, "hf_repo", None) is None:
         return projector_beside(model)
+    return hub_of(options, progress).projector(options.hf_repo, model)
+
+
+def hub_of(options: SimpleNamespace, progress: ProgressOf | None = None) -> Hub:
+    """The hub with the token and the rights of these options."""
     allow = getattr(options, "allow_private_addresses", False)
-    hub = Hub(options.hf_token, offline=options.offline, progress=progress, allow_private=allow)
-    return hub.projector(options.hf_repo, model)
+    return Hub(options.hf_token, offline=options.offline, progress=progress, allow_private=allow)
 
 
 def _of_url(options: SimpleNamespace, address: str, path: Path | None, progress: ProgressOf | None) -> Path:

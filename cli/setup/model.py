@@ -61,10 +61,9 @@ def find_draft_model(options: SimpleNamespace, path: Path) -> None:
         repo = options.hf_repo
     if repo is None:
         return
-    from logitless.cli.hub.hub import Hub
+    from logitless.cli.hub import model_source
 
-    allow = getattr(options, "allow_private_addresses", False)
-    hub = Hub(options.hf_token, offline=options.offline, allow_private=allow)
+    hub = model_source.hub_of(options)
     file = hub.block(repo, path, head.removeprefix("draft-")) if head else None
     if file is None and options.hf_repo_draft is not None:
         file = hub.model(repo)

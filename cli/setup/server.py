@@ -11,17 +11,22 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from logitless import hooks
-from logitless.cli.flags import tls
 from logitless.cli.flags.flags import CliError
 from logitless.cli.setup import escapes
 from logitless.cli.setup.sampling import sampling_defaults
 from logitless.engine.loading.values import json_object
 
 if TYPE_CHECKING:
+    import ssl
+
     from logitless.engine.loading.open_model import OpenModel
     from logitless.server.config import ServerConfig
 
-
+_AS_THEY_ARE = (  # flags whose values are settings of the server
+    *("cache_prompt", "backend_sampling", "special", "spm_infill", "metrics", "slots", "props", "embd_normalize"),
+    *("media_urls", "audio_max_seconds", "prefill_assistant", "skip_chat_parsing", "sse_ping_interval"),
+    *("reasoning_format", "reasoning_budget", "reasoning_budget_message"),
+)
 _ROLES = ("user", "assistant")
 PRESERVE = {  # variables of chat templates that keep the reasoning of earlier answers: their value where they do
     "preserve_reasoning": True,
@@ -58,6 +63,7 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
 
     return ServerConfig(
         **listening(options),
+        **{name: getattr(options, name) for name in _AS_THEY_ARE},
         model_path=str(model.path),
         alias=options.alias[0] if options.alias else "",
         aliases=tuple(options.alias),
@@ -65,42 +71,26 @@ def server_config(options: SimpleNamespace, model: OpenModel) -> ServerConfig:
         n_parallel=model.options.n_slots,
         n_predict=options.predict,
         n_keep=options.keep,
-        cache_prompt=options.cache_prompt,
         n_cache_reuse=options.cache_reuse,
-        backend_sampling=options.backend_sampling,
-        special=options.special,
-        spm_infill=options.spm_infill,
         static=static_folder(options.path),
         reverse_prompts=tuple(escapes.texts(options, "reverse_prompt")),
         ignore_eos=bool(options.ignore_eos),
         defaults=sampling_defaults(options, model),
         speculation=model.speculation,
         models_that_draft=model_kinds(model.options),
-        metrics=options.metrics,
-        slots=options.slots,
         slot_save_path=writable_folder("--slot-save-path", options.slot_save_path),
         log_prompts_dir=writable_folder("--log-prompts-dir", options.log_prompts_dir, make=True),
-        props=options.props,
         **extra_settings(options),
         allow_graders=tuple(options.allow_graders),
         private_addresses=options.allow_private_addresses,
         allow_integrations=tuple(options.allow_integrations),
         grader_url=grader_url(options),
         grader_key=options.grader_api_key or "",
-        media_urls=options.media_urls,
         media_path=media_folder(options.media_path),
         media_marker=os.environ.get("LLAMA_MEDIA_MARKER", ""),
-        audio_max_seconds=options.audio_max_seconds,
-        prefill_assistant=options.prefill_assistant,
-        skip_chat_parsing=options.skip_chat_parsing,
-        reasoning_format=options.reasoning_format,
         reasoning_effort="" if options.reasoning_effort == "default" else options.reasoning_effort,
-        reasoning_budget=options.reasoning_budget,
-        reasoning_budget_message=options.reasoning_budget_message,
-        sse_ping_interval=options.sse_ping_interval,
         embeddings=options.embedding,
         pooling="rank" if options.rerank else options.pooling or "",
-        embd_normalize=options.embd_normalize,
         chat_template_kwargs=template_variables(options),
         first_messages=first_messages(options.first_messages),
         behind_router="LOGITLESS_BEHIND_ROUTER" in os.environ,
@@ -126,7 +116,7 @@ def listening(options: SimpleNamespace) -> dict[str, Any]:
         "cache_isolation": options.cache_isolation,
         "cache_shared": tuple(options.cache_shared),
         "api_prefix": api_prefix(options.api_prefix),
-        "tls": tls.context(options),
+        "tls": tls_context(options),
         "tls_files": (str(options.ssl_cert_file or ""), str(options.ssl_key_file or "")),
         "reuse_port": reuse_port(options),
         "max_body": options.max_request_size << 20,
@@ -248,3 +238,26 @@ def reuse_port(options: SimpleNamespace) -> bool:
     if options.reuse_port and not hasattr(socket, "SO_REUSEPORT"):
         raise CliError("--reuse-port: this platform cannot do that")
     return bool(options.reuse_port)
+
+
+def tls_context(options: SimpleNamespace) -> ssl.SSLContext | None:
+    """TLS 1.2 or newer with the certificate chain (PEM) and its private key; None: plain HTTP."""
+    key, certificate = options.ssl_key_file, options.ssl_cert_file
+    if key is None and certificate is None:
+        return None
+    if key is None or certificate is None:
+        lacking = "--ssl-key-file" if key is None else "--ssl-cert-file"
+        raise CliError(f"{lacking} is needed too: TLS takes a key and a certificate")
+    import ssl
+
+    for path in (key, certificate):
+        open(path, "rb").close()  # names the file that is missing; OpenSSL does not
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        tls.load_cert_chain(certificate, key, password="")  # never ask for one on the terminal
+    except (ssl.SSLError, ValueError) as error:
+        reason = getattr(error, "reason", None)
+        words = reason.replace("_", " ").lower() if reason else "no PEM, or the key has a password"
+        raise CliError(f"--ssl-cert-file {certificate} and --ssl-key-file {key} do not make a pair: {words}") from None
+    return tls

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.flags.options_training import HYPERPARAMETERS
 from logitless.cli.outputs import check_output
-from logitless.cli.progress import COMPILING, show_compiling
+from logitless.cli.progress import COMPILING, StatusLine, columns, show_compiling
 from logitless.cli.setup.model import choose_device
 from logitless.cli.setup.training_files import TrainingFiles, named, newest
-from logitless.cli.status_line import StatusLine, columns
 
 if TYPE_CHECKING:
     from logitless.graph.execution.session import Session

@@ -6,8 +6,7 @@ import threading
 from types import SimpleNamespace
 
 from logitless.cli.flags.flags import CliError, Flag, Group
-from logitless.cli.flags.log_options import VERBOSE
-from logitless.cli.flags.options import GENERAL
+from logitless.cli.flags.options import GENERAL, VERBOSE
 from logitless.engine.loading.values import address, file_name, not_empty, whole
 
 RAY_DEPLOY = (

@@ -13,7 +13,7 @@ import pytest
 
 from logitless.cli import log
 from logitless.cli.flags.flags import parse
-from logitless.cli.flags.log_options import LOG
+from logitless.cli.flags.options import LOG
 from tests.helpers.paths import ROOT
 
 FULL = Path("/dev/full")  # a disk without room
@@ -21,7 +21,7 @@ SAY = """
 import logging, sys
 from logitless.cli.log import start_log
 from logitless.cli.flags.flags import parse
-from logitless.cli.flags.log_options import LOG
+from logitless.cli.flags.options import LOG
 start_log(parse((*LOG,), ["--log-file", sys.argv[1], "--log-format", sys.argv[2], *sys.argv[3:]], {}))
 for i in range(3):
     logging.getLogger("logitless.x").info("line %d %s", i, "x" * 5000)

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from logitless.cli import status_line
+from logitless.cli import progress
 from logitless.cli.hub import download
 from logitless.cli.hub.download import _Progress, duration
-from logitless.cli.progress import ProgressBar
-from logitless.cli.status_line import StatusLine
+from logitless.cli.progress import ProgressBar, StatusLine
 
 WIDTH = 40
 
@@ -41,9 +40,9 @@ class Terminal(io.StringIO):
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     fake = Terminal()
-    for module in (status_line, download):  # pytest puts its own stderr into sys when the test begins
+    for module in (progress, download):  # pytest puts its own stderr into sys when the test begins
         monkeypatch.setattr(module, "sys", SimpleNamespace(stderr=fake))
-    monkeypatch.setattr(status_line, "columns", lambda: fake.columns)
+    monkeypatch.setattr(progress, "columns", lambda: fake.columns)
     return fake
 
 
@@ -64,7 +63,7 @@ def test_nothing_is_left_of_a_longer_line(terminal: Terminal) -> None:
 def test_a_line_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = io.StringIO()
     closed.close()
-    monkeypatch.setattr(status_line, "sys", SimpleNamespace(stderr=closed))
+    monkeypatch.setattr(progress, "sys", SimpleNamespace(stderr=closed))
     StatusLine().show("text")
     StatusLine().end("text")
 

@@ -22,10 +22,10 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization as pem
 
-from logitless.cli.flags import tls
 from logitless.cli.flags.flags import CliError, UsageError, parse
 from logitless.cli.flags.options import SERVING
 from logitless.cli.setup import server as setup
+from logitless.cli.setup.server import tls_context
 from logitless.server import listen, sockets
 from logitless.server.config import ServerConfig
 from tests.helpers.http_fakes import FakeScheduler
@@ -60,7 +60,7 @@ def files(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> tu
 
 
 async def test_https(authority: trustme.CA, files: tuple[Path, Path], caplog: pytest.LogCaptureFixture):
-    context = tls.context(options("--ssl-key-file", str(files[0]), "--ssl-cert-file", str(files[1])))
+    context = tls_context(options("--ssl-key-file", str(files[0]), "--ssl-cert-file", str(files[1])))
     task, url = await serving(ServerConfig(port=0, tls=context), caplog)
     assert url.startswith("https://127.0.0.1:")
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -82,7 +82,7 @@ async def test_https(authority: trustme.CA, files: tuple[Path, Path], caplog: py
 
 def test_bad_key_or_certificate_is_refused(files: tuple[Path, Path], tmp_path: Path):
     key, certificate = map(str, files)
-    assert tls.context(options()) is None
+    assert tls_context(options()) is None
     (other := tmp_path / "other.pem").write_bytes(trustme.CA().issue_cert("x").private_key_pem.bytes())
     (garbage := tmp_path / "garbage.pem").write_bytes(b"\x00" * 100)
     loaded = pem.load_pem_private_key(files[0].read_bytes(), None)
@@ -99,9 +99,9 @@ def test_bad_key_or_certificate_is_refused(files: tuple[Path, Path], tmp_path: P
         (("--ssl-cert-file", certificate, "--ssl-key-file", str(locked)), "no PEM, or the key has a password"),
     ):
         with pytest.raises(CliError, match=wrong):
-            tls.context(options(*argv))
+            tls_context(options(*argv))
     with pytest.raises(FileNotFoundError, match=r"nowhere\.pem"):
-        tls.context(options("--ssl-cert-file", certificate, "--ssl-key-file", str(tmp_path / "nowhere.pem")))
+        tls_context(options("--ssl-cert-file", certificate, "--ssl-key-file", str(tmp_path / "nowhere.pem")))
 
 
 async def test_two_servers_on_one_port(caplog: pytest.LogCaptureFixture):
@@ -338,7 +338,7 @@ async def test_sighup_reads_the_certificate_again_and_cuts_no_stream(
     key.write_bytes(files[0].read_bytes())
     certificate.write_bytes(files[1].read_bytes())
     flags = options("--ssl-key-file", str(key), "--ssl-cert-file", str(certificate))
-    config = ServerConfig(port=0, tls=tls.context(flags), tls_files=(str(certificate), str(key)))
+    config = ServerConfig(port=0, tls=tls_context(flags), tls_files=(str(certificate), str(key)))
     gate = threading.Semaphore(0)
     task, url = await serving(config, caplog, FakeScheduler(gate=gate))
     trusting = ssl.create_default_context()

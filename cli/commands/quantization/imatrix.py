@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.outputs import check_output
-from logitless.cli.progress import COMPILING
+from logitless.cli.progress import COMPILING, StatusLine
 from logitless.cli.setup.text_windows import text_run
-from logitless.cli.status_line import StatusLine
 
 
 def run(o: SimpleNamespace) -> int:

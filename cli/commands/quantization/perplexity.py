@@ -9,9 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from logitless.cli.flags.flags import UsageError
-from logitless.cli.progress import COMPILING
+from logitless.cli.progress import COMPILING, StatusLine
 from logitless.cli.setup.text_windows import text_run
-from logitless.cli.status_line import StatusLine
 
 
 def run(o: SimpleNamespace) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from logitless.cli.flags.flags import UsageError
 from logitless.cli.outputs import check_output
-from logitless.cli.status_line import StatusLine
+from logitless.cli.progress import StatusLine
 
 if TYPE_CHECKING:
     from logitless.models.quantization.presets import TypeOptions

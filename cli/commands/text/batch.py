@@ -10,11 +10,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from logitless.cli.flags.flags import CliError, UsageError
-from logitless.cli.progress import compile_progress
+from logitless.cli.progress import StatusLine, compile_progress
 from logitless.cli.setup.model import find_draft_model, find_projector, model_options, model_path
 from logitless.cli.setup.sampling import sampling_defaults
 from logitless.cli.setup.server import import_http
-from logitless.cli.status_line import StatusLine
 
 if TYPE_CHECKING:
     from logitless.engine.async_engine import LoadedModel

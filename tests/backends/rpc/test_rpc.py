@@ -30,7 +30,7 @@ from logitless.backends.rpc.backend import RemoteBackend
 from logitless.backends.rpc.indices import bounds_of, holds, parts_of
 from logitless.backends.rpc.protocol import MAGIC, encode, version
 from logitless.cli import main
-from logitless.cli.flags.tls import context
+from logitless.cli.setup.server import tls_context
 from logitless.engine.batch import DeviceFailed
 from logitless.engine.runner.model_runner import ModelRunner, RunnerOptions
 from logitless.engine.runner.placement import PlacementOptions
@@ -585,7 +585,7 @@ def test_keys_and_tls(
         issued.private_key_pem.write_to_path(files["ssl_key_file"])
         issued.cert_chain_pems[0].write_to_path(files["ssl_cert_file"])
         authority.cert_pem.write_to_path(str(tmp_path / "ca"))
-        tls = context(SimpleNamespace(**files))
+        tls = tls_context(SimpleNamespace(**files))
     lender = lend(NumpyBackend, nbytes=MIB, door=rpc.Door(ApiKeys(["sesame"]).match, tls))
     if secure:
         with pytest.raises(DeviceError):  # it speaks no TLS
