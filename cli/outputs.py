@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from logitless.cli.flags.flags import CliError
+from logitless.cli.flags.flags import CliError, UsageError
 from logitless.models.atomic_write import part_of
 
 
@@ -36,3 +36,13 @@ def _files(path: str | Path) -> set[str]:
     """Names that identify a file; parts of one split model count as one."""
     names = {os.path.abspath(path), os.path.realpath(path)}
     return {re.sub(r"-\d{5}(-of-\d{5}\.gguf)$", r"\1", name) for name in names}
+
+
+def checked_type(name: str) -> str:
+    """The preset of --output-type. UsageError: it is not written here."""
+    from logitless.models.quantization.presets import PresetError, preset
+
+    try:
+        return preset(name)
+    except PresetError as error:
+        raise UsageError(f"--output-type: {error}") from None

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from logitless.cli.flags.flags import UsageError
+from logitless.cli.progress import COMPILING, show_compiling
 from logitless.engine.loading.options import ModelOptions
+
+if TYPE_CHECKING:
+    from logitless.graph.execution.session import Session
 
 
 def model_options(options: SimpleNamespace, **settings: Any) -> ModelOptions:
@@ -28,6 +34,24 @@ def choose_device(options: SimpleNamespace, most: int | None = None) -> None:
         options.device = ",".join(default.names[:most])
         if default.why != NO_GPU:
             print(f"logitless: device {options.device} ({default.why})", file=sys.stderr)
+
+
+@contextmanager
+def open_session(o: SimpleNamespace, *, trains: bool = True) -> Iterator[Session]:
+    """A session on the devices of --device; kernels of training are compiled meanwhile, if it `trains`."""
+    from logitless.backends.registry import open_backends
+    from logitless.graph.execution.session import Session
+
+    show_compiling()
+    choose_device(o)
+    session = Session(open_backends(o.device.split(","), max(o.threads, 0)))
+    for backend in session.backends if trains else ():
+        backend.prefetch_training(())
+    try:
+        yield session
+    finally:
+        COMPILING.end()
+        session.close()
 
 
 def model_path(options: SimpleNamespace, command: str) -> Path:

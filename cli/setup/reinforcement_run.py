@@ -6,19 +6,29 @@ import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.progress import COMPILING, show_compiling
 from logitless.cli.setup import training_run
-
-if TYPE_CHECKING:
-    from logitless.training.adapters.options import LoraOptions
-    from logitless.training.checkpoint import Checkpoint
-    from logitless.training.config import TrainingConfig
-    from logitless.training.graders.grade import Grader
+from logitless.engine.finetuning.hyperparameters import room_of
+from logitless.engine.finetuning.reinforcement_job import plan_rewards, reinforcement_trainer
+from logitless.engine.finetuning.rollouts import Rollouts
+from logitless.engine.finetuning.sampled_answers import AnswerReader
+from logitless.engine.loading.open_model import open_model
+from logitless.engine.loading.options import ModelOptions
+from logitless.training.adapters.lora import lora
+from logitless.training.adapters.options import LoraOptions
+from logitless.training.checkpoint import Checkpoint
+from logitless.training.config import TrainingConfig
+from logitless.training.data.prompts import prompts_of
+from logitless.training.data.sampler import split
+from logitless.training.data.sources import is_rows, rows_of
+from logitless.training.graders.grade import Grader, GraderError, Surroundings
+from logitless.training.graders.parse import parse_grader
+from logitless.training.graders.remote import server_at
+from logitless.training.trainable import full
 
 N_SLOTS = 8  # answers that are sampled at once
 
@@ -32,18 +42,6 @@ def run(
     resumed: Checkpoint | None,
 ) -> int:
     """Train, and write `output` as training_run.run does. TrainingError: the data or the grader."""
-    from logitless.engine.finetuning.hyperparameters import room_of
-    from logitless.engine.finetuning.reinforcement_job import plan_rewards, reinforcement_trainer
-    from logitless.engine.finetuning.rollouts import Rollouts
-    from logitless.engine.finetuning.sampled_answers import AnswerReader
-    from logitless.engine.loading.open_model import open_model
-    from logitless.engine.loading.options import ModelOptions
-    from logitless.training.adapters.lora import lora
-    from logitless.training.data.prompts import prompts_of
-    from logitless.training.data.sampler import split
-    from logitless.training.data.sources import is_rows, rows_of
-    from logitless.training.trainable import full
-
     training_run.check_start(o, output)
     if not is_rows(o.file):
         raise UsageError(f"--file {o.file}: reinforcement learns from rows with prompts, such as a .jsonl file")
@@ -83,10 +81,6 @@ def run(
 
 def grader_of(o: SimpleNamespace) -> Grader:
     """The grader of --grader. UsageError and CliError: there is none, or it cannot be used."""
-    from logitless.training.graders.grade import GraderError, Surroundings
-    from logitless.training.graders.parse import parse_grader
-    from logitless.training.graders.remote import server_at
-
     if not o.grader:
         raise UsageError("--grader FILE is required: the JSON of the grader that gives the rewards")
     try:

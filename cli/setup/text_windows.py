@@ -7,20 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from logitless.cli.flags.flags import CliError, UsageError
-from logitless.cli.setup.model import model_path
-from logitless.cli.setup.training_run import open_session
-
-if TYPE_CHECKING:
-    from logitless.graph.execution.session import Session
-    from logitless.models.gguf.file import GGUFFile
-    from logitless.models.model import Model
-
+from logitless.cli.setup.model import model_path, open_session
+from logitless.engine.loading.open_model import scoring_hparams
+from logitless.graph.execution.session import Session
+from logitless.models import tokenizer
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import Model, define_model
 
 N_WINDOW = 512  # tokens of a window, as in llama.cpp's tools, where the model has as many
 
@@ -36,10 +33,6 @@ class TextRun:
 @contextmanager
 def text_run(o: SimpleNamespace, command: str) -> Iterator[TextRun]:
     """The model of -m and the windows of -f; it sets `ctx_size` where no flag does. CliError: too few tokens."""
-    from logitless.engine.loading.open_model import scoring_hparams
-    from logitless.models.gguf.file import GGUFFile
-    from logitless.models.model import define_model
-
     path = model_path(o, command)
     if not o.file:
         raise UsageError(f"{command}: -f FILE is required: the text")
@@ -56,8 +49,6 @@ def text_run(o: SimpleNamespace, command: str) -> Iterator[TextRun]:
 
 def _windows(o: SimpleNamespace, gguf: GGUFFile, path: Path) -> npt.NDArray[np.int32]:
     """Whole windows of the text, as llama.cpp's tools take them: the first token of each gives way to BOS."""
-    from logitless.models import tokenizer
-
     try:
         text = Path(o.file).read_text(encoding="utf-8", errors="replace")
     except OSError as error:

@@ -5,33 +5,40 @@ from __future__ import annotations
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from logitless.backends import self_test
+from logitless.backends.cores import cores
+from logitless.backends.registry import open_backends
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.flags.options_training import HYPERPARAMETERS
-from logitless.cli.outputs import check_output
-from logitless.cli.progress import COMPILING, StatusLine, columns, show_compiling
-from logitless.cli.setup.model import choose_device
+from logitless.cli.outputs import check_output, checked_type
+from logitless.cli.progress import COMPILING, StatusLine, columns
+from logitless.cli.setup.model import model_options, open_session
 from logitless.cli.setup.training_files import TrainingFiles, named, newest
-
-if TYPE_CHECKING:
-    from logitless.graph.execution.session import Session
-    from logitless.models.gguf.file import GGUFFile
-    from logitless.models.hparams.hparams import Hparams
-    from logitless.models.tokenizer import Tokenizer
-    from logitless.training.adapters.options import LoraOptions
-    from logitless.training.checkpoint import Checkpoint
-    from logitless.training.config import TrainingConfig
-    from logitless.training.data.run_media import RunMedia
-    from logitless.training.parallel.coordinator import OpenTransport
-    from logitless.training.reporting.trackers import Trackers
-    from logitless.training.run import MakeTrainable
-    from logitless.training.trainer import Trainer
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.tokenizer import Tokenizer
+from logitless.training import config
+from logitless.training.adapters.options import RANKS, LoraOptions
+from logitless.training.checkpoint import Checkpoint, save_checkpoint
+from logitless.training.config import TrainingConfig
+from logitless.training.data.media import NO_PROJECTOR
+from logitless.training.data.run_media import RunMedia, projector_media
+from logitless.training.errors import TrainingDiverged, TrainingError
+from logitless.training.parallel.coordinator import OpenTransport
+from logitless.training.parallel.processes import Processes
+from logitless.training.reporting.plot import plot, refusal
+from logitless.training.reporting.progress import Reporter, clock, uncertain
+from logitless.training.reporting.trackers import Integration, RunInfo, Trackers, configuration
+from logitless.training.run import FineTuning, MakeTrainable
+from logitless.training.save import save_result
+from logitless.training.trainer import Finished, LogMessage, Save, Trainer, Validated
 
 MOST_HALVINGS = 64  # of -lr-half without -lr-halvings
 ADAM_ITER = 256  # steps of a run without --adam-iter and --epochs
@@ -39,10 +46,6 @@ ADAM_ITER = 256  # steps of a run without --adam-iter and --epochs
 
 def config_of(o: SimpleNamespace, *, full: bool) -> TrainingConfig:
     """The configuration of the flags. UsageError: they do not fit together."""
-    from logitless.training import config
-    from logitless.training.adapters.options import RANKS
-    from logitless.training.errors import TrainingError
-
     values = {name: getattr(o, flag.dest) for name, flag in HYPERPARAMETERS.items() if hasattr(o, flag.dest)}
     decay = o.adam_decay if o.optimizer == "adamw" else 0.0
     ranks = {kind: rank for kind in RANKS if (rank := getattr(o, f"rank_{kind}", None)) is not None}
@@ -96,24 +99,6 @@ def flagged(error: Exception) -> str:
     return str(error) if flag is None else flag.long + str(error)[name.end() :]
 
 
-@contextmanager
-def open_session(o: SimpleNamespace, *, trains: bool = True) -> Iterator[Session]:
-    """A session on the devices of --device; kernels of training are compiled meanwhile, if it `trains`."""
-    from logitless.backends.registry import open_backends
-    from logitless.graph.execution.session import Session
-
-    show_compiling()
-    choose_device(o)
-    session = Session(open_backends(o.device.split(","), max(o.threads, 0)))
-    for backend in session.backends if trains else ():
-        backend.prefetch_training(())
-    try:
-        yield session
-    finally:
-        COMPILING.end()
-        session.close()
-
-
 def run(
     o: SimpleNamespace,
     model: Path,
@@ -127,11 +112,6 @@ def run(
     """Train, and write `output` (with ITERATION and LATEST replaced) at every save and at the end.
 
     `make`: see FineTuning; `transport`: to processes elsewhere. TrainingError: the data or the settings."""
-    from logitless.backends import self_test
-    from logitless.backends.registry import open_backends
-    from logitless.training.parallel.processes import Processes
-    from logitless.training.run import FineTuning
-
     check_start(o, output)
     check_workers(o)
     began = time.monotonic()
@@ -157,8 +137,6 @@ def run(
 
 def check_start(o: SimpleNamespace, output: str) -> None:
     """CliError: there are no data, or a file cannot be written."""
-    from logitless.training.reporting.plot import refusal
-
     if not o.file:
         raise UsageError("--file FILE is required: the text or the rows (.jsonl, …) to learn from")
     if o.plot and (reason := refusal(o.plot)):
@@ -182,23 +160,11 @@ def resume(o: SimpleNamespace, trainer: Trainer, checkpoint: Checkpoint) -> None
 
 def check_workers(o: SimpleNamespace) -> None:
     """Set the threads of each process. UsageError: some of --workers would have no work."""
-    from logitless.backends.cores import cores
-
     if o.workers > o.grad_acc:
         reason = f"each needs a device run of its own in a step (--grad-acc {o.workers} or more)"
         raise UsageError(f"--workers {o.workers}: {reason}")
     if o.workers > 1 and o.threads <= 0:
         o.threads = max(1, cores() // o.workers)
-
-
-def checked_type(name: str) -> str:
-    """The preset of --output-type. UsageError: it is not written here."""
-    from logitless.models.quantization.presets import PresetError, preset
-
-    try:
-        return preset(name)
-    except PresetError as error:
-        raise UsageError(f"--output-type: {error}") from None
 
 
 def check_outputs(o: SimpleNamespace, output: str) -> None:
@@ -226,11 +192,7 @@ def open_media(o: SimpleNamespace, folder: Path | None, gguf: GGUFFile, h: Hpara
     """Images by the projector of --mmproj, or the only one beside the model; `folder`: of temporary files.
 
     TrainingError: there is none."""
-    from logitless.cli.setup.model import model_options
     from logitless.engine.loading.open_model import projector_file
-    from logitless.training.data.media import NO_PROJECTOR
-    from logitless.training.data.run_media import projector_media
-    from logitless.training.errors import TrainingError
 
     projector = projector_file(model_options(o), gguf, h) if hasattr(o, "mmproj") else ""  # train has none
     if not projector:
@@ -241,13 +203,6 @@ def open_media(o: SimpleNamespace, folder: Path | None, gguf: GGUFFile, h: Hpara
 
 def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output: str, began: float) -> None:
     """Run a trainer to its end, with its progress, saves and summary."""
-    from logitless.training.checkpoint import save_checkpoint
-    from logitless.training.errors import TrainingDiverged
-    from logitless.training.reporting.plot import plot
-    from logitless.training.reporting.progress import Reporter, clock, uncertain
-    from logitless.training.save import save_result
-    from logitless.training.trainer import Finished, LogMessage, Save, Validated
-
     terminal, status = sys.stderr.isatty(), StatusLine()
 
     def show(text: str, final: bool) -> None:
@@ -329,8 +284,6 @@ def fit(o: SimpleNamespace, trainer: Trainer, gguf: GGUFFile, h: Hparams, output
 
 def trackers_of(o: SimpleNamespace, trainer: Trainer, output: str, warn: Callable[[str], None]) -> Trackers:
     """The trackers of --report-to."""
-    from logitless.training.reporting.trackers import Integration, RunInfo, Trackers, configuration
-
     integrations = [Integration(kind, o.report_project) for kind in dict.fromkeys(o.report_to)]
     config = {"model": Path(getattr(o, "model", None) or output).name, **configuration(trainer)}
     name = o.report_name or Path(output).stem

@@ -12,6 +12,7 @@ from logitless.engine.finetuning.hyperparameters import choices_line, resolved
 from logitless.engine.finetuning.status import ENDED
 from logitless.engine.records.store import Row, Store, event_of
 from logitless.training.config import TrainingConfig, config_of_job, job_row
+from logitless.training.errors import TrainingDiverged, TrainingError
 
 if TYPE_CHECKING:
     from logitless.models.chat.template import ChatTemplate
@@ -75,8 +76,6 @@ def checkpoint_path(store: Store, id: str) -> Path:
 
 def failure_of(error: Exception, store: Store, id: str) -> Row:
     """The `error` of a job that failed; of one that diverged it names the last checkpoint."""
-    from logitless.training.errors import TrainingDiverged, TrainingError
-
     code = "invalid_training_file" if isinstance(error, TrainingError) else "server_error"
     message = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, TrainingDiverged):
@@ -127,7 +126,6 @@ def media_reader(job: Row, store: Store, open_media: Callable[[], RunMedia]) -> 
 def row_source(store: Store, id: str) -> RowSource:
     """Rows of an uploaded file. TrainingError: it is gone."""
     from logitless.training.data.sources import rows_of
-    from logitless.training.errors import TrainingError
     from logitless.training.run import RowSource
 
     path, filename = store.file_path(id), (store.get("files", id) or {}).get("filename", "")

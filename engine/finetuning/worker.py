@@ -39,6 +39,7 @@ from logitless.engine.stats import TrainingStats
 from logitless.models.atomic_write import private
 from logitless.models.errors import ModelFileError
 from logitless.training.config import REINFORCEMENT, job_row
+from logitless.training.errors import TrainingError
 
 if TYPE_CHECKING:
     from logitless.engine.adapters import Adapters
@@ -223,7 +224,6 @@ class FineTuningWorker:
     def _open_media(self) -> RunMedia:
         """The images and sounds of a run, for the model's own encoders. TrainingError: it has none."""
         from logitless.training.data.run_media import RunMedia
-        from logitless.training.errors import TrainingError
 
         if self._media is None:
             raise TrainingError("an image or a sound needs a projector: this server was started without --mmproj")
@@ -477,8 +477,6 @@ class FineTuningWorker:
 
     def _start_of(self, job: Row) -> str | None:
         """File of the fine-tuned model that a job starts from; None: it starts from the base model."""
-        from logitless.training.errors import TrainingError
-
         if base_of(job) == job["model"]:
             return None
         model = find(self._keeper, job["model"])

@@ -12,6 +12,7 @@ from logitless.frontend.fields import article, bad_request
 from logitless.frontend.parser import RequestParser
 from logitless.frontend.texts.embeddings import Embedded
 from logitless.models.chat.template import ChatTemplate
+from logitless.training.errors import TrainingError
 
 if TYPE_CHECKING:
     from logitless.training.data.tokenize_rows import Example
@@ -50,7 +51,6 @@ def parse_examples(value: object, parser: RequestParser, template: ChatTemplate 
 def _example(parser: RequestParser, template: ChatTemplate | None, item: object, name: str, n_ctx: int) -> Example:
     from logitless.training.data.formats import parse_row
     from logitless.training.data.tokenize_rows import Example, examples_of
-    from logitless.training.errors import TrainingError
 
     if isinstance(item, dict):
         try:

@@ -25,6 +25,7 @@ from logitless.cli.flags.options import DEVICE, THREADS
 from logitless.cli.flags.options_training import FINETUNE, TRAIN
 from logitless.cli.main import main
 from logitless.cli.setup import training_run
+from logitless.cli.setup.model import open_session
 from logitless.graph.backend import Backend
 from logitless.graph.ops.training.optimizer import adamw_params
 from logitless.graph.tensor import Tensor
@@ -616,7 +617,7 @@ def test_devices_are_opened_in_order_and_closed_once(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("logitless.backends.registry.open_backends", opened)
     o = parse([DEVICE, THREADS], ["--device", "opencl,cpu", "-t", "1"], {})
-    with training_run.open_session(o):
+    with open_session(o):
         assert closed == []
     assert asked == [("opencl:0", "cpu", 1)]
     assert closed == ["cpu"]

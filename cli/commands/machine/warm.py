@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
+from logitless.backends import disk_cache
+from logitless.backends.registry import finish_compiling
 from logitless.cli.flags.flags import CliError
 from logitless.cli.progress import compile_progress
 from logitless.cli.setup.model import find_draft_model, find_projector, model_options, model_path
-
-if TYPE_CHECKING:
-    from logitless.engine.async_engine import LoadedModel
-    from logitless.engine.loading.open_model import OpenModel
+from logitless.engine.async_engine import LoadedModel
+from logitless.engine.loading.open_model import OpenModel, open_model
+from logitless.engine.requests import CompletionRequest, Failed
+from logitless.engine.sampling.params import SamplingParams
+from logitless.training.data.tokenize_rows import Example
+from logitless.training.score import score
 
 N_PREDICT = 8
 
 
 def run(options: SimpleNamespace) -> int:
     """Load the model as `serve` does, make the plans that a server makes while it is idle, and answer requests."""
-    from logitless.backends import disk_cache
-    from logitless.backends.registry import finish_compiling
-    from logitless.engine.loading.open_model import open_model
-
     path = model_path(options, "warm")
     find_draft_model(options, path)
     find_projector(options, path)
@@ -51,9 +50,6 @@ def _prompt(model: OpenModel) -> list[int]:
 
 def _generate(model: OpenModel, served: LoadedModel) -> None:
     """A request on every slot, with log-probabilities and with the drafts of the flags."""
-    from logitless.engine.requests import CompletionRequest, Failed
-    from logitless.engine.sampling.params import SamplingParams
-
     request = CompletionRequest(
         tuple(_prompt(model)),
         SamplingParams(n_probs=1),
@@ -73,9 +69,6 @@ def _generate(model: OpenModel, served: LoadedModel) -> None:
 def _score(model: OpenModel, served: LoadedModel, *, gradient: bool) -> None:
     """A request of /v1/score."""
     import numpy as np
-
-    from logitless.training.data.tokenize_rows import Example
-    from logitless.training.score import score
 
     assert served.engine is not None
     tokens = np.array(_prompt(model), np.int32)

@@ -6,13 +6,14 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-if TYPE_CHECKING:
-    from logitless.engine.async_engine import AsyncEngine
-    from logitless.engine.batch import StepResult, UBatch
-    from logitless.engine.loading.open_model import OpenModel
-    from logitless.engine.runner.model_runner import ModelRunner
+from logitless.cli.setup.server import import_http
+from logitless.engine.async_engine import AsyncEngine, LoadedModel
+from logitless.engine.batch import BLOCK_SIZE, StepResult, UBatch
+from logitless.engine.loading.open_model import OpenModel, model_info
+from logitless.engine.runner.model_runner import ModelRunner
+from logitless.server.config import ServerConfig
 
 T = TypeVar("T")
 LONGEST = 4096  # tokens of a request's prompt
@@ -31,8 +32,6 @@ class DryRunEngine:
     def step(self, batch: UBatch) -> StepResult:
         import numpy as np
 
-        from logitless.engine.batch import StepResult
-
         return StepResult(np.full(len(batch.out), self._engine.hparams.n_vocab - 1, np.uint32))
 
 
@@ -45,12 +44,6 @@ async def dry_run(
     """(result of `load`, result of `measure` after the requests).
 
     The requests: one as long as a prompt may be for each slot, then all slots at once."""
-    from logitless.cli.setup.server import import_http
-    from logitless.engine.async_engine import AsyncEngine, LoadedModel
-    from logitless.engine.batch import BLOCK_SIZE
-    from logitless.engine.loading.open_model import model_info
-    from logitless.server.config import ServerConfig
-
     loop = asyncio.get_running_loop()
     http = loop.run_in_executor(None, import_http)
     results: list[T] = []

@@ -12,17 +12,20 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from logitless.backends.host_memory import LARGE_PAGE, total_memory
+from logitless.cli.commands.planning import dry_run
 from logitless.cli.progress import COMPILING, show_compiling
 from logitless.cli.setup.model import find_projector, model_options, model_path
-
-if TYPE_CHECKING:
-    from logitless.engine.loading.open_model import OpenModel
-    from logitless.engine.runner.model_runner import ModelRunner
-    from logitless.graph.execution.partition import Placement
-    from logitless.graph.execution.session import DeviceBytes
-
+from logitless.engine.loading.memory import cache_disk_bytes, cache_ram_bytes
+from logitless.engine.loading.open_model import OpenModel, open_model
+from logitless.engine.runner.model_runner import ModelRunner
+from logitless.graph.execution.partition import Placement
+from logitless.graph.execution.plan import describe
+from logitless.graph.execution.session import DeviceBytes
+from logitless.models.grammar import vocabulary
+from logitless.models.weights.placement import beyond_memory
 
 T = TypeVar("T")
 Report = TypeVar("Report")
@@ -49,11 +52,6 @@ def measured(make: Callable[[T], Report], options: T) -> Report:
 
 def make(options: SimpleNamespace) -> dict[str, Any]:
     """Bytes per device, and the ops that each runs in the largest ordinary step and its encoder."""
-    from logitless.backends.host_memory import total_memory
-    from logitless.engine.loading.memory import cache_disk_bytes, cache_ram_bytes
-    from logitless.engine.loading.open_model import open_model
-    from logitless.graph.execution.plan import describe
-
     path = model_path(options, "plan")
     find_projector(options, path)
     show_compiling()
@@ -118,8 +116,6 @@ def experts_of(engine: ModelRunner) -> dict[str, Any] | None:
 
 def beyond_memory_of(engine: ModelRunner) -> dict[str, Any] | None:
     """Weights that host memory has no room for, and the line that says what they cost."""
-    from logitless.models.weights.placement import beyond_memory
-
     weights, host_nbytes = engine.model.tensors, engine.expert_memory.host_nbytes
     beyond = beyond_memory(engine.session, engine.hparams, weights, host_nbytes)
     if beyond is None:
@@ -170,9 +166,6 @@ def dry_run_bytes(
     """Bytes of each device, of the draft model's devices, and of a server process with all slots busy."""
     import asyncio
 
-    from logitless.cli.commands.planning import dry_run
-    from logitless.models.grammar import vocabulary
-
     def make_all() -> tuple[list[DeviceBytes], list[DeviceBytes], object]:
         sizes, programs = engine.dry_run()
         of_draft, others = draft.dry_run() if draft is not None else ([], None)
@@ -187,8 +180,6 @@ def dry_run_bytes(
 
 def large_pages(device: str, weights: int, others: int) -> int:
     """Bytes lost to rounding up to large pages on the CPU (backends/host_memory.py)."""
-    from logitless.backends.host_memory import LARGE_PAGE
-
     return -weights % LARGE_PAGE + -others % LARGE_PAGE if device == "cpu" else 0
 
 

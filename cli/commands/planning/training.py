@@ -9,25 +9,26 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from logitless.cli.commands.planning.plan import large_pages, measured, mib, own_bytes
 from logitless.cli.commands.training import finetune
+from logitless.cli.commands.training.train import start_model
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.setup import training_run
-from logitless.cli.setup.model import model_path
+from logitless.cli.setup.model import model_path, open_session
 from logitless.cli.setup.unused_flags import check_used
-
-if TYPE_CHECKING:
-    from logitless.training.step import Footprint
-    from logitless.training.trainable import Trainable
+from logitless.engine.loading.open_model import scoring_hparams
+from logitless.models.gguf.file import GGUFFile
+from logitless.training.errors import TrainingError
+from logitless.training.run import plan_run, reader_of
+from logitless.training.step import Footprint, Steps
+from logitless.training.trainable import Trainable
 
 _COLUMNS = ("weights", "parameters", "optimizer", "gradients", "arena", "feeds", "total")
 
 
 def run(options: SimpleNamespace) -> int:
-    from logitless.training.errors import TrainingError
-
     try:
         report = measured(make, options)
     except TrainingError as error:
@@ -42,8 +43,6 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
     command = f"plan {'train' if new else 'finetune'}"
     check_used(options, full=bool(new or options.full or options.output), command=command)
     if new:
-        from logitless.cli.commands.training.train import start_model
-
         with tempfile.TemporaryDirectory(prefix="logitless-") as folder:
             start = Path(folder) / "start.gguf"
             start_model(start, options)
@@ -55,20 +54,13 @@ def make(options: SimpleNamespace) -> dict[str, Any]:
 
 
 def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[str, Any]:
-    from logitless.engine.loading.open_model import scoring_hparams
-    from logitless.models.gguf.file import GGUFFile
-    from logitless.training import checkpoint, save
-    from logitless.training.reporting import plot, progress
-    from logitless.training.run import plan_run, reader_of
-    from logitless.training.step import Steps
-
     with GGUFFile.open(path) as gguf, ExitStack() as stack:
         h = scoring_hparams(gguf, path)
         config = training_run.config_of(o, full=full)
         reader = reader_of(config, o.file, gguf, h, partial(training_run.open_media, o, None))
         plan = plan_run(config, o.file, reader, h.n_ctx_whole)
         settings = plan.settings
-        session = stack.enter_context(training_run.open_session(o))
+        session = stack.enter_context(open_session(o))
         adapter = None if full else finetune.adapter_of(config)
         more = {"n_ctx": settings.n_ctx, "patterns": config.train_tensors}
         trainable = finetune.trainable(session, gguf, h, adapter=adapter, options=o, **more)
@@ -77,7 +69,7 @@ def _report(o: SimpleNamespace, path: Path, name: str, *, full: bool) -> dict[st
         saved = 0 if full else 4 * trainable.n_params  # an adapter is written as a whole
         pages = sum(large_pages(d.device, d.weights, d.total - d.weights - d.feeds) for d in devices)
         process = own_bytes() + saved + pages
-        del plan, steps, checkpoint, plot, progress, save  # the process of a run has them too
+        del plan, steps
         return _as_report(name, trainable, settings.batch_size, settings.n_ctx, devices, process)
 
 

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 from logitless.cli.commands.quantization.quantize import write
 from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.outputs import check_output
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.huggingface.save import write_folder
+from logitless.models.huggingface.visions import has_projector, projector_file
+from logitless.models.quantization.presets import PresetError
+from logitless.models.quantization.quantize_model import plan_copy, plan_quantization
 
 
 def run(o: SimpleNamespace) -> int:
-    from logitless.models.gguf.file import GGUFFile
-    from logitless.models.huggingface.visions import has_projector, projector_file
-    from logitless.models.quantization.presets import PresetError
-    from logitless.models.quantization.quantize_model import plan_copy, plan_quantization
-
     if not o.model or not o.output:
         raise UsageError("convert: FOLDER and -o FILE.gguf are required")
     if o.base:
@@ -42,9 +42,6 @@ def run(o: SimpleNamespace) -> int:
 
 
 def _as_folder(o: SimpleNamespace) -> int:
-    from logitless.models.gguf.file import GGUFFile
-    from logitless.models.huggingface.save import write_folder
-
     out = Path(o.output)
     if o.type:
         raise UsageError("convert: --type is of GGUF files; a folder has the types of --base")

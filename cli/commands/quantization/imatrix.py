@@ -9,13 +9,12 @@ from logitless.cli.flags.flags import CliError, UsageError
 from logitless.cli.outputs import check_output
 from logitless.cli.progress import COMPILING, StatusLine
 from logitless.cli.setup.text_windows import text_run
+from logitless.models.quantization.imatrix import write_imatrix
+from logitless.models.quantization.input_squares import InputSquares
+from logitless.models.weights.weights import check_weights
 
 
 def run(o: SimpleNamespace) -> int:
-    from logitless.models.quantization.imatrix import write_imatrix
-    from logitless.models.quantization.input_squares import InputSquares
-    from logitless.models.weights.weights import check_weights
-
     if not o.output:
         raise UsageError("imatrix: -o FILE is required")
     check_output(o.output, "-o", [("-m", o.model), ("-f", o.file)])

@@ -11,11 +11,10 @@ import numpy as np
 from logitless.cli.flags.flags import UsageError
 from logitless.cli.progress import COMPILING, StatusLine
 from logitless.cli.setup.text_windows import text_run
+from logitless.training.score import window_losses
 
 
 def run(o: SimpleNamespace) -> int:
-    from logitless.training.score import window_losses
-
     if o.ctx_size is not None and o.ctx_size < 4:
         raise UsageError("perplexity: --ctx-size is less than 4, of which the second half counts")
     losses: list[np.ndarray] = []

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 from logitless.cli.flags.flags import UsageError
 from logitless.cli.outputs import check_output
 from logitless.cli.progress import StatusLine
-
-if TYPE_CHECKING:
-    from logitless.models.quantization.presets import TypeOptions
-    from logitless.models.quantization.quantize_model import Quantization
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.quantization.imatrix import read_imatrix
+from logitless.models.quantization.presets import ALIASES, PRESETS, PresetError, TypeOptions, check_type, preset
+from logitless.models.quantization.quantize_model import Quantization, plan_quantization
 
 
 def run(o: SimpleNamespace) -> int:
-    from logitless.models.gguf.file import GGUFFile
-    from logitless.models.quantization.imatrix import read_imatrix
-    from logitless.models.quantization.presets import ALIASES, PRESETS, PresetError, preset
-    from logitless.models.quantization.quantize_model import plan_quantization
-
     if o.list:
         print("types:", ", ".join([*PRESETS, *ALIASES]))
         return 0
@@ -49,8 +43,6 @@ def run(o: SimpleNamespace) -> int:
 
 def _type_options(o: SimpleNamespace) -> TypeOptions:
     """PresetError for a type that is not written here."""
-    from logitless.models.quantization.presets import TypeOptions, check_type
-
     types = {}
     for text in o.tensor_type:
         pattern, equals, dtype = text.rpartition("=")

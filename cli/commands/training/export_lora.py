@@ -6,17 +6,16 @@ import sys
 from types import SimpleNamespace
 
 from logitless.cli.flags.flags import UsageError
-from logitless.cli.setup.training_run import checked_type
+from logitless.cli.outputs import check_output, checked_type
+from logitless.engine.loading.adapters import scaled
+from logitless.models.adapters.lora import read_adapter
+from logitless.models.adapters.merge import merge
+from logitless.models.adapters.peft import write_peft
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.model import hparams_of
 
 
 def run(options: SimpleNamespace) -> int:
-    from logitless.cli.outputs import check_output
-    from logitless.engine.loading.adapters import scaled
-    from logitless.models.adapters.lora import read_adapter
-    from logitless.models.adapters.merge import merge
-    from logitless.models.gguf.file import GGUFFile
-    from logitless.models.model import hparams_of
-
     if not options.model or bool(options.output) == bool(options.peft_out):
         raise UsageError("export-lora: -m FILE is required, and -o FILE or --peft-out DIR")
     adapters = [(path, 1.0) for path in options.lora] + [scaled("--lora-scaled", text) for text in options.lora_scaled]
@@ -36,11 +35,6 @@ def run(options: SimpleNamespace) -> int:
 
 
 def _to_peft(options: SimpleNamespace, paths: list[str]) -> int:
-    from logitless.models.adapters.lora import read_adapter
-    from logitless.models.adapters.peft import write_peft
-    from logitless.models.gguf.file import GGUFFile
-    from logitless.models.model import hparams_of
-
     if len(options.lora) + len(options.lora_scaled) != 1 or not paths:
         raise UsageError("export-lora: --peft-out takes one adapter, with the scale 1")
     if options.output_type:

@@ -7,7 +7,7 @@ import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,24 +16,23 @@ from logitless.cli.setup import training_run
 from logitless.cli.setup.model import model_path
 from logitless.cli.setup.training_files import newest
 from logitless.cli.setup.unused_flags import check_only_write, check_used
-from logitless.training.config import REINFORCEMENT
-
-if TYPE_CHECKING:
-    from logitless.graph.execution.session import Session
-    from logitless.models.gguf.file import GGUFFile
-    from logitless.models.hparams.hparams import Hparams
-    from logitless.training.adapters.options import LoraOptions
-    from logitless.training.checkpoint import Checkpoint
-    from logitless.training.config import TrainingConfig
-    from logitless.training.parallel.coordinator import OpenTransport
-    from logitless.training.trainable import Trainable
+from logitless.graph.execution.session import Session
+from logitless.models.adapters.lora import write_adapter
+from logitless.models.gguf.file import GGUFFile
+from logitless.models.hparams.hparams import Hparams
+from logitless.models.model import hparams_of
+from logitless.training.adapters import options as adapters
+from logitless.training.adapters.options import HYPERPARAMETERS, RANKS, LoraOptions
+from logitless.training.checkpoint import Checkpoint, read_checkpoint
+from logitless.training.config import REINFORCEMENT, TrainingConfig
+from logitless.training.errors import TrainingError
+from logitless.training.parallel.coordinator import OpenTransport
+from logitless.training.run import lora_of, trainable_of
+from logitless.training.trainable import FULL, LORA, Trainable
 
 
 def run(options: SimpleNamespace, transport: OpenTransport | None = None) -> int:
     """`transport`: to the processes of --workers, which are not of this machine."""
-    from logitless.training.errors import TrainingError
-    from logitless.training.trainable import FULL, LORA
-
     path = model_path(options, "finetune")
     if bool(options.lora_out) == bool(options.output):
         raise UsageError("finetune: give --lora-out FILE for an adapter, or -o FILE for the whole model")
@@ -55,7 +54,7 @@ def run(options: SimpleNamespace, transport: OpenTransport | None = None) -> int
     make = partial(trainable, options=options)
     try:
         if options.method == REINFORCEMENT:
-            from logitless.cli.setup import reinforcement_run
+            from logitless.cli.setup import reinforcement_run  # with the engine
 
             if options.workers > 1:
                 raise UsageError("finetune: --workers is of other methods: reinforcement samples and learns in one")
@@ -69,8 +68,6 @@ def trainable(
     session: Session, gguf: GGUFFile, h: Hparams, *, adapter: LoraOptions | None, options: SimpleNamespace, **more: Any
 ) -> Trainable:
     """As trainable_of; the ranks of the flags are checked."""
-    from logitless.training.run import trainable_of
-
     result = trainable_of(session, gguf, h, adapter=adapter, **more)
     if adapter is not None:
         weights = [n.removesuffix(".lora_a") for n in result.names if n.endswith(".lora_a")]
@@ -83,16 +80,11 @@ def checkpoint_of(options: SimpleNamespace) -> Checkpoint | None:
     path = newest(options.checkpoint_in, options)
     if path is None or not path.exists():
         return None
-    from logitless.training.checkpoint import read_checkpoint
-
     return read_checkpoint(path)
 
 
 def adapter_of(config: TrainingConfig) -> LoraOptions:
     """The options of the adapter. UsageError: they do not fit together."""
-    from logitless.training.errors import TrainingError
-    from logitless.training.run import lora_of
-
     try:
         return lora_of(config)
     except TrainingError as error:
@@ -102,8 +94,6 @@ def adapter_of(config: TrainingConfig) -> LoraOptions:
 def _check_ranks(o: SimpleNamespace, lora: LoraOptions, weights: list[str]) -> None:
     """UsageError: a rank is given for a tensor that the adapter does not have, or the adapter of the
     checkpoint has another one."""
-    from logitless.training.adapters.options import HYPERPARAMETERS, RANKS
-
     for kind, pattern in RANKS.items():
         flag, rank = f"--rank-{kind.replace('_', '-')}", getattr(o, f"rank_{kind}")
         own = lora.rank_of(pattern.replace("*", "0"))
@@ -127,11 +117,6 @@ def _check_ranks(o: SimpleNamespace, lora: LoraOptions, weights: list[str]) -> N
 
 def _only_write(o: SimpleNamespace, path: Path, checkpoint: Checkpoint | None) -> int:
     """The adapter of a checkpoint, without training."""
-    from logitless.models.adapters.lora import write_adapter
-    from logitless.models.gguf.file import GGUFFile
-    from logitless.models.model import hparams_of
-    from logitless.training.adapters import options as adapters
-
     if checkpoint is None or checkpoint.lora is None:
         raise UsageError("finetune: --only-write-lora needs --checkpoint-in FILE, a LoRA checkpoint")
     training_run.check_outputs(o, o.lora_out)

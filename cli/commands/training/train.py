@@ -7,20 +7,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 from logitless.cli.commands.training import finetune
 from logitless.cli.flags.flags import CliError, UsageError
+from logitless.cli.setup import training_run
 from logitless.cli.setup.unused_flags import check_used
-
-if TYPE_CHECKING:
-    from logitless.models.synthetic.model import ModelShape
+from logitless.models.synthetic.model import SHAPES, ModelShape
+from logitless.training.errors import TrainingError
+from logitless.training.scratch import new_model
 
 
 def run(options: SimpleNamespace) -> int:
-    from logitless.cli.setup import training_run
-    from logitless.training.errors import TrainingError
-
     if not options.output:
         raise UsageError("train: -o FILE is required")
     check_used(options, full=True, command="train")
@@ -38,16 +35,12 @@ def run(options: SimpleNamespace) -> int:
 
 def start_model(path: Path, o: SimpleNamespace) -> None:
     """Write the initial model."""
-    from logitless.training.scratch import new_model
-
     name = o.name or Path(o.output or "plan").stem
     new_model(path, o.vocab_model, shape_of(o), max(0, o.seed), name, o.chat_template)
 
 
 def shape_of(o: SimpleNamespace) -> ModelShape:
     """A shape by name, with single sizes replaced."""
-    from logitless.models.synthetic.model import SHAPES
-
     names = {name.lower(): name for name in SHAPES}
     if o.shape.lower() not in names:
         raise UsageError(f"--shape: {o.shape!r} is not one of {', '.join(SHAPES)}")

@@ -25,6 +25,7 @@ from logitless.server.bodies.room import STRIDE, in_time
 from logitless.server.bodies.unpack import content as unpacked
 from logitless.server.clients import CLIENT
 from logitless.server.observing.record import FileAnswer
+from logitless.training.errors import TrainingError
 
 MAX_BYTES = 512 << 20
 MAX_FIELD = 100  # bytes of a field that is no file
@@ -108,8 +109,6 @@ async def _stride(parts: FormParts) -> bytes:
 
 
 def _keep(desk: Desk, path: Path, filename: str, purpose: str, owner: str = "") -> Row:
-    from logitless.training.errors import TrainingError
-
     try:
         if purpose == FINE_TUNE:
             desk.check(path, filename, check)
