@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from logitless.cli.commands.training import finetune
 from logitless.cli.flags.flags import CliError, Flag, Group, UsageError
 from logitless.cli.flags.options_training import FINETUNE
 from logitless.engine.loading.values import not_empty, number
@@ -25,6 +24,8 @@ RAY_FINETUNE = (
 def run(options: SimpleNamespace) -> int:
     if options.workers < 2:
         raise UsageError("ray finetune: give --workers N, 2 or more: this process is the first of them")
+    from logitless.cli.commands.training import finetune
+
     try:
         import ray
 
