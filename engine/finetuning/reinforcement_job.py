@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -11,22 +11,20 @@ from logitless.engine.finetuning.hyperparameters import choices_line, resolved_r
 from logitless.engine.finetuning.job import row_source
 from logitless.engine.finetuning.sampled_answers import AnswerReader, grading, tools_of
 from logitless.engine.records.store import Row, Store
+from logitless.engine.runner.model_runner import ModelRunner
+from logitless.models.chat.template import ChatTemplate
+from logitless.models.tokenizer import Tokenizer
 from logitless.training.config import REINFORCEMENT, TrainingConfig, job_row
 from logitless.training.data.packing import RUN_TOKENS
 from logitless.training.data.prompts import Prompts, prompts_of
 from logitless.training.data.sampler import ExampleSampler
 from logitless.training.data.tokenize_rows import I32
+from logitless.training.graders.grade import Grader
 from logitless.training.methods.grpo import GRPO
 from logitless.training.policy.reinforcement import Policy, ReinforcementTrainer, reference_steps
 from logitless.training.policy.served_forward import ServedForward, is_served
 from logitless.training.run import RunPlan, held_out, settings_of
-
-if TYPE_CHECKING:
-    from logitless.engine.runner.model_runner import ModelRunner
-    from logitless.models.chat.template import ChatTemplate
-    from logitless.models.tokenizer import Tokenizer
-    from logitless.training.graders.grade import Grader
-    from logitless.training.trainable import Trainable
+from logitless.training.trainable import Trainable
 
 
 def grpo_of(c: TrainingConfig) -> GRPO:

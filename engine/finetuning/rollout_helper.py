@@ -11,20 +11,17 @@ import threading
 import time
 from collections.abc import Callable, Generator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
 
 from logitless.engine.engine_task import EngineTask
 from logitless.engine.finetuning.rollout_queue import BEAT, Queue, QueueLost, Queues, RolloutBatch
 from logitless.engine.finetuning.rollouts import Rollouts
 from logitless.engine.finetuning.shared_rollouts import Share, kind_of
+from logitless.engine.runner.model_runner import ModelRunner
+from logitless.engine.scheduler.scheduler import Scheduler
 from logitless.training.adapters.lora import lora
+from logitless.training.step import Slice
+from logitless.training.trainable import F32
 from logitless.training.trainer import OffDeviceWork
-
-if TYPE_CHECKING:
-    from logitless.engine.runner.model_runner import ModelRunner
-    from logitless.engine.scheduler.scheduler import Scheduler
-    from logitless.training.step import Slice
-    from logitless.training.trainable import F32
 
 log = logging.getLogger("logitless.tuning")
 

@@ -11,27 +11,25 @@ import time
 from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from logitless.engine.errors import GaveWay, RequestError
 from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest, Failed, Finished, Token
 from logitless.engine.runner.buckets import StepShape
+from logitless.engine.runner.model_runner import ModelRunner
 from logitless.engine.sampling.params import SamplingParams
+from logitless.engine.scheduler.scheduler import Scheduler
 from logitless.engine.sequence import Sequence as Generation
+from logitless.graph.tensor import Tensor
 from logitless.models.adapters.stacked_lora import AdapterChoice
+from logitless.models.model import Model
+from logitless.training.data.tokenize_rows import I32
 from logitless.training.errors import TrainingError
 from logitless.training.policy.reinforcement import Answer, Sampling
 from logitless.training.step import Slice
-
-if TYPE_CHECKING:
-    from logitless.engine.runner.model_runner import ModelRunner
-    from logitless.engine.scheduler.scheduler import Scheduler
-    from logitless.graph.tensor import Tensor
-    from logitless.models.model import Model
-    from logitless.training.data.tokenize_rows import I32
-    from logitless.training.trainer import OffDeviceWork
+from logitless.training.trainer import OffDeviceWork
 
 NOTHING_TO_DO = Slice(math.inf)  # users have all slots
 

@@ -8,23 +8,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from logitless.models.chat.errors import ChatTemplateError
+from logitless.models.chat.template import ChatTemplate
 from logitless.models.chat.tool_calls.deltas import Message, ToolCall
 from logitless.models.chat.tool_calls.parser import Parser, Style
 from logitless.models.tokenizer import StreamDecoder, Tokenizer
+from logitless.training.data.tokenize_rows import I32
 from logitless.training.errors import TrainingError
 from logitless.training.graders.grade import Grade, GradedSample, GradeFault, Grader, graded
 from logitless.training.graders.parse import endpoint_of
+from logitless.training.graders.remote import Endpoint
 from logitless.training.policy.reinforcement import Answered, AskTools, GradeAll, ToolTurn
-
-if TYPE_CHECKING:
-    from logitless.models.chat.template import ChatTemplate
-    from logitless.training.data.tokenize_rows import I32
-    from logitless.training.graders.remote import Endpoint
 
 N_THREADS = 8  # gradings, or answers of tools, at once
 

@@ -14,18 +14,16 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from logitless.engine.finetuning.rollout_queue import BEAT, News, Queue, QueueLost, Queues, RolloutBatch
 from logitless.engine.finetuning.rollouts import Question, Rollouts
+from logitless.engine.runner.model_runner import ModelRunner
+from logitless.graph.tensor import Tensor
+from logitless.training.data.tokenize_rows import I32
+from logitless.training.policy.reinforcement import Answer, Sampling
+from logitless.training.trainable import F32, Trainable
 from logitless.training.trainer import OffDeviceWork
-
-if TYPE_CHECKING:
-    from logitless.engine.runner.model_runner import ModelRunner
-    from logitless.graph.tensor import Tensor
-    from logitless.training.data.tokenize_rows import I32
-    from logitless.training.policy.reinforcement import Answer, Sampling
-    from logitless.training.trainable import F32, Trainable
 
 log = logging.getLogger("logitless.tuning")
 
