@@ -74,7 +74,7 @@ async def run_with_tools(
     await loop.prepare()
     if body.get("stream") is True:
         ping = body.get("sse_ping_interval")
-        return await send(request, context, loop.stream(), ping if isinstance(ping, int) else 30)
+        return await send(request, loop.stream(), ping if isinstance(ping, int) else 30)
     async with aclosing(loop.events()) as events:
         async for _piece in events:
             pass
@@ -174,7 +174,7 @@ class _Loop:
             if self._n_calls:
                 job = await self._parsed(first=False)
                 reply = self._reply(job)
-            async with aclosing(generated(self._request, self._context, job, reply)) as events:
+            async with aclosing(generated(self._request, reply)) as events:
                 async for piece in events:
                     yield piece
             goes_on = True

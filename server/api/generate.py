@@ -9,9 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from aiohttp import web
 
+from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import InvalidRequest, ServerFault
 from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest, Event, Failed, Finished, Progress, Token
 from logitless.engine.stream import Delivery, Stream, event_weight
@@ -19,12 +21,14 @@ from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.encoding import PIECE, json_pieces
 from logitless.frontend.replies.reply import Reply, failure
 from logitless.frontend.workers import compute
-from logitless.server.api.context import Context, client_key, client_of, json_response, raw_json_response
+from logitless.server.api.context import CONTEXT, ParseChat, client_key, client_of, json_response, raw_json_response
 from logitless.server.api.llamacpp.sessions import StreamSession
 from logitless.server.clients import CLIENT
+from logitless.server.config import ServerConfig
 from logitless.server.observing.record import RECORD
 from logitless.server.observing.tracing import TRACE
 
+R = TypeVar("R", bound=Reply)
 log = logging.getLogger("logitless.http")
 CONVERSATION = "X-Conversation-Id"
 EVENTS = "text/event-stream"
@@ -37,26 +41,36 @@ def user_of(request: web.Request, job: GenerationJob) -> str:
     return f"{client_of(request)} {job.params.safety_identifier}"
 
 
-async def run(request: web.Request, context: Context, job: GenerationJob, reply: Reply) -> web.StreamResponse:
+async def reply_to(
+    request: web.Request, parse: ParseChat[GenerationJob], kind: Callable[[GenerationJob, LoadedModel, ServerConfig], R]
+) -> R:
+    """The reply of a request with the job that `parse` reads; nothing is generated yet."""
+    context = request.app[CONTEXT]
+    job = await context.parsed_chat(request, parse)
+    return kind(job, context.served, context.config)
+
+
+async def run(request: web.Request, reply: Reply) -> web.StreamResponse:
     """Leaving early cancels the request: a client that disconnects frees its slots. Only a stream
     whose request has X-Conversation-Id goes on, to be found again (logitless.server.api.llamacpp.resume)."""
+    context = request.app[CONTEXT]
     _ = context.writer
     is_events = reply.content_type == EVENTS
-    if job.params.stream and CONVERSATION in request.headers and is_events:
-        return await _resumable(request, context, job, reply)
-    if job.params.stream:
-        requests, user = await _prepared(request, context, job, reply)
+    if reply.params.stream and CONVERSATION in request.headers and is_events:
+        session = await begin_session(request, reply, request.headers[CONVERSATION])
+        return await send(request, session.read(0), -1)
+    if reply.params.stream:
+        requests, user = await _prepared(request, reply)
         async with await context.service.submit(requests, user, _delivery(reply)) as stream:
-            lines = _stream_data(request, context, stream, reply)
             ping_interval = reply.params.sse_ping_interval if is_events else -1
-            return await send(request, context, lines, ping_interval, reply.content_type)
-    async with collected(request, context, job, reply):
+            return await send(request, _stream_data(request, stream, reply), ping_interval, reply.content_type)
+    async with collected(request, reply):
         if reply.is_large:
-            return await send_json(request, context, reply.whole)
+            return await send_json(request, reply.whole)
         return json_response(reply.whole())
 
 
-async def send_json(request: web.Request, context: Context, make: Callable[[], object]) -> web.StreamResponse:
+async def send_json(request: web.Request, make: Callable[[], object]) -> web.StreamResponse:
     """An answer that takes long to make: in pieces, as the client reads them, where it is large."""
     client = client_of(request)
     pieces = await compute(lambda: json_pieces(make()), client)
@@ -69,14 +83,12 @@ async def send_json(request: web.Request, context: Context, make: Callable[[], o
     first = await compute(partial(next, pieces, b""), client)
     if len(first) < PIECE:
         return raw_json_response(first)
-    return await send(request, context, rest(), -1, "application/json; charset=utf-8")
+    return await send(request, rest(), -1, "application/json; charset=utf-8")
 
 
-async def _prepared(
-    request: web.Request, context: Context, job: GenerationJob, reply: Reply
-) -> tuple[Sequence[CompletionRequest], str]:
+async def _prepared(request: web.Request, reply: Reply) -> tuple[Sequence[CompletionRequest], str]:
     """The job's requests, with the client's cache salt and priority, and whom they count for."""
-    record = request[RECORD]
+    context, job, record = request.app[CONTEXT], reply.job, request[RECORD]
     record.generates(reply.model, len(job.requests), job.best_of)
     record.skipped_tools = job.skipped_tools
     if (trace := request.get(TRACE)) is not None:
@@ -94,13 +106,14 @@ async def _prepared(
 
 
 @contextmanager
-def _running(request: web.Request, context: Context, stream: Stream, reply: Reply) -> Iterator[None]:
+def _running(request: web.Request, stream: Stream, reply: Reply) -> Iterator[None]:
     """Registration of a reply's stream, by which `control` finds it."""
-    context.running[reply.id] = client_key(request), stream
+    running = request.app[CONTEXT].running
+    running[reply.id] = client_key(request), stream
     try:
         yield
     finally:
-        del context.running[reply.id]
+        del running[reply.id]
 
 
 def _delivery(reply: Reply, *, whole: bool = False) -> Delivery:
@@ -108,12 +121,13 @@ def _delivery(reply: Reply, *, whole: bool = False) -> Delivery:
 
 
 @asynccontextmanager
-async def collected(request: web.Request, context: Context, job: GenerationJob, reply: Reply) -> AsyncIterator[None]:
+async def collected(request: web.Request, reply: Reply) -> AsyncIterator[None]:
     """Have the job done and give its results to the reply, whose log-probabilities have their room while
     the block runs."""
-    requests, user = await _prepared(request, context, job, reply)
-    async with context.service.begin(requests, user, _delivery(reply, whole=True)) as stream:
-        with _running(request, context, stream, reply):
+    requests, user = await _prepared(request, reply)
+    service = request.app[CONTEXT].service
+    async with service.begin(requests, user, _delivery(reply, whole=True)) as stream:
+        with _running(request, stream, reply):
             try:
                 while events := await stream.batch():
                     request[RECORD].take(events)
@@ -124,18 +138,11 @@ async def collected(request: web.Request, context: Context, job: GenerationJob, 
         yield
 
 
-async def _resumable(request: web.Request, context: Context, job: GenerationJob, reply: Reply) -> web.StreamResponse:
-    session = await begin_session(request, context, job, reply, request.headers[CONVERSATION])
-    return await send(request, context, session.read(0), -1)
-
-
-async def generated(
-    request: web.Request, context: Context, job: GenerationJob, reply: Reply
-) -> AsyncGenerator[bytes, None]:
+async def generated(request: web.Request, reply: Reply) -> AsyncGenerator[bytes, None]:
     """The server-sent events of one generation among several of a reply; a failure is raised."""
-    requests, user = await _prepared(request, context, job, reply)
-    async with context.service.begin(requests, user, _delivery(reply)) as stream:
-        with _running(request, context, stream, reply):
+    requests, user = await _prepared(request, reply)
+    async with request.app[CONTEXT].service.begin(requests, user, _delivery(reply)) as stream:
+        with _running(request, stream, reply):
             while events := await stream.batch():
                 request[RECORD].take(events)
                 for index, event in events:
@@ -149,8 +156,6 @@ async def generated(
 
 async def begin_session(
     request: web.Request,
-    context: Context,
-    job: GenerationJob,
     reply: Reply,
     name: str,
     around: Callable[[AsyncGenerator[bytes, None]], AsyncGenerator[bytes, None]] | None = None,
@@ -158,27 +163,25 @@ async def begin_session(
     """A session that goes on without its client. `around` wraps the events of one that ends only by itself."""
     if not name or len(name) > 256 or not name.isprintable():
         raise InvalidRequest(f"{CONVERSATION} must be 1 to 256 printable characters")
-    place = client_key(request), name
+    context, place = request.app[CONTEXT], (client_key(request), name)
     session = context.sessions.open(place, lasting=around is not None)
     try:
-        requests, user = await _prepared(request, context, job, reply)
+        requests, user = await _prepared(request, reply)
         stream = await context.service.submit(requests, user, _delivery(reply))
     except BaseException:
         if context.sessions.find(place) is session:
             context.sessions.drop(place)
         raise
 
-    lines = _stream_data(request, context, stream, reply)
+    lines = _stream_data(request, stream, reply)
     session.begin(stream, lines if around is None else around(lines), reply.params.sse_ping_interval)
     return session
 
 
-async def _stream_data(
-    request: web.Request, context: Context, stream: Stream, reply: Reply
-) -> AsyncGenerator[bytes, None]:
+async def _stream_data(request: web.Request, stream: Stream, reply: Reply) -> AsyncGenerator[bytes, None]:
     """The server-sent events of a stream."""
     record = request[RECORD]
-    with _running(request, context, stream, reply):
+    with _running(request, stream, reply):
         try:
             while events := await stream.batch():
                 record.take(events)
@@ -200,11 +203,7 @@ async def _stream_data(
 
 
 async def send(
-    request: web.Request,
-    context: Context,
-    data: AsyncGenerator[bytes, None],
-    ping_interval: int,
-    content_type: str = EVENTS,
+    request: web.Request, data: AsyncGenerator[bytes, None], ping_interval: int, content_type: str = EVENTS
 ) -> web.StreamResponse:
     """Send a stream as it comes."""
     response = web.StreamResponse(headers={"Content-Type": content_type, **_HEADERS})
@@ -213,7 +212,7 @@ async def send(
         if request.method == "HEAD":
             return response
         writer = _Writer(response)
-        attendant = asyncio.create_task(_attend(request, writer, ping_interval, context.config.timeout))
+        attendant = asyncio.create_task(_attend(request, writer, ping_interval, request.app[CONTEXT].config.timeout))
         try:
             async for piece in data:
                 await writer.write(piece)

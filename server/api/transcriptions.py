@@ -33,6 +33,6 @@ async def _answer(request: web.Request, task: str) -> web.StreamResponse:
     )
     reply = SpokenReply(spoken, context.served, context.config)
     if spoken.response_format != "text":
-        return await run(request, context, spoken.job, reply)
-    async with collected(request, context, spoken.job, reply):
+        return await run(request, reply)
+    async with collected(request, reply):
         return web.Response(text=reply.text())

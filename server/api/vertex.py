@@ -51,6 +51,6 @@ async def predict(request: web.Request) -> web.StreamResponse:
     async with AsyncExitStack() as stack:
         for job in await context.parsed_chat(request, parse):
             reply = ChatReply(job, context.served, context.config)
-            await stack.enter_async_context(collected(request, context, job, reply))
+            await stack.enter_async_context(collected(request, reply))
             predictions.append(reply.whole())
-        return await send_json(request, context, lambda: Predictions(predictions))
+        return await send_json(request, lambda: Predictions(predictions))

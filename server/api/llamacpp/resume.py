@@ -39,7 +39,7 @@ async def follow(request: web.Request) -> web.StreamResponse:
     if session is None:
         raise NotFound(f"there is no stream {place[1][:64]!r}")
     session.check(int(offset))
-    return await send(request, context, session.read(int(offset)), -1)
+    return await send(request, session.read(int(offset)), -1)
 
 
 async def stop(request: web.Request) -> web.Response:

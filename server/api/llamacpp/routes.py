@@ -36,7 +36,7 @@ from logitless.frontend.texts.verify import parse_verify, slot_to_continue
 from logitless.frontend.workers import check, compute
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.api.context import CONTEXT, Context, client_of, json_response
-from logitless.server.api.generate import run
+from logitless.server.api.generate import reply_to, run
 from logitless.server.bodies.json_body import json_value
 from logitless.server.clients import CLIENT
 
@@ -73,17 +73,12 @@ class DetokenizeBody(Struct, frozen=True, kw_only=True):
 
 async def native_completion(request: web.Request) -> web.StreamResponse:
     """POST /completion."""
-    context = request.app[CONTEXT]
-    job = await context.parsed(request, context.parser_for(request).native)
-    return await run(request, context, job, NativeReply(job, context.served, context.config))
+    return await run(request, await reply_to(request, lambda body, parser, _: parser.native(body), NativeReply))
 
 
 async def infill(request: web.Request) -> web.StreamResponse:
     """POST /infill."""
-    context = request.app[CONTEXT]
-    parser = context.parser_for(request)
-    job = await context.parsed(request, lambda body: parse_infill(body, parser))
-    return await run(request, context, job, NativeReply(job, context.served, context.config))
+    return await run(request, await reply_to(request, lambda body, parser, _: parse_infill(body, parser), NativeReply))
 
 
 async def verify(request: web.Request) -> web.StreamResponse:
@@ -94,7 +89,7 @@ async def verify(request: web.Request) -> web.StreamResponse:
     owner = request[CLIENT].slots
     known = None if id is None else await context.service.ask(lambda scheduler: tokens_of(scheduler, id, owner))
     job = await compute(lambda: parse_verify(body, parser, known), client_of(request))
-    return await run(request, context, job, VerifyReply(job, context.served, context.config))
+    return await run(request, VerifyReply(job, context.served, context.config))
 
 
 async def tokenize(request: web.Request) -> web.Response:

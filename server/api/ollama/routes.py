@@ -68,7 +68,7 @@ async def _generated(request: web.Request, parse: Parse, *, chat: bool) -> web.S
     if params.job is None:
         return await _loaded(request, params, chat=chat)
     reply = OllamaReply(params.job, params.model, context.served, context.config, chat=chat)
-    response = await run(request, context, params.job, reply)
+    response = await run(request, reply)
     if params.keep == 0 and _may_unload(request):
         _unload(request)
     return response
@@ -110,7 +110,7 @@ async def embed(request: web.Request) -> web.StreamResponse:
     count = n_tokens if result else UNSET
     vectors = OllamaVectors(params.model, result, total, 0, count)
     if n_tokens > _LONG:
-        return await send_json(request, request.app[CONTEXT], lambda: vectors)
+        return await send_json(request, lambda: vectors)
     return json_response(vectors)
 
 

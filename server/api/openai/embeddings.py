@@ -182,7 +182,7 @@ def _encoded(vector: F32, as_base64: bool) -> list[float] | str:
 
 async def _written(request: web.Request, answer: object, vectors: Sequence[F32]) -> web.StreamResponse:
     if sum(v.size for v in vectors) > _LARGE:
-        return await send_json(request, request.app[CONTEXT], lambda: answer)
+        return await send_json(request, lambda: answer)
     return json_response(answer)
 
 

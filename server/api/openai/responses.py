@@ -17,13 +17,11 @@ from logitless.frontend.answers.llamacpp import InputTokens
 from logitless.frontend.answers.responses import (
     REPEATED,
     ConversationName,
-    Response,
 )
 from logitless.frontend.chat.chat import chat_tokens, parse_chat
 from logitless.frontend.dialects.responses import ResponsesBody, chat_body, conversation_id
 from logitless.frontend.fields import bad_request, read
 from logitless.frontend.parser import GenerationJob, RequestParser
-from logitless.frontend.replies.reply import Reply
 from logitless.frontend.replies.responses import Keep, ResponsesReply
 from logitless.models.chat.template import ChatTemplate
 from logitless.server.api.context import CONTEXT, Context, json_response
@@ -71,8 +69,8 @@ async def responses(request: web.Request) -> web.StreamResponse:
     follow = partial(context.stored.update, key) if params["background"] else None
     reply = ResponsesReply(job, context.served, context.config, params, keep, follow)
     if params["background"]:
-        return await _run_behind(request, context, job, reply, *reply.queued(), items.items, items.earlier)
-    return await run(request, context, job, reply)
+        return await _run_behind(request, reply, items.items, items.earlier)
+    return await run(request, reply)
 
 
 class _WithTools(NamedTuple):
@@ -187,18 +185,12 @@ def _cancelled(store: StoredResponses, key: str, id: str) -> None:
 
 
 async def _run_behind(
-    request: web.Request,
-    context: Context,
-    job: GenerationJob,
-    reply: Reply,
-    queued: Response,
-    opening: bytes,
-    items: list[Item],
-    earlier: Earlier,
+    request: web.Request, reply: ResponsesReply, items: list[Item], earlier: Earlier
 ) -> web.StreamResponse:
-    """Begin a response and answer with its state, or with its stream. `opening`: its first events; `items`: its
-    input, after `earlier`."""
+    """Begin a response and answer with its state, or with its stream. `items`: its input, after `earlier`."""
+    context = request.app[CONTEXT]
     _ = context.writer
+    queued, opening = reply.queued()
     key = owner(request)
     record = request[RECORD]
     own = request[RECORD] = Record(request, record.route)  # it ends later than the request
@@ -218,13 +210,13 @@ async def _run_behind(
     context.stored.keep(key, to_builtins(queued), items, earlier)
     try:
         name = request.headers.get(CONVERSATION, reply.id)
-        session = await begin_session(request, context, job, reply, name, around)
+        session = await begin_session(request, reply, name, around)
     except BaseException:
         context.stored.forget(key, reply.id)
         raise
     context.background[key, reply.id] = session
-    if job.params.stream:
-        return await send(request, context, session.read(0), -1)
+    if reply.params.stream:
+        return await send(request, session.read(0), -1)
     return json_response(queued)
 
 
@@ -237,7 +229,7 @@ async def _resume(request: web.Request) -> web.StreamResponse:
     after = request.query.get("starting_after", "-1")
     if after != "-1" and not (after.isascii() and after.isdecimal() and len(after) < 16):
         bad_request("starting_after", "must be the sequence number of an event")
-    return await send(request, context, session.read(_offset(session, int(after))), -1)
+    return await send(request, session.read(_offset(session, int(after))), -1)
 
 
 def _offset(session: StreamSession, after: int) -> int:

@@ -13,48 +13,39 @@ from logitless.frontend.answers.llamacpp import Control
 from logitless.frontend.answers.openai import RenderedRequest, RenderedSampling
 from logitless.frontend.chat.chat import parse_chat
 from logitless.frontend.fields import bad_request, read
-from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.openai import ChatReply, CompletionReply
 from logitless.frontend.replies.reply import Reply
 from logitless.server.api.context import CONTEXT, client_key, json_response
-from logitless.server.api.generate import run
+from logitless.server.api.generate import reply_to, run
 
 
 async def openai_completion(request: web.Request) -> web.StreamResponse:
     """POST /v1/completions."""
-    return await run(request, request.app[CONTEXT], *await _read_completion(request))
+    return await run(request, await _completion_of(request))
 
 
 async def chat_completion(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
-    return await run(request, request.app[CONTEXT], *await _read_chat(request))
+    return await run(request, await reply_to(request, parse_chat, ChatReply))
 
 
 async def render_completion(request: web.Request) -> web.Response:
     """POST /v1/completions/render, as vLLM has it: the token ids of each prompt."""
-    return json_response(_rendered(*await _read_completion(request)))
+    return json_response(_rendered(await _completion_of(request)))
 
 
 async def render_chat_completion(request: web.Request) -> web.Response:
     """POST /v1/chat/completions/render, as vLLM has it: the token ids of the conversation."""
-    return json_response(_rendered(*await _read_chat(request))[0])
+    return json_response(_rendered(await reply_to(request, parse_chat, ChatReply))[0])
 
 
-async def _read_completion(request: web.Request) -> tuple[GenerationJob, Reply]:
-    context = request.app[CONTEXT]
-    job = await context.parsed(request, context.parser_for(request).openai)
-    return job, CompletionReply(job, context.served, context.config)
+async def _completion_of(request: web.Request) -> Reply:
+    return await reply_to(request, lambda body, parser, _: parser.openai(body), CompletionReply)
 
 
-async def _read_chat(request: web.Request) -> tuple[GenerationJob, Reply]:
-    context = request.app[CONTEXT]
-    job = await context.parsed_chat(request, parse_chat)
-    return job, ChatReply(job, context.served, context.config)
-
-
-def _rendered(job: GenerationJob, reply: Reply) -> list[RenderedRequest]:
+def _rendered(reply: Reply) -> list[RenderedRequest]:
     """The job's prompts, each with its sampling. Nothing is generated."""
-    result = []
+    job, result = reply.job, []
     for i, request in enumerate(job.requests[:: job.best_of]):
         s = request.sampling
         sampling = RenderedSampling(
