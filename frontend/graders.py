@@ -45,7 +45,7 @@ def _ask(service: AsyncEngine, config: FrontendConfig, body: dict[str, Any]) -> 
     served = service.served
     if served is None:
         raise GradeFault("the model is not loaded", "model_grader_server_error")
-    parser = RequestParser(served.tokenizer, config, served.info.n_ctx, served.adapters, served.media)
+    parser = RequestParser.of(served, config)
 
     async def answer() -> tuple[str, int]:
         requests = [replace(request, priority=LATER) for request in job.requests]
@@ -57,7 +57,7 @@ def _ask(service: AsyncEngine, config: FrontendConfig, body: dict[str, Any]) -> 
         return str(whole.choices[0].message.content or ""), n_tokens
 
     try:
-        job = parse_chat(body, parser, served.template)
+        job = parse_chat(body, parser)
         reply = ChatReply(job, served, config)
         return asyncio.run_coroutine_threadsafe(answer(), service.loop).result()
     except TimeoutError:

@@ -29,6 +29,8 @@ from logitless.models.media.prompt_media import PromptMedia
 from logitless.models.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from logitless.engine.async_engine import LoadedModel
+    from logitless.models.chat.template import ChatTemplate
     from logitless.models.media.media_input import MediaInput
 
 MAX_SALT = 256  # characters of cache_salt
@@ -102,18 +104,26 @@ class RequestParser:
         adapters: Adapters | None = None,
         media: MediaInput | None = None,
         n_start: int = 0,
+        template: ChatTemplate | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.adapters = adapters
         self.config = config
         self.n_ctx = n_ctx
         self.n_start = n_start  # tokens that the engine puts behind a prompt
+        self.template = template
         self.grammars = Grammars(tokenizer)
         self.media = Media(media, config.max_body, marker=config.media_marker, max_seconds=config.audio_max_seconds)
         settings = ("n_predict", "cache_prompt", "n_cache_reuse", "n_keep", "verbose", "sse_ping_interval")
         self._drafts = parse_speculation(Generation(), config, tokenizer, n_ctx)  # of requests that name nothing of it
         self._defaults = {name: getattr(config, name) for name in (*settings, "backend_sampling", "ignore_eos")}
         self._defaults |= {name: getattr(config.defaults, name) for name in SamplerParams.__struct_fields__}
+
+    @classmethod
+    def of(cls, served: LoadedModel, config: FrontendConfig) -> RequestParser:
+        """The parser of requests for a loaded model."""
+        info = served.info
+        return cls(served.tokenizer, config, info.n_ctx, served.adapters, served.media, info.n_start, served.template)
 
     def reading(self, sources: MediaSources) -> RequestParser:
         """The parser of a request that may name media of these sources."""

@@ -182,7 +182,7 @@ class AsyncLLM:
         served = await self._ready()
         params = await self._adapted(served, one_params(params, sampling_params), lora_request)
         with public_errors():
-            job = one_result(chat_job(self._writes(served), served, messages, params, fields))
+            job = one_result(chat_job(self._writes(served), messages, params, fields))
         result = ChatResult(job, served.tokenizer)
         async with aclosing(self._events(job)) as events:
             async for _, event in events:
@@ -250,7 +250,7 @@ class AsyncLLM:
         served = await self._ready()
         params = await self._adapted(served, one_params(params, sampling_params), lora_request)
         with public_errors():
-            job = chat_job(self._writes(served), served, messages, params, fields)
+            job = chat_job(self._writes(served), messages, params, fields)
         results = [ChatResult(job, served.tokenizer) for _ in job.requests]
         async with aclosing(self._events(job, whole=True)) as events:
             async for index, event in events:
@@ -349,7 +349,7 @@ class AsyncLLM:
         with public_errors():
             parser = self._writes(served)
             served.info.check_trainable()
-            examples = parse_examples(items, parser, served.template, n_ctx)
+            examples = parse_examples(items, parser, n_ctx)
 
             def ask(i: int, scheduler: Scheduler) -> Any:
                 from logitless.training.score import score
@@ -521,9 +521,7 @@ class AsyncLLM:
 
     def _requests(self, served: LoadedModel) -> RequestParser:
         if self._parser is None:
-            self._parser = RequestParser(
-                served.tokenizer, self.config, served.info.n_ctx, served.adapters, served.media
-            )
+            self._parser = RequestParser.of(served, self.config)
         return self._parser
 
     def _writes(self, served: LoadedModel) -> RequestParser:

@@ -13,7 +13,6 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from logitless.engine.async_engine import LoadedModel
 from logitless.engine.requests import Event, Failed, Finished, Token, TokenProb
 from logitless.engine.sampling.params import SamplerParams, params_of
 from logitless.engine.sampling.params import SamplingParams as EngineParams
@@ -110,7 +109,6 @@ def _warn_of_processors() -> None:
 
 def chat_job(
     parser: RequestParser,
-    served: LoadedModel,
     messages: Messages,
     params: SamplingParams | None,
     fields: Mapping[str, Any],
@@ -132,9 +130,7 @@ def chat_job(
     if (n := body.pop("logprobs", None)) is not None:
         body |= {"logprobs": True, "top_logprobs": max(1, n)}
     plain = [dict(message) for message in messages]
-    return _of_program(
-        parse_chat({**body, **_plain(fields), "messages": _plain(plain)}, parser, served.template), params
-    )
+    return _of_program(parse_chat({**body, **_plain(fields), "messages": _plain(plain)}, parser), params)
 
 
 @cache

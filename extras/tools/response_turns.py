@@ -278,13 +278,11 @@ class _Loop:
         body.pop("max_tool_calls", None)
         if self._response.max_output_tokens is not None:
             body["max_output_tokens"] = max(1, self._response.max_output_tokens - self._used)
-        parser, template = self._context.parser_for(self._request), self._context.served.template
+        parser = self._context.parser_for(self._request)
         response = read(ResponsesBody, body)
 
         def parse() -> GenerationJob:
-            return chat_body(response, body, self._input.earlier.items).read(
-                lambda chat: parse_chat(chat, parser, template)
-            )
+            return chat_body(response, body, self._input.earlier.items).read(lambda chat: parse_chat(chat, parser))
 
         try:
             return await compute(parse, client_of(self._request))

@@ -57,27 +57,24 @@ class ChatPrompt:
     media: tuple[Medium, ...] = ()  # the text has a marker for each
 
 
-def parse_chat(
-    body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, media: Sequence[Medium] = ()
-) -> GenerationJob:
+def parse_chat(body: Mapping[str, Any], parser: RequestParser, media: Sequence[Medium] = ()) -> GenerationJob:
     """POST /v1/chat/completions. `media`: those whose markers the messages have already."""
     older = _first_form(body)
     if older is not None:
-        job = older.read(lambda chat: _parse(chat, parser, template))
+        job = older.read(lambda chat: _parse(chat, parser))
         return replace(job, functions=bool(body.get("functions")))
-    return _parse(body, parser, template, media)
+    return _parse(body, parser, media)
 
 
-def _parse(
-    body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, media: Sequence[Medium] = ()
-) -> GenerationJob:
+def _parse(body: Mapping[str, Any], parser: RequestParser, media: Sequence[Medium] = ()) -> GenerationJob:
     params = parser.read(ChatGeneration, body)
     top = params.n_probs or None
     if params.logprobs:
         top = params.top_logprobs
     elif body.get("top_logprobs") is not None:
         bad_request("top_logprobs", "needs logprobs to be true")
-    prompt = _render(body, parser, template, media)
+    prompt = _render(body, parser, media)
+    template = parser.template
     assert template is not None  # _render refuses
     prefixes = (prompt.prefill,) if prompt.prefill and params.echo else ()
     job = parser.job(params, [parser.rendered(prompt.text, prompt.media, params)], top=top, prefixes=prefixes)
@@ -110,27 +107,26 @@ def _parse(
     )
 
 
-def chat_tokens(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> int:
+def chat_tokens(body: Mapping[str, Any], parser: RequestParser) -> int:
     """Tokens of the prompt that a chat request would have, those of its media among them."""
     older = _first_form(body)
     if older is not None:
-        return older.read(lambda chat: chat_tokens(chat, parser, template))
-    prompt = render_chat(body, parser, template)
+        return older.read(lambda chat: chat_tokens(chat, parser))
+    prompt = render_chat(body, parser)
     return len(parser.rendered(prompt.text, prompt.media).ids) + parser.n_start
 
 
-def render_chat(body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None) -> ChatPrompt:
+def render_chat(body: Mapping[str, Any], parser: RequestParser) -> ChatPrompt:
     """The conversation as the model's template writes it."""
     older = _first_form(body)
     if older is not None:
-        return older.read(lambda chat: render_chat(chat, parser, template))
+        return older.read(lambda chat: render_chat(chat, parser))
     refuse_unsupported(body)
-    return _render(body, parser, template)
+    return _render(body, parser)
 
 
-def _render(
-    body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, media: Sequence[Medium] = ()
-) -> ChatPrompt:
+def _render(body: Mapping[str, Any], parser: RequestParser, media: Sequence[Medium] = ()) -> ChatPrompt:
+    template = parser.template
     if template is None:
         raise InvalidRequest("this model has no chat template; give one with --chat-template")
     config = parser.config

@@ -179,22 +179,20 @@ class OllamaJob:
     keep: float | None = None
 
 
-def parse_generate(
-    body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, model: Callable[[str], str]
-) -> OllamaJob:
+def parse_generate(body: Mapping[str, Any], parser: RequestParser, model: Callable[[str], str]) -> OllamaJob:
     """POST /api/generate. `model`: our name for the client's (NotFound)."""
     params, keep, ours = _read(GenerateBody, body, model)
     if params.raw and (params.template or params.system or params.context):
         bad_request("raw", "cannot be combined with template, system or context")
     if not params.prompt and not params.images and not params.suffix and not params.system:
         return OllamaJob(None, params.model, keep=keep)
-    options, fields, names = _fields(params, body, template, ours)
+    options, fields, names = _fields(params, body, parser.template, ours)
     if params.suffix:
         if params.images:
             bad_request("suffix", "cannot be combined with images")
         completion = {**fields, "prompt": params.prompt, "suffix": params.suffix}
         job = Translated(completion, names).read(parser.openai)
-    elif params.raw or params.template or template is None:
+    elif params.raw or params.template or parser.template is None:
         job = Translated({**fields, "prompt": _plain_prompt(params, parser, names)}, names).read(parser.native)
     else:
         messages: list[dict[str, Any]] = [{"role": "system", "content": params.system}] if params.system else []
@@ -202,28 +200,26 @@ def parse_generate(
         messages.append({"role": "user", "content": _parts(params.prompt, params.images)})
         for k in range(len(params.images)):
             names[f"messages[{len(messages) - 1}].content[{k}].image_url.url"] = f"images[{k}]"
-        job = Translated({**fields, "messages": messages}, names).read(lambda chat: parse_chat(chat, parser, template))
+        job = Translated({**fields, "messages": messages}, names).read(lambda chat: parse_chat(chat, parser))
     if params.context:
         job = _after(params.context, job, parser)
     job = _fitted(job, options, parser, params.truncate)
     return OllamaJob(_logged(job, params), params.model, params.stream, keep)
 
 
-def parse_ollama_chat(
-    body: Mapping[str, Any], parser: RequestParser, template: ChatTemplate | None, model: Callable[[str], str]
-) -> OllamaJob:
+def parse_ollama_chat(body: Mapping[str, Any], parser: RequestParser, model: Callable[[str], str]) -> OllamaJob:
     """POST /api/chat. `model`: our name for the client's (NotFound)."""
     params, keep, ours = _read(ChatBody, body, model)
     if not params.messages:
         return OllamaJob(None, params.model, keep=keep)
-    options, fields, names = _fields(params, body, template, ours)
+    options, fields, names = _fields(params, body, parser.template, ours)
     if params.tools:
         fields["tools"] = list(params.tools)
     messages = _messages(params.messages, names)
 
     def job_of(entries: Sequence[dict[str, Any]]) -> GenerationJob:
         chat = {**fields, "messages": list(entries)}
-        return Translated(chat, names).read(lambda value: parse_chat(value, parser, template))
+        return Translated(chat, names).read(lambda value: parse_chat(value, parser))
 
     limit, job = _limit(options, parser), job_of(messages)
     if len(job.requests[0].prompt) >= limit and params.truncate:

@@ -59,9 +59,7 @@ class Spoken:
     seconds: float
 
 
-def parse_spoken(
-    fields: Mapping[str, bytes], parser: RequestParser, template: ChatTemplate | None, task: str
-) -> Spoken:
+def parse_spoken(fields: Mapping[str, bytes], parser: RequestParser, task: str) -> Spoken:
     """The chat request of a form."""
     values = _values(fields)
     if values.get("response_format") in _TIMED:
@@ -79,8 +77,8 @@ def parse_spoken(
     marker = parser.media.file("file", data, result)
     language = getattr(body, "language", "")
     chat = {name: getattr(body, name) for name in ("model", "temperature", "top_p", "seed", "max_tokens", "stream")}
-    chat["messages"] = _messages(body.prompt, language, template, task, marker)
-    job = parse_chat(chat, parser, template, result)
+    chat["messages"] = _messages(body.prompt, language, parser.template, task, marker)
+    job = parse_chat(chat, parser, result)
     return Spoken(job, task, body.response_format, language, parser.media.seconds(data))
 
 

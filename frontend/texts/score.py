@@ -11,7 +11,6 @@ from logitless.engine.sampling.params import Param
 from logitless.frontend.fields import article, bad_request
 from logitless.frontend.parser import RequestParser
 from logitless.frontend.texts.embeddings import Embedded
-from logitless.models.chat.template import ChatTemplate
 from logitless.training.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ class ScoreBody(Embedded, frozen=True, kw_only=True):
     gradient_norm: Annotated[bool, Param("add the norm of the loss's gradient")] = False
 
 
-def parse_examples(value: object, parser: RequestParser, template: ChatTemplate | None, n_ctx: int) -> list[Example]:
+def parse_examples(value: object, parser: RequestParser, n_ctx: int) -> list[Example]:
     """The `input` of POST /v1/score: a text, token ids, a training row, or an array of these."""
     is_ids = isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
     items = value if isinstance(value, list) and not is_ids else [value]
@@ -35,7 +34,7 @@ def parse_examples(value: object, parser: RequestParser, template: ChatTemplate 
         bad_request("input", f"must have from 1 to {MAX_TEXTS} texts, got {len(items)}")
     examples = []
     for i, item in enumerate(items):
-        example = _example(parser, template, item, f"input[{i}]", n_ctx)
+        example = _example(parser, item, f"input[{i}]", n_ctx)
         if len(example.tokens) > n_ctx:
             raise ExceedsContext(
                 f"field 'input[{i}]': {len(example.tokens)} tokens exceed the context of {n_ctx}",
@@ -48,14 +47,14 @@ def parse_examples(value: object, parser: RequestParser, template: ChatTemplate 
     return examples
 
 
-def _example(parser: RequestParser, template: ChatTemplate | None, item: object, name: str, n_ctx: int) -> Example:
+def _example(parser: RequestParser, item: object, name: str, n_ctx: int) -> Example:
     from logitless.training.data.formats import parse_row
     from logitless.training.data.tokenize_rows import Example, examples_of
 
     if isinstance(item, dict):
         try:
             rows = [parse_row(item, 1, f"field '{name}'")]
-            examples = list(examples_of(rows, parser.tokenizer, template, name))
+            examples = list(examples_of(rows, parser.tokenizer, parser.template, name))
         except TrainingError as error:
             raise InvalidRequest(str(error)) from None
         if len(examples) != 1:

@@ -22,7 +22,6 @@ from logitless.frontend.media.sources import MediaSources, Unfetched
 from logitless.frontend.parser import RequestParser
 from logitless.frontend.replies.encoding import anthropics_error, encode_json, error_object, ollamas_error
 from logitless.frontend.workers import compute
-from logitless.models.chat.template import ChatTemplate
 from logitless.models.vision.images import MAX_BYTES
 from logitless.server.api.llamacpp.sessions import StreamSession, StreamSessions
 from logitless.server.api.openai.stored import StoredConversations, StoredResponses
@@ -39,7 +38,7 @@ from logitless.server.routes import OLLAMA, all_routes
 from logitless.server.slashes import canonical
 
 T = TypeVar("T")
-ParseChat = Callable[[Any, RequestParser, ChatTemplate | None], T]
+Parse = Callable[[Any, RequestParser], T]
 _LARGE = 1 << 12  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
 # Words of bodies that may compile a grammar, decode an image, or render a chat template in another process.
 _GRAMMARS = (
@@ -93,10 +92,7 @@ class Context:
     def parser(self) -> RequestParser:
         """The parser of requests for the loaded model."""
         if self._parser is None:
-            served, info = self.served, self.served.info
-            self._parser = RequestParser(
-                served.tokenizer, self.config, info.n_ctx, served.adapters, served.media, info.n_start
-            )
+            self._parser = RequestParser.of(self.served, self.config)
         return self._parser
 
     def parser_for(self, request: web.Request) -> RequestParser:
@@ -134,10 +130,10 @@ class Context:
 
         return await self.parsed_value(request, work, slow=slow)
 
-    async def parsed_chat(self, request: web.Request, parse: ParseChat[T], *, slow: bool = False) -> T:
-        """`parsed` with the parser of the request and the model's chat template."""
-        parser, template = self.parser_for(request), self.served.template
-        return await self.parsed(request, lambda body: parse(body, parser, template), slow=slow)
+    async def read(self, request: web.Request, parse: Parse[T], *, slow: bool = False) -> T:
+        """`parsed` with the request's parser."""
+        parser = self.parser_for(request)
+        return await self.parsed(request, lambda body: parse(body, parser), slow=slow)
 
     async def parsed_value(self, request: web.Request, parse: Callable[[bytearray], T], *, slow: bool = False) -> T:
         """The same of its raw body. Addresses that it names are fetched in between, when no worker waits for them."""

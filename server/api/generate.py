@@ -21,7 +21,7 @@ from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.encoding import PIECE, json_pieces
 from logitless.frontend.replies.reply import Reply, failure
 from logitless.frontend.workers import compute
-from logitless.server.api.context import CONTEXT, ParseChat, client_key, client_of, json_response, raw_json_response
+from logitless.server.api.context import CONTEXT, Parse, client_key, client_of, json_response, raw_json_response
 from logitless.server.api.llamacpp.sessions import StreamSession
 from logitless.server.clients import CLIENT
 from logitless.server.config import ServerConfig
@@ -42,11 +42,11 @@ def user_of(request: web.Request, job: GenerationJob) -> str:
 
 
 async def reply_to(
-    request: web.Request, parse: ParseChat[GenerationJob], kind: Callable[[GenerationJob, LoadedModel, ServerConfig], R]
+    request: web.Request, parse: Parse[GenerationJob], kind: Callable[[GenerationJob, LoadedModel, ServerConfig], R]
 ) -> R:
     """The reply of a request with the job that `parse` reads; nothing is generated yet."""
     context = request.app[CONTEXT]
-    job = await context.parsed_chat(request, parse)
+    job = await context.read(request, parse)
     return kind(job, context.served, context.config)
 
 

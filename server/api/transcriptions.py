@@ -27,9 +27,9 @@ async def _answer(request: web.Request, task: str) -> web.StreamResponse:
     _ = context.writer
     if not is_form(request):
         raise InvalidRequest("the body must be a multipart form with the fields 'file' and 'model'")
-    parser, template, kind = context.parser_for(request), context.served.template, request.headers["Content-Type"]
+    parser, kind = context.parser_for(request), request.headers["Content-Type"]
     spoken = await context.parsed_value(
-        request, lambda raw: parse_spoken(form_fields(kind, raw), parser, template, task), slow=True
+        request, lambda raw: parse_spoken(form_fields(kind, raw), parser, task), slow=True
     )
     reply = SpokenReply(spoken, context.served, context.config)
     if spoken.response_format != "text":

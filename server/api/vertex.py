@@ -16,7 +16,6 @@ from logitless.frontend.chat.chat import parse_chat
 from logitless.frontend.fields import bad_request, read
 from logitless.frontend.parser import GenerationJob, RequestParser
 from logitless.frontend.replies.openai import ChatReply
-from logitless.models.chat.template import ChatTemplate
 from logitless.server.api.context import CONTEXT
 from logitless.server.api.generate import collected, send_json
 
@@ -34,22 +33,22 @@ async def predict(request: web.Request) -> web.StreamResponse:
     context = request.app[CONTEXT]
     _ = context.writer
 
-    def parse(body: dict[str, Any], *of: Any) -> list[GenerationJob]:
-        return [one(i, instance, *of) for i, instance in enumerate(read(PredictBody, body).instances)]
+    def parse(body: dict[str, Any], parser: RequestParser) -> list[GenerationJob]:
+        return [one(i, instance, parser) for i, instance in enumerate(read(PredictBody, body).instances)]
 
-    def one(i: int, instance: object, parser: RequestParser, template: ChatTemplate | None) -> GenerationJob:
+    def one(i: int, instance: object, parser: RequestParser) -> GenerationJob:
         if not isinstance(instance, dict) or instance.get(FORMAT) != "chatCompletions":
             bad_request(f"instances[{i}]", f"must be an object whose {FORMAT} is chatCompletions")
         if instance.get("stream"):
             bad_request(f"instances[{i}].stream", "predictions are told as a whole only")
         try:
-            return parse_chat({name: value for name, value in instance.items() if name != FORMAT}, parser, template)
+            return parse_chat({name: value for name, value in instance.items() if name != FORMAT}, parser)
         except RequestError as error:
             raise InvalidRequest(f"instances[{i}]: {error.message}") from None
 
     predictions: list[Any] = []
     async with AsyncExitStack() as stack:
-        for job in await context.parsed_chat(request, parse):
+        for job in await context.read(request, parse):
             reply = ChatReply(job, context.served, context.config)
             await stack.enter_async_context(collected(request, reply))
             predictions.append(reply.whole())

@@ -10,7 +10,7 @@ from logitless.frontend.answers.anthropic import CountedTokens
 from logitless.frontend.chat.chat import chat_tokens, parse_chat
 from logitless.frontend.dialects.anthropic import chat_body
 from logitless.frontend.replies.anthropic import MessagesReply
-from logitless.server.api.context import CONTEXT, ParseChat, json_response
+from logitless.server.api.context import CONTEXT, Parse, json_response
 from logitless.server.api.generate import reply_to, run
 
 T = TypeVar("T")
@@ -23,9 +23,9 @@ async def messages(request: web.Request) -> web.StreamResponse:
 
 async def count_tokens(request: web.Request) -> web.Response:
     """POST /v1/messages/count_tokens."""
-    return json_response(CountedTokens(await request.app[CONTEXT].parsed_chat(request, _of_messages(chat_tokens))))
+    return json_response(CountedTokens(await request.app[CONTEXT].read(request, _of_messages(chat_tokens))))
 
 
-def _of_messages(parse: ParseChat[T]) -> ParseChat[T]:
+def _of_messages(parse: Parse[T]) -> Parse[T]:
     """`parse` of the chat that a request's messages are."""
-    return lambda body, *of: chat_body(body).read(lambda chat: parse(chat, *of))
+    return lambda body, parser: chat_body(body).read(lambda chat: parse(chat, parser))

@@ -73,12 +73,12 @@ class DetokenizeBody(Struct, frozen=True, kw_only=True):
 
 async def native_completion(request: web.Request) -> web.StreamResponse:
     """POST /completion."""
-    return await run(request, await reply_to(request, lambda body, parser, _: parser.native(body), NativeReply))
+    return await run(request, await reply_to(request, lambda body, parser: parser.native(body), NativeReply))
 
 
 async def infill(request: web.Request) -> web.StreamResponse:
     """POST /infill."""
-    return await run(request, await reply_to(request, lambda body, parser, _: parse_infill(body, parser), NativeReply))
+    return await run(request, await reply_to(request, parse_infill, NativeReply))
 
 
 async def verify(request: web.Request) -> web.StreamResponse:
@@ -141,7 +141,7 @@ def _count(body: dict[str, Any], context: Context, parser: RequestParser, most: 
     """Tokens of vLLM's `prompt`, or of its `messages`."""
     params, served = read(CountBody, body), context.served
     is_chat = params.prompt is None
-    prompt = render_chat(body, parser, served.template) if is_chat else ChatPrompt(as_text("prompt", params.prompt))
+    prompt = render_chat(body, parser) if is_chat else ChatPrompt(as_text("prompt", params.prompt))
     text = prompt.text
     if len(text) > most:
         raise TooLarge(f"field '{'messages' if is_chat else 'prompt'}': a text has at most {most} characters here")
@@ -210,7 +210,7 @@ async def detokenize(request: web.Request) -> web.Response:
 
 async def apply_template(request: web.Request) -> web.Response:
     """POST /apply-template: the prompt that a chat request would have."""
-    return json_response(RenderedPrompt((await request.app[CONTEXT].parsed_chat(request, render_chat)).text))
+    return json_response(RenderedPrompt((await request.app[CONTEXT].read(request, render_chat)).text))
 
 
 def _token(name: str, value: object, tokenizer: Tokenizer) -> int:

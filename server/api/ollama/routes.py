@@ -64,7 +64,7 @@ async def chat(request: web.Request) -> web.StreamResponse:
 
 async def _generated(request: web.Request, parse: Parse, *, chat: bool) -> web.StreamResponse:
     context = request.app[CONTEXT]
-    params = await context.parsed_chat(request, partial(parse, model=partial(model_of, context)), slow=True)
+    params = await context.read(request, partial(parse, model=partial(model_of, context)), slow=True)
     if params.job is None:
         return await _loaded(request, params, chat=chat)
     reply = OllamaReply(params.job, params.model, context.served, context.config, chat=chat)

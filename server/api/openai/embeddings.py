@@ -31,6 +31,7 @@ from logitless.frontend.answers.vectors import (
 )
 from logitless.frontend.fields import read
 from logitless.frontend.lora import parse_lora
+from logitless.frontend.parser import RequestParser
 from logitless.frontend.replies.encoding import lazy
 from logitless.frontend.texts.embeddings import (
     EmbeddingJob,
@@ -59,8 +60,7 @@ async def openai_embeddings(request: web.Request) -> web.StreamResponse:
     """POST /v1/embeddings."""
     context = request.app[CONTEXT]
     embedder, pooling = embedder_for_texts(context)
-    parser = context.parser_for(request)
-    job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
+    job = await context.read(request, partial(parse_embeddings, embedder=embedder, pooling=pooling))
     await context.embeds(request, job.model, job.texts)
     vectors = await vectors_of(context, embedder, job.texts, pooling, job.lora, job.media)
     n_tokens = sum(map(len, job.texts))
@@ -77,8 +77,7 @@ async def native_embeddings(request: web.Request) -> web.StreamResponse:
     """POST /embedding and /embeddings: rows of vectors for each text; one a token, as they are, without pooling."""
     context = request.app[CONTEXT]
     embedder, pooling = _embedder(context)
-    parser = context.parser_for(request)
-    job = await context.parsed(request, lambda body: parse_embeddings(body, parser, embedder, pooling))
+    job = await context.read(request, partial(parse_embeddings, embedder=embedder, pooling=pooling))
     if pooling == "none" and sum(map(len, job.texts)) * embedder.n_embd > MOST_NUMBERS:
         most = MOST_NUMBERS // embedder.n_embd
         raise InvalidRequest(f"field 'input': without pooling one request has at most {most} tokens, a vector each")
@@ -93,8 +92,7 @@ async def rerank(request: web.Request) -> web.Response:
     context = request.app[CONTEXT]
     embedder, pooling = _embedder(context)
     rank_or_refuse(embedder, pooling == "rank")
-    parser = context.parser_for(request)
-    job = await context.parsed(request, lambda body: parse_rerank(body, parser, embedder))
+    job = await context.read(request, partial(parse_rerank, embedder=embedder))
     await context.embeds(request, job.model, job.pairs)
     scores = [float(v[0]) for v in await vectors_of(context, embedder, job.pairs, "rank", job.lora)]
     order = sorted(range(len(scores)), key=lambda i: -scores[i])[: job.top_n]
@@ -193,15 +191,15 @@ async def score(request: web.Request) -> web.Response:
     if (engine := served.engine) is None:
         raise InvalidRequest("this server cannot score texts")
 
-    def parse(body: dict[str, Any]) -> tuple[list[Example], bool, str, Lora | None]:
+    def parse(body: dict[str, Any], parser: RequestParser) -> tuple[list[Example], bool, str, Lora | None]:
         params = read(ScoreBody, body)
         name, lora = parse_lora(params.model, params.lora, served.adapters)
         n_ctx = engine.hparams.n_ctx_whole
-        examples = parse_examples(params.input, context.parser_for(request), served.template, n_ctx)
+        examples = parse_examples(params.input, parser, n_ctx)
         return examples, params.gradient_norm, name or context.config.model, lora
 
     served.info.check_trainable()
-    examples, gradient, model, lora = await context.parsed(request, parse)
+    examples, gradient, model, lora = await context.read(request, parse)
     await context.embeds(request, model, [example.tokens.tolist() for example in examples])
     scores = [await context.service.ask(partial(_score, engine, e, gradient, lora)) for e in examples]
     n_tokens = sum(len(e.tokens) for e in examples)

@@ -23,7 +23,6 @@ from logitless.frontend.dialects.responses import ResponsesBody, chat_body, conv
 from logitless.frontend.fields import bad_request, read
 from logitless.frontend.parser import GenerationJob, RequestParser
 from logitless.frontend.replies.responses import Keep, ResponsesReply
-from logitless.models.chat.template import ChatTemplate
 from logitless.server.api.context import CONTEXT, Context, json_response
 from logitless.server.api.generate import CONVERSATION, begin_session, run, send
 from logitless.server.api.llamacpp.sessions import StreamSession
@@ -49,7 +48,7 @@ async def responses(request: web.Request) -> web.StreamResponse:
     tools = context.config.tools
 
     def parse(
-        body: dict[str, Any], parser: RequestParser, template: ChatTemplate | None
+        body: dict[str, Any], parser: RequestParser
     ) -> tuple[GenerationJob, dict[str, Any], ParsedResponse] | _WithTools:
         response = read(ResponsesBody, body)
         if tools is not None and tools.runs(response):
@@ -57,10 +56,10 @@ async def responses(request: web.Request) -> web.StreamResponse:
         if response.background and (not response.store or request[CLIENT].batch):
             bad_request("background", "is not there in a batch, nor with store: false")
         body, params, earlier, conversation = prepared(context, key, response, body)
-        job = chat_body(response, body, earlier.items).read(lambda chat: parse_chat(chat, parser, template))
+        job = chat_body(response, body, earlier.items).read(lambda chat: parse_chat(chat, parser))
         return job, params, ParsedResponse(as_items(body.get("input")), earlier, conversation)
 
-    parsed = await context.parsed_chat(request, parse)
+    parsed = await context.read(request, parse)
     if isinstance(parsed, _WithTools):
         assert tools is not None
         return await tools.respond(request, context, *parsed)
@@ -161,19 +160,19 @@ async def responses_input_tokens(request: web.Request) -> web.Response:
     """POST /v1/responses/input_tokens."""
     context, key = request.app[CONTEXT], owner(request)
 
-    def parse(body: dict[str, Any], parser: RequestParser, template: ChatTemplate | None) -> int:
+    def parse(body: dict[str, Any], parser: RequestParser) -> int:
         response = read(ResponsesBody, body)
         body = {**body, "input": context.stored.resolved(key, body.get("input"))}
         earlier, _ = _earlier(context, key, response)
-        return chat_body(response, body, earlier.items).read(lambda chat: chat_tokens(chat, parser, template))
+        return chat_body(response, body, earlier.items).read(lambda chat: chat_tokens(chat, parser))
 
-    n_tokens = await context.parsed_chat(request, parse)
+    n_tokens = await context.read(request, parse)
     return json_response(InputTokens("response.input_tokens", n_tokens))
 
 
 async def chat_input_tokens(request: web.Request) -> web.Response:
     """POST /v1/chat/completions/input_tokens."""
-    n_tokens = await request.app[CONTEXT].parsed_chat(request, chat_tokens)
+    n_tokens = await request.app[CONTEXT].read(request, chat_tokens)
     return json_response(InputTokens("response.input_tokens", n_tokens))
 
 

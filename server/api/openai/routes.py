@@ -40,7 +40,7 @@ async def render_chat_completion(request: web.Request) -> web.Response:
 
 
 async def _completion_of(request: web.Request) -> Reply:
-    return await reply_to(request, lambda body, parser, _: parser.openai(body), CompletionReply)
+    return await reply_to(request, lambda body, parser: parser.openai(body), CompletionReply)
 
 
 def _rendered(reply: Reply) -> list[RenderedRequest]:

@@ -167,9 +167,12 @@ def test_encoder_refusals_are_one_line(llm: LLM, path: Path) -> None:
     assert served is not None
     with pytest.raises(InvalidRequest, match="n_cache_reuse: an encoder reads the prompt"):
         served.scheduler.submit(CompletionRequest((5,), n_cache_reuse=16))
-    parsers = [RequestParser(served.tokenizer, llm._llm.config, 64, n_start=n) for n in (0, served.info.n_start)]
+    parsers = [
+        RequestParser(served.tokenizer, llm._llm.config, 64, n_start=n, template=FakeTemplate())
+        for n in (0, served.info.n_start)
+    ]
     body = {"messages": [{"role": "user", "content": "once"}]}
-    fewer, more = (chat_tokens(body, parser, FakeTemplate()) for parser in parsers)  # type: ignore[arg-type]
+    fewer, more = (chat_tokens(body, parser) for parser in parsers)  # type: ignore[arg-type]
     assert more == fewer + 1
     for refused in (lambda: llm.score(["once upon"]), lambda: llm.finetune([{"text": "once upon"}])):
         with pytest.raises(RequestError, match="has an encoder that reads prompts: it scores no texts and cannot be"):
