@@ -19,8 +19,9 @@ from logitless.engine.errors import InvalidRequest, RequestError, Unavailable, U
 from logitless.engine.stats import SchedulerStats
 from logitless.engine.stream import Stream
 from logitless.frontend.media.sources import MediaSources, Unfetched
-from logitless.frontend.parser import RequestParser
+from logitless.frontend.parser import GenerationJob, RequestParser
 from logitless.frontend.replies.encoding import anthropics_error, encode_json, error_object, ollamas_error
+from logitless.frontend.replies.reply import Reply
 from logitless.frontend.workers import compute
 from logitless.models.vision.images import MAX_BYTES
 from logitless.server.api.llamacpp.sessions import StreamSession, StreamSessions
@@ -38,6 +39,7 @@ from logitless.server.routes import OLLAMA, all_routes
 from logitless.server.slashes import canonical
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Reply)
 Parse = Callable[[Any, RequestParser], T]
 _LARGE = 1 << 12  # bytes of a body whose parsing (tokenizing, mostly) would hold up the streams of others
 # Words of bodies that may compile a grammar, decode an image, or render a chat template in another process.
@@ -134,6 +136,10 @@ class Context:
         """`parsed` with the request's parser."""
         parser = self.parser_for(request)
         return await self.parsed(request, lambda body: parse(body, parser), slow=slow)
+
+    async def reply(self, request: web.Request, parse: Parse[GenerationJob], kind: type[R]) -> R:
+        """The reply of a request with the job that `parse` reads; nothing is generated yet."""
+        return kind(await self.read(request, parse), self.served, self.config)
 
     async def parsed_value(self, request: web.Request, parse: Callable[[bytearray], T], *, slow: bool = False) -> T:
         """The same of its raw body. Addresses that it names are fetched in between, when no worker waits for them."""

@@ -9,11 +9,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, S
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 from aiohttp import web
 
-from logitless.engine.async_engine import LoadedModel
 from logitless.engine.errors import InvalidRequest, ServerFault
 from logitless.engine.requests import BATCH_PRIORITY, CompletionRequest, Event, Failed, Finished, Progress, Token
 from logitless.engine.stream import Delivery, Stream, event_weight
@@ -21,14 +19,12 @@ from logitless.frontend.parser import GenerationJob
 from logitless.frontend.replies.encoding import PIECE, json_pieces
 from logitless.frontend.replies.reply import Reply, failure
 from logitless.frontend.workers import compute
-from logitless.server.api.context import CONTEXT, Parse, client_key, client_of, json_response, raw_json_response
+from logitless.server.api.context import CONTEXT, client_key, client_of, json_response, raw_json_response
 from logitless.server.api.llamacpp.sessions import StreamSession
 from logitless.server.clients import CLIENT
-from logitless.server.config import ServerConfig
 from logitless.server.observing.record import RECORD
 from logitless.server.observing.tracing import TRACE
 
-R = TypeVar("R", bound=Reply)
 log = logging.getLogger("logitless.http")
 CONVERSATION = "X-Conversation-Id"
 EVENTS = "text/event-stream"
@@ -39,15 +35,6 @@ _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # of stream
 def user_of(request: web.Request, job: GenerationJob) -> str:
     """Whom a generation counts for: the user that the request names, of this client."""
     return f"{client_of(request)} {job.params.safety_identifier}"
-
-
-async def reply_to(
-    request: web.Request, parse: Parse[GenerationJob], kind: Callable[[GenerationJob, LoadedModel, ServerConfig], R]
-) -> R:
-    """The reply of a request with the job that `parse` reads; nothing is generated yet."""
-    context = request.app[CONTEXT]
-    job = await context.read(request, parse)
-    return kind(job, context.served, context.config)
 
 
 async def run(request: web.Request, reply: Reply) -> web.StreamResponse:

@@ -11,14 +11,14 @@ from logitless.frontend.chat.chat import chat_tokens, parse_chat
 from logitless.frontend.dialects.anthropic import chat_body
 from logitless.frontend.replies.anthropic import MessagesReply
 from logitless.server.api.context import CONTEXT, Parse, json_response
-from logitless.server.api.generate import reply_to, run
+from logitless.server.api.generate import run
 
 T = TypeVar("T")
 
 
 async def messages(request: web.Request) -> web.StreamResponse:
     """POST /v1/messages."""
-    return await run(request, await reply_to(request, _of_messages(parse_chat), MessagesReply))
+    return await run(request, await request.app[CONTEXT].reply(request, _of_messages(parse_chat), MessagesReply))
 
 
 async def count_tokens(request: web.Request) -> web.Response:

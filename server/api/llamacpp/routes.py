@@ -36,7 +36,7 @@ from logitless.frontend.texts.verify import parse_verify, slot_to_continue
 from logitless.frontend.workers import check, compute
 from logitless.models.tokenizer import Tokenizer
 from logitless.server.api.context import CONTEXT, Context, client_of, json_response
-from logitless.server.api.generate import reply_to, run
+from logitless.server.api.generate import run
 from logitless.server.bodies.json_body import json_value
 from logitless.server.clients import CLIENT
 
@@ -73,12 +73,13 @@ class DetokenizeBody(Struct, frozen=True, kw_only=True):
 
 async def native_completion(request: web.Request) -> web.StreamResponse:
     """POST /completion."""
-    return await run(request, await reply_to(request, lambda body, parser: parser.native(body), NativeReply))
+    context = request.app[CONTEXT]
+    return await run(request, await context.reply(request, lambda body, parser: parser.native(body), NativeReply))
 
 
 async def infill(request: web.Request) -> web.StreamResponse:
     """POST /infill."""
-    return await run(request, await reply_to(request, parse_infill, NativeReply))
+    return await run(request, await request.app[CONTEXT].reply(request, parse_infill, NativeReply))
 
 
 async def verify(request: web.Request) -> web.StreamResponse:

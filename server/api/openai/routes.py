@@ -16,7 +16,7 @@ from logitless.frontend.fields import bad_request, read
 from logitless.frontend.replies.openai import ChatReply, CompletionReply
 from logitless.frontend.replies.reply import Reply
 from logitless.server.api.context import CONTEXT, client_key, json_response
-from logitless.server.api.generate import reply_to, run
+from logitless.server.api.generate import run
 
 
 async def openai_completion(request: web.Request) -> web.StreamResponse:
@@ -26,7 +26,7 @@ async def openai_completion(request: web.Request) -> web.StreamResponse:
 
 async def chat_completion(request: web.Request) -> web.StreamResponse:
     """POST /v1/chat/completions."""
-    return await run(request, await reply_to(request, parse_chat, ChatReply))
+    return await run(request, await request.app[CONTEXT].reply(request, parse_chat, ChatReply))
 
 
 async def render_completion(request: web.Request) -> web.Response:
@@ -36,11 +36,11 @@ async def render_completion(request: web.Request) -> web.Response:
 
 async def render_chat_completion(request: web.Request) -> web.Response:
     """POST /v1/chat/completions/render, as vLLM has it: the token ids of the conversation."""
-    return json_response(_rendered(await reply_to(request, parse_chat, ChatReply))[0])
+    return json_response(_rendered(await request.app[CONTEXT].reply(request, parse_chat, ChatReply))[0])
 
 
 async def _completion_of(request: web.Request) -> Reply:
-    return await reply_to(request, lambda body, parser: parser.openai(body), CompletionReply)
+    return await request.app[CONTEXT].reply(request, lambda body, parser: parser.openai(body), CompletionReply)
 
 
 def _rendered(reply: Reply) -> list[RenderedRequest]:
