@@ -42,10 +42,8 @@ gc.disable()  # while modules are imported and tests collected, of which nothing
 LONG = (  # files with the longest tests, which must not begin last
     "test_llama_cpp.py",
     "test_mtp_llama_cpp.py",
-    "test_tuned_models.py",
     "test_api_schema.py",
     "test_killed_rewards.py",
-    "test_preference_jobs.py",
     "test_packaging.py",
     "test_gpu_attention.py",
     "test_vulkan.py",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import requests
 
 from tests.helpers import api_schema
 
@@ -32,40 +31,6 @@ def test_answers_are_as_described(server: Any) -> None:
         ("GET", "/props"),
     ):
         assert answered & {f"{method} {path}" for path in paths}, found.statuses
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        b'Content-Disposition: form-data; name="a\x16\xc2\x88"\r\n\r\nx',
-        b"Content-Disposition\r\n\r\nx",
-        b'Content-Disposition: form-data; name="file"\r\nContent-Encoding: gzip\r\n\r\nno gzip',
-        b'Content-Disposition: form-data; name="file"\r\nContent-Transfer-Encoding: base64\r\n\r\n!',
-        b'Content-Disposition: form-data; name="file"\r\nContent-Length: 99999999999999\r\n\r\nx',
-        b"X: " + b"y" * 100_000 + b"\r\n\r\nx",
-    ],
-)
-def test_an_upload_in_a_broken_form(server: Any, part: bytes) -> None:
-    body = b"--b\r\n" + part + b"\r\n--b--\r\n"
-    reply = requests.post(
-        f"{server.url}/v1/files", body, headers={"Content-Type": "multipart/form-data; boundary=b"}, timeout=60
-    )
-    assert reply.status_code == 400, reply.text
-    assert "\n" not in reply.json()["error"]["message"]
-
-
-def test_a_field_of_an_upload_that_goes_on_and_on(server: Any) -> None:
-    form = {"purpose": (None, "x" * 200_000), "file": ("rows.jsonl", b"{}")}
-    reply = requests.post(f"{server.url}/v1/files", files=form, timeout=60)
-    assert (reply.status_code, reply.json()["error"]["message"]) == (413, "field 'purpose': is larger than 100 bytes")
-
-
-def test_a_body_that_is_not_compressed_as_it_says(server: Any) -> None:
-    for path in ("/lora-adapters", "/completion", "/v1/files"):
-        kind = "multipart/form-data; boundary=b" if path == "/v1/files" else "application/json"
-        headers = {"Content-Encoding": "gzip", "Content-Type": kind}
-        reply = requests.post(server.url + path, b"no gzip", headers=headers, timeout=60)
-        assert reply.status_code == 400, (path, reply.text)
 
 
 def test_the_server_said_nothing_bad(server: Any) -> None:

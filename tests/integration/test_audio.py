@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
-import random
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 from openai import BadRequestError
 
 from tests.helpers.audio_files import AUDIO_SPECS, N_CTX, sound, write_audio_projector, write_audio_text_model
-from tests.helpers.fuzz import examples, mutated
 from tests.helpers.paths import MODELS
 from tests.helpers.sounds import packed, wav
 from tests.helpers.vision_files import picture, png
@@ -138,33 +133,6 @@ def test_formats_have_one_answer(server: Any) -> None:
         answer = server.post("/completion", {"prompt": prompt, "n_predict": 1, "n_probs": 4, "cache_prompt": False})
         answers.add(json.dumps(answer["completion_probabilities"]))
     assert len(answers) == 1
-
-
-def test_mutated_sounds(server: Any) -> None:
-    """40, 2,000 with --fuzz 50: an answer, or a 400 that names message and part."""
-    samples = sound(0.2).samples
-    files = {f"wav{width}": wav(samples, 16_000, width) for width in (1, 2, 3, 4)}
-    with suppress(ImportError):
-        files |= {form: packed(samples, 16_000, form) for form in ("MP3", "FLAC", "OGG")}
-    connection = http.client.HTTPConnection(urlsplit(server.url).netloc, timeout=60)
-    statuses = set()
-    for seed in range(examples(40)):
-        data = mutated(files, random.Random(seed))
-        content = [{"type": "text", "text": "Hear"}, part(base64.b64encode(data).decode())]
-        body = json.dumps({"messages": [{"role": "user", "content": content}], "max_tokens": 1}).encode()
-        connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
-        with connection.getresponse() as response:
-            answer = json.load(response)
-        statuses.add(response.status)
-        if response.status == 200:
-            assert answer["usage"]["prompt_tokens"] > 10
-        else:
-            assert response.status == 400, (seed, answer)
-            message = answer["error"]["message"]
-            assert message.startswith("field 'messages[0].content[1].input_audio.data': "), (seed, message)
-            assert "\n" not in message
-    connection.close()
-    assert statuses == {200, 400}
 
 
 def test_through_a_router(serve: Any, connect: Any, files: Path, tmp_path: Path) -> None:

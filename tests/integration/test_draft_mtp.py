@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -121,17 +118,6 @@ def test_prompt_of_many_steps_has_the_logits_of_a_server_without_drafter(serve_h
     assert guessed["timings"]["draft_n"] > 0
 
 
-def test_drafts_as_long_as_pays_change_no_text(serve_here: Any, drafted: Drafted) -> None:
-    path, flags = drafted
-    server = serve_here(path, *SIZES, *flags)
-    bodies = [{**BODY, "seed": seed, "n_predict": 100} for seed in range(6)]
-    want = [server.post("/completion", {**body, **OFF})["tokens"] for body in bodies]
-    with ThreadPoolExecutor(3) as threads:
-        found = list(threads.map(lambda body: server.post("/completion", body), bodies))
-    assert [got["tokens"] for got in found] == want
-    assert sum(got["timings"]["draft_n"] for got in found) > 10  # as long as may be at first
-
-
 @with_all
 def test_preempted_and_shifted_texts_are_the_same(serve_here: Any, drafted: Drafted) -> None:
     path, flags = drafted
@@ -155,21 +141,6 @@ def steps(server: Any) -> int:
     return int(float(next(line for line in lines if line.startswith("llamacpp:n_decode_total")).split()[1]))
 
 
-def test_grammars_are_guessed_for(serve_here: Any, drafted: Drafted) -> None:
-    """Until a lazy one begins, and within one, where what is ruled out costs a guess."""
-    path, flags = drafted
-    server = serve_here(path, *SIZES, *flags, "--no-spec-draft-adapt")
-    lazy = {"grammar": 'root ::= "[" [0-9]+ "]"', "grammar_lazy": True}
-    lazy["grammar_triggers"] = [{"type": "word", "value": "["}]
-    for wish in (lazy, {"json_schema": SCHEMA, "n_predict": 40}):
-        for seed in range(3):
-            body = {**BODY, **wish, "seed": seed, "temperature": 0.6, "ignore_eos": False}
-            want, got = server.post("/completion", {**body, **OFF}), server.post("/completion", body)
-            assert got["tokens"] == want["tokens"]
-            assert got["stop_type"] == want["stop_type"]
-            assert got["timings"]["draft_n"] > 0
-
-
 def test_a_second_turn_and_a_saved_slot(serve_here: Any, drafted: Drafted, tmp_path: Path) -> None:
     path, flags = drafted
     options = (*SIZES, *flags, "--no-spec-draft-adapt", "--slot-save-path", str(tmp_path))
@@ -186,17 +157,6 @@ def test_a_second_turn_and_a_saved_slot(serve_here: Any, drafted: Drafted, tmp_p
         assert got["timings"]["cache_n"] > 60
         # Of one token it is not known what was said of the one before, so a guess may be another.
         assert abs(got["timings"]["draft_n_accepted"] - want["timings"]["draft_n_accepted"]) <= 2
-
-
-def test_it_sleeps_and_wakes(serve_here: Any, drafted: Drafted) -> None:
-    path, flags = drafted
-    server = serve_here(path, *SIZES, *flags, "--no-spec-draft-adapt", "--sleep-idle-seconds", "1")
-    want = server.post("/completion", {**BODY, "temperature": 0})
-    while not server.get("/props")["is_sleeping"]:
-        time.sleep(0.01)
-    got = server.post("/completion", {**BODY, "temperature": 0})
-    assert got["tokens"] == want["tokens"]
-    assert got["timings"]["draft_n_accepted"] > 10
 
 
 def test_the_block_may_have_a_file_of_its_own(serve_here: Any, tmp_path: Path) -> None:
@@ -216,44 +176,6 @@ def test_the_block_may_have_a_file_of_its_own(serve_here: Any, tmp_path: Path) -
     assert said.stderr.endswith(
         b": has a block that predicts one token more, and no layers before it: give --spec-type draft-mtp\n"
     )
-
-
-def test_on_the_terminal(drafted: Drafted) -> None:
-    path, flags = drafted
-    words = (
-        "generate",
-        "-m",
-        str(path),
-        "-p",
-        PROMPT,
-        "-n",
-        "40",
-        "-c",
-        "512",
-        "--seed",
-        "3",
-        "--ignore-eos",
-        "-t",
-        "1",
-    )
-    plain, guessed = (command(*words, *more) for more in ((), flags))
-    assert (plain.returncode, guessed.returncode) == (0, 0)
-    assert guessed.stdout == plain.stdout
-    assert b"drafted" not in plain.stderr
-    assert re.search(rb"of \d+ drafted \d+ came true", guessed.stderr)
-
-
-@pytest.mark.parametrize("drafted", ["eagle3", pytest.param("mtp", marks=pytest.mark.long)], indirect=True)
-def test_its_memory_is_planned(drafted: Drafted) -> None:
-    path, flags = drafted
-    plain, guessing = (
-        json.loads(command("plan", "-m", str(path), "-c", "512", "--json", *more).stdout) for more in ((), flags)
-    )
-    for part in ("weights", "kv"):
-        assert plain["devices"][0][part] < guessing["devices"][0][part]
-    more = ["drafter"] * (flags[0] == "-md")
-    assert len(guessing["devices"][0]["parts"]) == len([*plain["devices"][0]["parts"], *more])
-    assert set(more) <= set(guessing["devices"][0]["parts"])
 
 
 def test_a_model_without_such_a_block(path: Path, serve_here: Any, tmp_path: Path) -> None:

@@ -35,16 +35,6 @@ def test_a_bert_is_served(serve_here: Any, tmp_path: Path) -> None:
     assert server.get("/props")["total_slots"] == 4
 
 
-def test_a_writing_model_makes_vectors_too(serve_here: Any, shared_data: Path) -> None:
-    server = serve_here(shared_data / "models" / "stories260K.gguf", "--pooling", "last", "--ctx-size", "512")
-    before = server.post("/completion", {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0})
-    vectors = [server.post("/v1/embeddings", {"input": text})["data"][0]["embedding"] for text in ("cat", "cat", "dog")]
-    assert vectors[0] == vectors[1] != vectors[2]
-    assert np.sqrt((np.array(vectors) ** 2).sum(1)) == pytest.approx([1, 1, 1])
-    after = server.post("/completion", {"prompt": "Once upon a time", "n_predict": 8, "temperature": 0})
-    assert before["content"] == after["content"]
-
-
 @pytest.mark.parametrize(
     "command", ["generate -p the", "bench -p 4 -n 2", "plan", "selftest", "finetune --lora-out a.gguf --file F"]
 )

@@ -224,29 +224,6 @@ def test_bodies(served: Any, path: str, body: Any) -> None:
     judge(*client.ask("POST", path, json.dumps(body).encode("utf-8", "surrogatepass")))
 
 
-@settings(max_examples=examples(30), suppress_health_check=list(HealthCheck))
-@given(
-    path=st.sampled_from(POSTS),
-    raw=st.binary(max_size=40)
-    | st.sampled_from(
-        [
-            b'{"prompt":',
-            b"[" * 50_000,
-            b'{"a":' * 9000,
-            b"\xff{}",
-            b"nan",
-            b'"\\ud800"',
-            b'{"prompt": NaN}',
-            b"1" * 10_000,
-        ]
-    ),
-)
-def test_body_that_is_no_json_is_refused(served: Any, path: str, raw: bytes) -> None:
-    _, client = served
-    status, text = client.ask("POST", path, raw)
-    judge(status, text)
-
-
 PIECES = [
     b"--b\r\n",
     b"--b--\r\n",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,40 +101,3 @@ def compare_probabilities(answer: dict[str, Any], want: dict[str, Any]) -> None:
         assert got[kind] == pytest.approx(expected[kind], abs=2e-3)
         assert [t["id"] for t in got[top]] == [t["id"] for t in expected[top]]
         assert [t[kind] for t in got[top]] == pytest.approx([t[kind] for t in expected[top]], abs=2e-3)
-
-
-def without_parts(entries: list[Any]) -> Iterator[Any]:
-    """llama-server has no entries of tokens that leave the text inside a character."""
-    tail = b""
-    for entry in entries:
-        tail = (tail + bytes(entry["bytes"]))[-3:]
-        lengths = {0xC0: (0xE0, 2), 0xE0: (0xF0, 3), 0xF0: (0xF8, 4)}  # of characters by their first byte
-        begun = (
-            n < length
-            for n, byte in enumerate(reversed(tail), 1)
-            for first, (mask, length) in lengths.items()
-            if byte & mask == first
-        )
-        if not next(begun, False):
-            yield entry
-
-
-@pytest.mark.parametrize("file", recorded("arch-*.json", "gemma"))
-def test_every_architecture_agrees_with_llama_cpp(serve_here: Any, file: Path) -> None:
-    """Gemma's have texts that outgrow their window."""
-    expected = json.loads(file.read_text())
-    server = serve_here(DATA / "models" / expected["model"], "-c", "1024", "-ctk", "f32", "-ctv", "f32")
-    errors = []
-    for case in expected["cases"]:
-        answer = server.post("/completion", case["request"])
-        for told, want in zip(without_parts(answer["completion_probabilities"]), case["top_logprobs"], strict=False):
-            got = {t["id"]: t["logprob"] for t in told["top_logprobs"]}
-            errors += [abs(got[i] - value) for i, value in want if i in got]
-            if told["id"] != want[0][0]:
-                break  # from here on the texts differ
-        assert "F32" not in file.name or answer["tokens"] == case["tokens"]
-    mean, worst = sum(errors) / len(errors), max(errors)
-    assert mean < (0.002 if "F32" in file.name else 0.1), (mean, worst)
-    if "F32" in file.name:
-        assert worst < 0.02, (mean, worst)
-        assert len(errors) > 200

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import importlib.util
 import json
 import os
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,49 +101,6 @@ def test_vectors(server: Server, client: ollama.Client) -> None:
     assert len(client.embed(NAME, "word " * 3000).embeddings) == 1
     with pytest.raises(ollama.ResponseError, match="exceeds the context length"):
         client.embed(NAME, "word " * 3000, truncate=False)
-
-
-async def test_many_at_once(server: Server) -> None:
-    """Each gets what it gets alone."""
-    async with ollama.AsyncClient(server.url) as client:
-        asked = [client.generate(NAME, f"Story {i}", raw=True, options=FEW) for i in range(6)]
-        answers = [answer.response for answer in await asyncio.gather(*asked)]
-        alone = [(await client.generate(NAME, f"Story {i}", raw=True, options=FEW)).response for i in range(6)]
-    assert answers == alone
-
-
-def test_the_calls_of_open_webui(server: Server) -> None:
-    """What its backend asks for, and the fields that it reads."""
-
-    def ask(path: str, body: Any = None) -> list[Any]:
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(server.url + path, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as reply:
-            return [json.loads(line) for line in reply]
-
-    assert ask("/api/version")[0]["version"]
-    (tags,) = ask("/api/tags")
-    (model,) = tags["models"]
-    assert {"name", "model", "modified_at", "size", "digest", "details"} <= set(model)
-    assert isinstance(model["size"], int)
-    (running,) = ask("/api/ps")
-    assert {"model", "expires_at", "size_vram"} <= set(running["models"][0])
-    (shown,) = ask("/api/show", {"name": model["model"]})
-    assert shown["model_info"]["general.architecture"] == "llama"
-    assert shown["model_info"]["llama.context_length"] == 2048
-    options = {"num_ctx": 256, "num_predict": 4, "temperature": 0.8, "stop": ["###"], "seed": 1, "mirostat": 0}
-    body = {"model": model["model"], "messages": SAID, "stream": True, "options": options, "keep_alive": "5m"}
-    lines = ask("/api/chat", body)
-    assert [line["done"] for line in lines[-2:]] == [False, True]
-    final = {
-        "total_duration",
-        "load_duration",
-        "prompt_eval_count",
-        "prompt_eval_duration",
-        "eval_count",
-        "eval_duration",
-    }
-    assert final <= set(lines[-1])
 
 
 CLIENTS = """

@@ -49,40 +49,6 @@ def test_chats_in_company(serve_here: Any, connect: Any, path: Path) -> None:
     assert told(answer(longer, prediction=draft[0])) == told(whole)
 
 
-def test_a_slot_goes_to_another_server(serve_here: Any, path: Path, tmp_path: Path) -> None:
-    options = ("-c", "1024", "-np", "1", "--slot-save-path", str(tmp_path))
-    body = {"prompt": "Rivers and rain. " * 5, "n_predict": 8, "seed": 1, "ignore_eos": True, "return_tokens": True}
-    first = serve_here(path, *options)
-    answer = first.post("/completion", body)
-    tokens = [*first.post("/tokenize", {"content": body["prompt"], "add_special": True})["tokens"], *answer["tokens"]]
-    longer = {**body, "prompt": [*tokens, 5, 6]}
-    want = first.post("/completion", {**longer, "cache_prompt": False})
-    first.post("/completion", body)
-    saved = first.post("/slots/0?action=save", {"filename": "slot"})
-    assert saved["n_saved"] == len(tokens) - 1
-    second = serve_here(path, *options)
-    assert second.post("/slots/0?action=restore", {"filename": "slot"})["n_restored"] == saved["n_saved"]
-    found = second.post("/completion", longer)
-    assert found["tokens"] == want["tokens"]
-    assert found["timings"]["cache_n"] == saved["n_saved"]
-
-
-def test_it_drafts_for_itself(serve_here: Any, path: Path) -> None:
-    """Two turns; temperatures at which the same model agrees with itself, as its numbers are the same."""
-    plain = serve_here(path, "-c", "1024", "-np", "2", "-kvu")
-    flags = ("-md", str(path), "--spec-type", "draft-simple", "--no-spec-draft-adapt")
-    drafted = serve_here(path, "-c", "1024", "-np", "2", "-kvu", *flags)
-    for temperature in (0, 1):
-        body = {"n_predict": 24, "temperature": temperature, "seed": 1, "ignore_eos": True, "return_tokens": True}
-        prompt: Any = "Rivers and rain. " * 5
-        for _ in range(2):
-            want = plain.post("/completion", {**body, "prompt": prompt})
-            found = drafted.post("/completion", {**body, "prompt": prompt})
-            assert found["tokens"] == want["tokens"]
-            assert found["timings"]["draft_n_accepted"] == found["timings"]["draft_n"] > 12
-            prompt = [*plain.post("/tokenize", {"content": "Rivers and rain. " * 5})["tokens"], *want["tokens"], 9]
-
-
 def test_feature_without_recurrent_support_is_refused(serve_here: Any, path: Path) -> None:
     server = serve_here(path, "-c", "512")
     with pytest.raises(Exception, match="400"):

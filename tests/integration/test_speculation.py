@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.helpers import speculation_seeds
 from tests.helpers.commands import command
 from tests.helpers.paths import MODELS
 
@@ -205,17 +204,6 @@ def test_file_that_cannot_draft_is_refused(flags: list[str], code: int, words: l
     assert told.startswith("logitless: ")
     assert told.count("\n") == 1
     assert all(word in told for word in words), told
-
-
-def test_many_seeds_give_the_same_texts_with_every_kind() -> None:
-    """A short form of the check of 500 seeds in speculation_seeds.py."""
-    if not (MODEL.exists() and DRAFT.exists()):
-        pytest.skip(f"no {MODEL.name} beside the checkout")
-    server = speculation_seeds.Server()
-    lines: list[str] = []
-    assert speculation_seeds.same_texts(server, 16, lines.append) == []
-    assert len(lines) == 1 + len(KINDS) + 2
-    server.close()
 
 
 @pytest.mark.parametrize("temperature", [0, 3.0])

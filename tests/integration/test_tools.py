@@ -73,37 +73,6 @@ def test_a_required_call_fits_its_schema(client: openai.OpenAI) -> None:
         assert choice.message.tool_calls
 
 
-def test_a_named_call_streams(client: openai.OpenAI) -> None:
-    asked: Any = {"model": "m", "messages": ASK, "tools": [NOW, TOOL], "seed": 3, "max_tokens": 400}
-    asked["tool_choice"] = {"type": "function", "function": {"name": "add"}}
-    with client.chat.completions.stream(**asked) as stream:
-        told = stream.get_final_completion().choices[0]
-    whole = client.chat.completions.create(**asked).choices[0]
-    calls = [
-        [(c.function.name, c.function.arguments) for c in m.tool_calls or []] for m in (told.message, whole.message)
-    ]  # type: ignore[union-attr]
-    assert calls[0] == calls[1]
-    ((name, arguments),) = calls[0]
-    assert name == "add"
-    assert fits(arguments)
-
-
-def test_reasoning_before_a_required_call(client: openai.OpenAI) -> None:
-    reply = client.chat.completions.create(
-        model="m",
-        messages=ASK,
-        tools=[TOOL],
-        tool_choice="required",
-        max_tokens=40,
-        temperature=0,
-        extra_body={"chat_template_kwargs": {"force_thinking": True}},
-    )
-    message = reply.choices[0].message
-    assert message.tool_calls is None
-    assert len(message.reasoning_content) > 20  # type: ignore[attr-defined]
-    assert not message.content
-
-
 def test_tools_or_a_format(client: openai.OpenAI) -> None:
     schema = {
         "type": "object",
@@ -135,15 +104,6 @@ def test_a_choice_after_reasoning_or_beside_tools(server: Any) -> None:
         (choice,) = server.post("/v1/chat/completions", body)["choices"]
         called = choice["message"].get("tool_calls")
         assert called if choice["message"]["content"] is None else choice["message"]["content"] in body["guided_choice"]
-
-
-def test_auto_leaves_the_text_alone(client: openai.OpenAI) -> None:
-    asked: Any = {"model": "m", "messages": ASK, "max_tokens": 24, "temperature": 0}
-    reply = client.chat.completions.create(**asked, tools=[TOOL])
-    assert reply.choices[0].message.tool_calls is None
-    prompt = "<tool_call>addOnce upon a time"  # as the template writes it
-    plain = client.completions.create(model="m", prompt=prompt, max_tokens=24, temperature=0)
-    assert reply.choices[0].message.content == plain.choices[0].text
 
 
 def test_auto_is_held_to_the_schema_once_a_call_begins(serve_here: Any, shared_data: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from logitless.backends import self_test
 from logitless.backends.cpu.backend import CPUBackend
 from logitless.cli.flags.flags import UsageError, parse
 from logitless.cli.flags.options import DEVICE, THREADS
@@ -28,7 +27,6 @@ from logitless.cli.setup import training_run
 from logitless.cli.setup.model import open_session
 from logitless.graph.backend import Backend
 from logitless.graph.ops.training.optimizer import adamw_params
-from logitless.graph.tensor import Tensor
 from logitless.models import tokenizer
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import hparams_of
@@ -369,42 +367,6 @@ def test_plan_tells_the_memory_of_a_training(folder: Path, capsys: pytest.Captur
     assert "--lora-out is an adapter" in told
 
 
-@pytest.mark.parametrize("device", ["opencl:0,cpu", "vulkan:0"])
-def test_on_a_device(
-    device: str,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    open_device: Callable[[str], Backend],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The losses that the CPU prints, and an adapter that loads. The device is tried on the run's ops first."""
-    open_device(device.partition(",")[0])
-    examine, tried = self_test._test_nodes, set()
-
-    def seen(backend: Backend, nodes: Iterable[Tensor], seconds: float) -> Any:
-        tried.update((backend.name, t.op) for t in nodes)
-        return examine(backend, nodes, seconds)
-
-    monkeypatch.setattr(self_test, "_test_nodes", seen)
-    (folder / "d.txt").write_text(TEXT)
-    one = ("--file", str(folder / "d.txt"), "-c", "8", "-b", "2", "-t", "1", "--warmup", "0", "--iterations", "2")
-    model, adapter = str(folder / "d.gguf"), folder / f"{device[:6]}.gguf"
-    sizes = ("--embd", "32", "--layer", "1", "--head", "4", "--ff", "48")
-    assert run(capsys, "train", *sizes, *one, "-o", model)[0] == 0
-    told = []
-    for name in ("cpu", device):
-        code, err = run(capsys, "finetune", "-m", model, *one, "--lora-out", str(adapter), "--device", name)
-        assert code == 0, err
-        told.append([float(n) for n in re.findall(r"training loss (\S+) → (\S+), validation loss (\d\.\d+)", err)[0]])
-        assert "wrongly" not in err
-        assert f"2 steps on {'cpu' if name == 'cpu' else name.partition(',')[0] + ', then cpu'}\n" in err
-    assert told[1] == pytest.approx(told[0], rel=1e-3)
-    first = device.partition(",")[0]
-    assert {(first, "causal_attention_back"), (first, "adamw_step"), (first, "cross_entropy_back")} <= tried
-    with GGUFFile.open(adapter) as gguf:
-        assert len(gguf.tensors) == 14
-
-
 @pytest.mark.parametrize("kind", ["--lora-out", "-o"])
 def test_a_run_that_is_killed_goes_on_to_the_same_bytes(
     kind: str, given: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -461,8 +423,7 @@ def test_a_resumed_run_tells_why_its_order_begins_anew(
     assert f"logitless: going on after iteration 1{reason}" in err
 
 
-@pytest.mark.parametrize("kind", ["--lora-out", "-o"])
-@pytest.mark.parametrize("pattern", ["out.gguf", "out-ITERATION.gguf"])
+@pytest.mark.parametrize(("kind", "pattern"), [("--lora-out", "out.gguf"), ("-o", "out-ITERATION.gguf")])
 def test_the_result_is_that_of_the_lowest_validation_loss(
     kind: str,
     pattern: str,
@@ -500,8 +461,9 @@ def test_the_result_is_that_of_the_lowest_validation_loss(
         assert result("many", 10) != result("few", 4)
 
 
-@pytest.mark.parametrize("kind", ["--lora-out", "-o"])
-@pytest.mark.parametrize(("every", "step", "last"), [(2, 4, 2), (3, 5, 3), (9, 5, 0)])
+@pytest.mark.parametrize(
+    ("kind", "every", "step", "last"), [("--lora-out", 2, 4, 2), ("-o", 3, 5, 3), ("--lora-out", 9, 5, 0)]
+)
 def test_a_diverged_run_keeps_and_names_the_last_good_files(
     kind: str,
     every: int,

@@ -142,31 +142,29 @@ def test_the_documentation_names_it() -> None:
     assert "/openapi.json" in (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("path", "required", "either"),
-    [
-        ("/completion", ["prompt"], []),
-        ("/v1/completions", ["prompt"], []),
-        ("/v1/chat/completions", ["messages"], []),
-        ("/v1/responses", ["input"], []),
-        ("/v1/embeddings", [], [["input", "content"]]),
-        ("/v1/rerank", ["query"], [["documents", "texts"]]),
-        ("/v1/verify", [], [["prompt", "id_slot"]]),
-        ("/api/show", [], [["model", "name"]]),
-        ("/tokenize", [], []),
-    ],
-)
-async def test_required_fields_are_marked_and_their_absence_is_refused(
-    path: str, required: list[str], either: list[list[str]]
-):
+REQUIRED: list[tuple[str, list[str], list[list[str]]]] = [
+    ("/completion", ["prompt"], []),
+    ("/v1/completions", ["prompt"], []),
+    ("/v1/chat/completions", ["messages"], []),
+    ("/v1/responses", ["input"], []),
+    ("/v1/embeddings", [], [["input", "content"]]),
+    ("/v1/rerank", ["query"], [["documents", "texts"]]),
+    ("/v1/verify", [], [["prompt", "id_slot"]]),
+    ("/api/show", [], [["model", "name"]]),
+    ("/tokenize", [], []),
+]
+
+
+async def test_required_fields_are_marked_and_their_absence_is_refused():
     async with running() as server:
         _, document = await server.get("/openapi.json")
-        schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
-        assert schema["required"] == required
-        names = [[one["required"][0] for one in group["anyOf"]] for group in schema.get("allOf", ())]
-        assert names == either
-        status, answer = await server.post(path, {})
-        assert status == (400 if required or either else 200)
-        vectors = path in ("/v1/embeddings", "/v1/rerank")  # this server makes none
-        named = [name for name in (*required, *(group[0] for group in either)) if name in json.dumps(answer)]
-        assert named or vectors or not (required or either)
+        for path, required, either in REQUIRED:
+            schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+            assert schema["required"] == required
+            names = [[one["required"][0] for one in group["anyOf"]] for group in schema.get("allOf", ())]
+            assert names == either
+            status, answer = await server.post(path, {})
+            assert status == (400 if required or either else 200)
+            vectors = path in ("/v1/embeddings", "/v1/rerank")  # this server makes none
+            named = [name for name in (*required, *(group[0] for group in either)) if name in json.dumps(answer)]
+            assert named or vectors or not (required or either)

@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import ClientError, web
 from aiohttp.test_utils import TestClient, TestServer, make_mocked_request
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from logitless.engine.errors import InvalidRequest
 from logitless.server.api.openai.files import listed
@@ -257,44 +255,6 @@ async def test_no_traceback_for_broken_http(server: Running, raw: bytes):
     assert b"Traceback" not in reply
     writer.close()
     await writer.wait_closed()
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
-    max_leaves=6,
-)
-NAMES = sorted(
-    {*NUMBERS, *INTEGERS, *BOOLEANS, *HARMLESS, *dict(CHAT), "prompt", "messages", "echo", "best_of", "tools"}
-)
-ALMOST = st.fixed_dictionaries(
-    {"prompt": st.just("say:a") | JSON, "messages": st.just([{"role": "user", "content": "say:a"}]) | JSON},
-    optional={name: JSON for name in NAMES if name not in ("prompt", "messages")},
-)
-
-
-def test_no_body_breaks_the_server():
-    paths = ("/completion", "/v1/completions", "/v1/chat/completions", "/tokenize", "/apply-template")
-
-    async def check(server: Running, body: Any) -> None:
-        for path in paths:
-            async with server.http.post(server.url + path, data=json.dumps(body).encode()) as reply:
-                assert reply.status in (200, 400), (path, await reply.text())
-                await reply.read()
-
-    with asyncio.Runner() as runner:
-        started = running(n_predict=4)
-        server = runner.run(started.__aenter__())
-
-        @settings(max_examples=80, suppress_health_check=list(HealthCheck))
-        @given(ALMOST | st.dictionaries(st.sampled_from(NAMES), JSON, max_size=6))
-        def run(body: Any) -> None:
-            runner.run(check(server, body))
-
-        try:
-            run()
-        finally:
-            runner.run(started.__aexit__(None, None, None))
 
 
 @pytest.mark.parametrize("limit", ["", "0", "-1", "x", "10001", "9" * 5000, "²"])

@@ -26,7 +26,7 @@ def test_a_long_context_has_few_pages_of_windows() -> None:
     assert (
         b.engine.window_kv.n == 10
     )  # 4 are seen after any token, 2 are written and 2 by a step left, 2 when one is begun
-    assert asked(b, prompt(900), n_predict=100) == 0
+    assert asked(b, prompt(500), n_predict=50) == 0
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_chat_goes_on_from_its_last_token() -> None:
     assert asked(b, [*prompt(170), *answer, 3, 4]) == 170 + 4
 
 
-@pytest.mark.parametrize(("n", "known"), [(170, 160), (171, 160), (184, 176), (9, 0), (24, 16)])
+@pytest.mark.parametrize(("n", "known"), [(170, 160), (184, 176), (24, 16)])
 def test_another_end_of_a_prompt_goes_on_from_a_page_before_it(n: int, known: int) -> None:
     b = bench(n_slots=1)
     asked(b, prompt(n), n_predict=300)

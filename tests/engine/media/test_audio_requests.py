@@ -65,8 +65,8 @@ def test_a_sound_of_two_requests_is_encoded_once(tmp_path: Path, shared_data: Pa
     [
         pytest.param("ultravox", "opencl:0", marks=pytest.mark.long),
         ("gemma4a", "vulkan:0"),
-        ("qwen3a", "vulkan:0"),
         ("granite_speech", "vulkan:0"),
+        pytest.param("qwen3a", "vulkan:0", marks=pytest.mark.long),
     ],
 )
 def test_sounds_on_devices(

@@ -14,7 +14,7 @@ from logitless.engine.errors import RequestError, TooManyRequests, Unavailable
 from logitless.engine.requests import BATCH_PRIORITY, Failed
 from logitless.engine.scheduler.scheduler import Scheduler
 from logitless.engine.scheduler.step_budget import shares
-from logitless.engine.sequence import Sequence
+from logitless.engine.sequence import PLACES_PER_PRIORITY, Sequence
 from tests.helpers.http_fakes import running
 from tests.helpers.scheduler_fakes import N_VOCAB, Bench, FakeSampler, oracle
 
@@ -37,6 +37,14 @@ def test_the_least_priority_is_first() -> None:
     priorities = [0, 5, -1, 0, -(2**31)]
     seqs = [bench.submit(prompt(5, i), n_predict=2, priority=p) for i, p in enumerate(priorities)]
     assert order_of_ends(bench, seqs) == [4, 2, 0, 3, 1]
+
+
+def test_oldest_request_of_a_priority_decides_its_turn() -> None:
+    bench = Bench(n_slots=1)
+    seqs = [bench.submit(prompt(5, p), n_predict=2, priority=p, client=client) for p, client in enumerate("ac")]
+    bench.scheduler._n_submitted += PLACES_PER_PRIORITY  # as many requests later
+    seqs.append(bench.submit(prompt(5, 9), n_predict=2, client="b"))
+    assert order_of_ends(bench, seqs) == [0, 1, 2]
 
 
 def test_a_late_one_of_less_priority_has_the_pages() -> None:

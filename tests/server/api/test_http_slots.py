@@ -73,6 +73,19 @@ async def test_refusals(scheduler: Scheduler, tmp_path: Path, path: str, body: o
         assert os.listdir(tmp_path) == ["bad"]
 
 
+@pytest.mark.parametrize(
+    "name", ["/tmp/x", "a/../../x", "..", ".", "", "a\0b", "a/b", "a\\..\\b", "x" * 300, None, ["a"]], ids=repr
+)
+async def test_slot_file_outside_the_folder_is_refused(scheduler: Scheduler, tmp_path: Path, name: object) -> None:
+    (folder := tmp_path / "slots").mkdir()
+    async with running(scheduler=scheduler, n_parallel=2, slot_save_path=str(folder)) as server:
+        for action in ("save", "restore"):
+            status, _ = await server.post(f"/slots/0?action={action}", {"filename": name})
+            assert status in (400, 404)
+    assert os.listdir(tmp_path) == ["slots"]
+    assert os.listdir(folder) == []
+
+
 async def test_without_a_folder(scheduler: Scheduler) -> None:
     async with running(scheduler=scheduler, n_parallel=2) as server:
         for action in ("save", "restore"):
