@@ -566,6 +566,11 @@ WRITTEN: dict[str, tuple[CallFormat, str]] = {
         f'<tool_call>\n{{"name": "now", "arguments": {A}}}\n</tool_call>'
         f'<tool_call>{{"name": "add", "arguments": {B}}}</tool_call>',
     ),
+    "Llama 4": (
+        LLAMA4,
+        f'<|python_start|>{{"name": "now", "parameters": {A}}}<|python_end|>'
+        f'<|python_start|>{{"name": "add", "parameters": {B}}}<|python_end|>',
+    ),
     "Llama 3": (LLAMA3, f'{{"name": "now", "parameters": {A}}}; {{"name": "add", "parameters": {B}}}'),
     "Mistral": (MISTRAL, f"[TOOL_CALLS]{LISTED}"),
     "Mistral v11": (MISTRAL, f"[TOOL_CALLS]now[ARGS]{A}[TOOL_CALLS]add[ARGS]{B}"),
@@ -652,13 +657,15 @@ def test_arguments_as_models_write_them_become_the_json_that_was_meant(written: 
             assert message.content.strip() == "So."
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *WRITTEN])
 def test_an_answer_that_the_model_ends_anywhere_leaves_whole_arguments(name: str) -> None:
-    text = rendered(name, [("add", {"a": 1, "unit": "C"}), ("now", {"zone": "Z"})])
+    calls, text = WRITTEN.get(name) or (template(name).calls, rendered(name, [ADDED, ("now", {"zone": "Z"})]))
     for end in range(len(text)):
-        parser = Parser(Style(template(name).calls, frozenset({"add", "now"}), texts=TEXTS))
-        message = Message().add(parser.push(text[:end])).add(parser.finish(by_model=True))
-        assert all(isinstance(json.loads(call.arguments), dict) for call in message.calls), text[:end]
+        for parallel in (True, False):
+            parser = Parser(Style(calls, frozenset({"add", "now"}), texts=TEXTS, parallel=parallel))
+            message = Message().add(parser.push(text[:end])).add(parser.finish(by_model=True))
+            assert all(isinstance(json.loads(call.arguments), dict) for call in message.calls), text[:end]
+            assert len(message.calls) <= 1 or parallel
 
 
 @pytest.mark.parametrize("name", ["BARE_PYTHON", "QUOTED_PYTHON", "REPR_PYTHON", "LINES_OF_PYTHON"])

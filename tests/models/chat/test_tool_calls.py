@@ -127,32 +127,6 @@ def test_llama4(text: str, expected: object) -> None:
     assert told(parse(text, LLAMA4)) == expected
 
 
-@pytest.mark.parametrize("parallel", [True, False])
-@pytest.mark.parametrize(
-    ("calls", "text"),
-    [
-        (HERMES, f"<tool_call>{CALL}</tool_call><tool_call>{CALL}"),
-        (LLAMA4, f"<|python_start|>{CALL}<|python_end|><|python_start|>{CALL}"),
-        (LLAMA3, f"{CALL}; {CALL}"),
-        (MISTRAL, f"[TOOL_CALLS][{CALL}, {CALL}"),
-        (NEMOTRON, f"<TOOLCALL>[{CALL}, {CALL}"),
-        (GENERIC, f'{{"tool_calls": [{CALL}, {CALL}'),
-        (GPT_OSS, f"{TO_ADD}{ADD[1]}<|call|>{TO_ADD}{ADD[1]}"),
-        (DEEPSEEK_V31, deepseek(ADD, ADD)),
-    ],
-    ids=lambda value: getattr(value, "name", ""),
-)
-def test_an_answer_that_the_model_ends_anywhere_leaves_whole_arguments(
-    calls: CallFormat, text: str, parallel: bool
-) -> None:
-    for end in range(len(text) // 2, len(text)):
-        message = Message()
-        parser = Parser(Style(calls, NAMES, parallel=parallel))
-        message.add(parser.push(text[:end])).add(parser.finish(by_model=True))
-        assert all(isinstance(json.loads(call.arguments), dict) for call in message.calls), text[:end]
-        assert len(message.calls) <= 1 or parallel
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
