@@ -217,46 +217,6 @@ async def test_a_hopeless_text_is_not_tokenized(server: Running, monkeypatch: py
         assert N_CTX < error["n_prompt_tokens"] <= len(text)
 
 
-async def test_size_and_time():
-    async with running(max_body=1000, timeout=0.05) as server:
-        await refused(server, "/completion", {"prompt": "x" * 2000}, 413)
-        reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
-        writer.write(b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        assert (await reader.readline()).startswith(b"HTTP/1.1 408")
-        writer.close()
-        await writer.wait_closed()
-
-
-@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-async def test_garbage_for_a_compressed_body(server: Running, encoding: str):
-    async with server.http.post(
-        server.url + "/completion", data=b"garbage", headers={"Content-Encoding": encoding}
-    ) as reply:
-        assert (reply.status, (await reply.json())["error"]["type"]) == (400, "invalid_request_error")
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"GET / HTTP/9\r\n\r\n",
-        b"\x00\x01\x02\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nA: " + b"x" * 100_000 + b"\r\n\r\n",
-        b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: nan\r\n\r\n",
-        b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: x\r\nOrigin: a\x00b\r\n\r\n",
-    ],
-)
-async def test_no_traceback_for_broken_http(server: Running, raw: bytes):
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
-    writer.write(raw)
-    writer.write_eof()
-    reply = await asyncio.wait_for(reader.read(), 5)
-    assert b" 400 " in reply.split(b"\r\n")[0] or not reply
-    assert b"Traceback" not in reply
-    writer.close()
-    await writer.wait_closed()
-
-
 @pytest.mark.parametrize("limit", ["", "0", "-1", "x", "10001", "9" * 5000, "²"])
 def test_limits_of_lists(limit: str):
     request = make_mocked_request("GET", f"/v1/files?limit={limit}")
