@@ -84,14 +84,14 @@ def test_a_state_that_is_refused_changes_nothing() -> None:
             erase(bench.scheduler, id)
 
 
-@pytest.mark.parametrize("n", [40, 43])
-def test_erased_prefix_stays_with_other_slot(n: int) -> None:
-    """`n`: the other one's page goes on behind it, or not."""
+@pytest.mark.parametrize(("n", "n_other", "erased"), [(40, 40, 0), (43, 40, 0), (32, 32, 1)])
+def test_erased_prefix_stays_with_other_slot(n: int, n_other: int, erased: int) -> None:
+    """The first one's page goes on behind the other's, or not; or all their pages are full."""
     bench = Bench(n_slots=2)
     bench.run(prompt(n), n_predict=1, id_slot=0)
-    bench.run(prompt(40), n_predict=1, id_slot=1, cache_prompt=False)
-    erase(bench.scheduler, 0)
-    assert snapshot(bench.scheduler, 1).tokens == prompt(40)
+    bench.run(prompt(n_other), n_predict=1, id_slot=1, cache_prompt=False)
+    erase(bench.scheduler, erased)
+    assert snapshot(bench.scheduler, 1 - erased).tokens == prompt(n_other)
 
 
 def test_a_fork_shares_its_pages() -> None:
