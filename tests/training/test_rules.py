@@ -15,7 +15,7 @@ from logitless.training.errors import TrainingError
 from logitless.training.reporting.progress import Reporter, bar, clock, status
 from logitless.training.reporting.results import Result
 from logitless.training.run import settings_of
-from logitless.training.schedule import Stopping, factor_at, rate_at
+from logitless.training.schedule import Stopping, default_warmup, factor_at, rate_at
 from logitless.training.trainer import Step, Validated, Validating
 
 COSINE = TrainingConfig(schedule="cosine", learning_rate=1e-3, warmup=10, cos_decay_steps=100, cos_decay_min=0.1)
@@ -28,6 +28,10 @@ def test_warm_up_and_cosine() -> None:
     assert factor_at(s, 50) == pytest.approx(0.55)
     assert factor_at(s, 100) == factor_at(s, 5000) == pytest.approx(0.1)
     assert rate_at(s, 50) == pytest.approx(1.1e-3)
+
+
+def test_default_warm_up_of_a_long_run_ends() -> None:
+    assert [default_warmup(n) for n in (9, 10, 990, 1000, 50_000)] == [0, 1, 99, 100, 100]
 
 
 def test_restarts_are_longer_each_time_and_counted_from_the_warm_up() -> None:
