@@ -278,7 +278,7 @@ def test_block_that_predicts_one_token_more_is_read_and_written(family: str, tmp
 
 def test_drafts_of_a_folder_change_no_token_of_its_answers(tmp_path: Path) -> None:
     write_mtp(tmp_path / "model", "qwen35")
-    (*drafted, (alone, n, _)) = ours(tmp_path / "model", MTPDrafter, 12)
+    (*drafted, (alone, n, _)) = ours(tmp_path / "model", MTPDrafter)
     assert n == 0
     assert all(text == alone and n_drafted > 0 for text, n_drafted, _ in drafted)
 
