@@ -85,7 +85,7 @@ class Resting(MTPDrafter):
         return super().propose(wanted, grow) if self.n_wrong == before else {}
 
 
-def ours(path: Path, kind: type[MTPDrafter]) -> list[Told]:
+def ours(path: Path, kind: type[MTPDrafter], n_tokens: int = N_TOKENS) -> list[Told]:
     """By drafts of so many tokens, and without any."""
     # few checkpoints and a longer context: windows have pages of their own
     options = RunnerOptions(n_ctx=512, n_slots=1, n_ubatch=64, type_k="f32", type_v="f32", swa_full=False)
@@ -99,7 +99,7 @@ def ours(path: Path, kind: type[MTPDrafter]) -> list[Told]:
             engine, tokenizer, SchedulerConfig(n_slots=1, n_ctx=512, n_ubatch=64), speculator=speculator
         )
         params, greedy = SpeculationParams(("draft-mtp",) if n else ()), SamplingParams(temperature=0.0)
-        scheduler.submit(CompletionRequest(tuple(TEXT), greedy, N_TOKENS, ignore_eos=True, speculation=params))
+        scheduler.submit(CompletionRequest(tuple(TEXT), greedy, n_tokens, ignore_eos=True, speculation=params))
         events = []
         while not scheduler.idle:
             events += [event for _, event in scheduler.step()]
