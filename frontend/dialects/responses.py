@@ -148,7 +148,7 @@ def _add(messages: list[dict[str, Any]], value: object, names: dict[str, str]) -
     if not isinstance(value, list) or not value:
         bad_request("input", "must be a string or a non-empty array")
     for i, item in enumerate(value):
-        kind = as_object(f"input[{i}]", item).get("type", "message")
+        kind = as_text(f"input[{i}].type", as_object(f"input[{i}]", item).get("type", "message"))
         if kind == "message":
             as_text(f"input[{i}].role", item.get("role"))
             _add_message(messages, item)
@@ -168,7 +168,7 @@ def _add(messages: list[dict[str, Any]], value: object, names: dict[str, str]) -
         elif kind == "reasoning":
             messages.append({"role": "assistant", "content": None, "reasoning_content": _thought(i, item)})
         else:
-            bad_request(f"input[{i}].type", f"{str(kind)[:32]!r} is not known here")
+            bad_request(f"input[{i}].type", f"{kind[:32]!r} is not known here")
 
 
 _UNSEEN = frozenset({"mcp_list_tools", "mcp_approval_request", "mcp_approval_response"})  # by the model

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 
 N_STAGES = 4
 MAX_BLOCKS = 1000  # of a stage
+MAX_SIDE = 31  # of a depthwise convolution; a graph has a node for each of its taps
 
 
 class Kind(Enum):
@@ -54,5 +56,11 @@ def read_blocks(gguf: GGUFFile) -> tuple[Block, ...]:
 
 
 def _side(gguf: GGUFFile, name: str) -> int:
+    """Side of a depthwise convolution; 0: the file has none."""
     info = gguf.tensors.get(name)
-    return info.shape[-1] if info is not None else 0
+    if info is None:
+        return 0
+    if len(info.shape) != 4 or not 1 <= info.shape[-1] <= MAX_SIDE:
+        expected = f"(channels, 1, side, side), side at most {MAX_SIDE}"
+        raise ModelFileError(gguf.path, f"tensor '{name}' has shape {info.shape}, expected {expected}")
+    return info.shape[-1]

@@ -80,6 +80,17 @@ def test_norm_of_queries_of_another_length_than_a_head_is_named(part: str, tmp_p
         Encoders.check(gguf, read_media_params(gguf), n_text)
 
 
+@pytest.mark.parametrize("shape", [(), (3, 3), (96, 1, 10**6, 10**6)])
+def test_depthwise_kernel_of_no_possible_side_is_named(shape: tuple[int, ...], tmp_path: Path) -> None:
+    """Before a graph has a node for each of its taps."""
+    path, n_text = write(tmp_path / "p.gguf", "gemma3nv")
+    with GGUFFile.open(path) as gguf:
+        fault = next(name for name in gguf.tensors if name.endswith("dw_start.conv.weight"))
+        gguf.tensors = {**gguf.tensors, fault: replace(gguf.tensors[fault], shape=shape)}
+        with pytest.raises(ModelFileError, match=f"tensor '{fault}' has shape"):
+            Encoders.check(gguf, read_media_params(gguf), n_text)
+
+
 @pytest.mark.parametrize(
     ("name", "key", "value"),
     [

@@ -345,7 +345,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"input": [{"type": "function_call", "name": "f"}]}, 400, "input[0].call_id"),
     ({"input": [{"type": "function_call_output"}]}, 400, "input[0].call_id"),
     ({"input": [{"type": "reasoning", "content": [1]}]}, 400, "input[0].content"),
-    ({"input": [{"type": "item\nreference"}]}, 400, "input[0].type"),
+    *[({"input": [{"type": kind}]}, 400, "field 'input[0].type':") for kind in ("item\nreference", [], {}, None)],
     ({"previous_response_id": "resp_1"}, 400, "previous_response_id"),
     ({"previous_response_id": 1}, 400, "previous_response_id"),
     ({"conversation": "conv_1"}, 400, "conversation"),
