@@ -170,6 +170,9 @@ class _Parser:
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             self.where = "key 'general.alignment'"
             raise self._error(f"is {shown(str(alignment))}, not a power of two")
+        if not isinstance(values.get("general.architecture", ""), str):
+            self.where = "key 'general.architecture'"
+            raise self._error("is no text")
         table = [self._tensor(i) for i in range(n_tensors)]
         metadata = Metadata(self.path, self.buffer, values, types)
         return Part(self.path, self.buffer, version, alignment, metadata, self._place(table, alignment, index))

@@ -287,6 +287,11 @@ BAD: dict[str, tuple[bytes, str]] = {
     "alignment 0": (gguf(key(b"general.alignment", 4, bytes(4)), keys=1), "'general.alignment': is '0', not a power"),
     "alignment 24": (gguf(key(b"general.alignment", 4, b"\x18\0\0\0"), keys=1), "not a power of two"),
     "alignment text": (gguf(key(b"general.alignment", 8, string(b"x")), keys=1), "not a power of two"),
+    "architectures": (
+        gguf(key(b"general.architecture", 9, struct.pack("<IQ", 8, 1) + string(b"llama")), keys=1),
+        "'general.architecture': is no text",
+    ),
+    "architecture 5": (gguf(key(b"general.architecture", 4, b"\5\0\0\0"), keys=1), "ure': is no text"),
     "tensor cut": (ONE_TENSOR(b"t", (4, 4))[:50], "tensor 't': needs"),
     "tensor name": (gguf(struct.pack("<Q", 2**40) + bytes(32), tensors=1), f"tensor 0: needs {2**40} bytes"),
     "tensor twice": (gguf(tensor(b"t", (4,)), tensor(b"t", (4,), offset=32), tensors=2, data=F32), "'t' appears twice"),
