@@ -259,7 +259,8 @@ def _rope(path: Path, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[s
         rope = rope["full_attention"]
     elif isinstance(rope, dict) and isinstance(rope.get("compress"), dict):  # DeepSeek V4's, of layers with blocks
         kind = rope["compress"].get("rope_type", "default")
-        rope, local = {**rope["compress"], **(rope.get("main") or {}), "rope_type": kind}, {}
+        main = rope.get("main") or {}
+        rope, local = ({**rope["compress"], **main, "rope_type": kind} if isinstance(main, dict) else main), {}
     else:
         local = {}
     if not isinstance(rope, dict) or not isinstance(local, dict):

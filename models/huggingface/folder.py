@@ -23,6 +23,7 @@ from logitless.models.gguf.types import FILE_TYPES, TENSOR_TYPES, ValueType
 from logitless.models.gguf.write import Key, f32, text, u32
 from logitless.models.hparams.keys import MAX_LAYERS
 from logitless.models.huggingface.checkpoint import FLOATS, Checkpoint, Weight, as_f32, of_f32, open_checkpoint, plain
+from logitless.models.huggingface.companions import check_companions
 from logitless.models.huggingface.config import Config, read_json, repository_name
 from logitless.models.huggingface.families.family import Family, made_of
 from logitless.models.huggingface.families.keys import common_keys, gemma4_far, has_experts
@@ -101,12 +102,7 @@ def _check_complete(config: Config, family: Family, tensors: dict[str, TensorInf
     for name in family.required:
         if name not in tensors:
             raise ModelFileError(folder, f"no safetensors file has the classifier's tensor {name}")
-    ends = [family.biases] if family.biases else []
-    ends += ["attn_[qkv]"] if config.get("attention_bias") is True else []
-    with_bias = re.compile(rf"((?:blk\.\d+\.)?(?:{'|'.join(ends)}))\.weight")
-    for weight in filter(None, map(with_bias.fullmatch, tensors)):
-        if f"{weight[1]}.bias" not in tensors:
-            raise ModelFileError(folder, f"tensor {shown(weight[1] + '.bias')} is missing")
+    check_companions(config, family, tensors)
     is_whole = not any(True for _ in _pooling(config)) and any(
         map(_WITH_HEAD.search, map(str, config.items("architectures")))
     )

@@ -89,6 +89,16 @@ LERPS = reshaped(lambda shape, _: (shape[0], 1, 1, shape[-1]))  # RWKV's, as lla
 INPUTS = Move(lambda a, _: a.reshape(5, -1, a.shape[-1])[[3, 1, 2, 0, 4]].reshape(a.shape))
 COLUMN = reshaped(lambda shape, _: (shape[0], 1))
 VECTOR = reshaped(lambda shape, _: (math.prod(shape),))
+
+
+def _vector_of_heads(shape: Shape, c: Config) -> Shape:
+    size = c.count("head_size", "head_dim", default=c.head_dim)
+    if shape[-1] != size:
+        raise ValueError(f"has heads of {shape[-1]} numbers, config.json of {size}")
+    return (math.prod(shape),)
+
+
+HEADS = reshaped(_vector_of_heads)
 GROUPS = reshaped(lambda shape, c: (n := max(1, c.count("mamba_n_groups", "n_groups")), shape[0] // n))
 
 

@@ -186,8 +186,12 @@ def mla(c: Config) -> Keys:
     yield "rope.dimension_count", u32(n_turned)
     if "mscale_all_dim" in c.rope:
         yield "rope.scaling.yarn_log_multiplier", f32(0.1 * c.number("mscale_all_dim", of=c.rope))
-    sigmoid = c.get("scoring_func", default="") == "sigmoid" or c.get("model_type") in ("deepseek_v3", "glm4_moe_lite")
-    yield "expert_gating_func", u32(2 if sigmoid else 1)
+    yield "expert_gating_func", u32(2 if uses_sigmoid(c) else 1)
+
+
+def uses_sigmoid(c: Config) -> bool:
+    """True where an expert's probability is the sigmoid of its score, not the softmax of all."""
+    return c.get("scoring_func", default="") == "sigmoid" or c.get("model_type") in ("deepseek_v3", "glm4_moe_lite")
 
 
 def sparse_mla(c: Config) -> Keys:

@@ -113,8 +113,8 @@ _UNUSED_HEADS = r"position_ids$|(^|\.)pooler\.|^(cls|lm_head|decoder|head)\."
 
 
 _EXPERTS = m.reshaped(_of_experts)
-_BERT = Family("bert", keys.encoder, unused=_UNUSED_HEADS)
-_ROBERTA = Family("bert", keys.roberta, (("position_embd.weight", _CUT),), unused=_UNUSED_HEADS)
+_BERT = Family("bert", keys.encoder, unused=_UNUSED_HEADS, biases=_ALL)
+_ROBERTA = replace(_BERT, keys=keys.roberta, moves=(("position_embd.weight", _CUT),))
 _CLASSIFIER: Splits = ((r"^classifier\.(weight|bias)$", r"cls.output.\1"),)
 _OUTPUT = ("cls.output.weight", "cls.output.bias")
 _NEMOTRON_H: Splits = ((r"mixer\.experts\.(up|down)_proj\.weight$", r"ffn_\1_exps.weight"),)
@@ -224,7 +224,7 @@ _RWKV6 = Family(
 _RWKV7 = Family(
     "rwkv7",
     keys.rwkv7,
-    (("(k_k|k_a|r_k|lerp_k).weight", m.VECTOR),),
+    (("(k_k|k_a|lerp_k).weight", m.VECTOR), ("r_k.weight", m.HEADS)),
     (
         *_FUSED,
         # of low rank: as fla's layers have them, or transposed; llama.cpp wants those of values in the first layer, too
@@ -344,14 +344,14 @@ _ROWS: dict[str, Family] = {  # by names of architectures
         _BERT,
         splits=(*_CLASSIFIER, (r"pooler\.dense\.(weight|bias)$", r"cls.\1")),
         unused="position_ids$",
-        required=("cls.weight", *_OUTPUT),
+        required=("cls.weight", "cls.bias", *_OUTPUT),
     ),
     **dict.fromkeys(
         (f"{kind}{end}" for kind in ("Roberta", "XLMRoberta") for end in ("Model", "ForMaskedLM")), _ROBERTA
     ),
     **dict.fromkeys(
         (f"{kind}ForSequenceClassification" for kind in ("Roberta", "XLMRoberta")),
-        replace(_ROBERTA, required=("cls.weight", *_OUTPUT)),
+        replace(_ROBERTA, required=("cls.weight", "cls.bias", *_OUTPUT)),
     ),
     "NomicBertModel": Family("nomic-bert", keys.nomic, unused=_UNUSED_HEADS),
     "NomicBertModel of experts": Family(
@@ -364,7 +364,7 @@ _ROWS: dict[str, Family] = {  # by names of architectures
         unused=rf"{_UNUSED_HEADS}|mlp\.experts\.bias$",
     ),
     "JinaEmbeddingsV3Model, XLMRobertaModel of adapters": Family(
-        "jina-bert-v3", keys.jina3, unused=rf"{_UNUSED_HEADS}|\.lora_[AB]$"
+        "jina-bert-v3", keys.jina3, unused=rf"{_UNUSED_HEADS}|\.lora_[AB]$", biases=_ALL
     ),
     "GPTNeoXForCausalLM": Family(
         "gptneox", keys.gpt, (("attn_qkv.(weight|bias)", m.HEADS_APART),), biases=rf"{_NORMS}|ffn_.*"
@@ -413,7 +413,9 @@ _ROWS: dict[str, Family] = {  # by names of architectures
     ),
     "T5EncoderModel": Family("t5encoder", keys.t5, unused=r"^encoder\.embed_tokens\."),
     "EuroBertModel": Family("eurobert", keys.eurobert),
-    "JinaBertModel, JinaBertForMaskedLM": Family("jina-bert-v2", keys.encoder, unused=_UNUSED_HEADS),
+    "JinaBertModel, JinaBertForMaskedLM": Family(
+        "jina-bert-v2", keys.encoder, unused=_UNUSED_HEADS, biases=rf"{_QKV}|attn_output|ffn_down"
+    ),
     "MiniCPM3ForCausalLM": Family("minicpm3", keys.minicpm3),
     "Gemma3TextModel": Family("gemma-embedding", keys.gemma_embedding, _GEMMA),
     "ApertusForCausalLM": Family(

@@ -712,6 +712,8 @@ def test_settings_of_repositories_mean_those_of_transformers(family: str, tmp_pa
             {"layers_block_type": ["mamba", "mlp", "moe", "mlp"]},
             "'layers_block_type' has not one kind of FFN",
         ),
+        ("rwkv7", {"head_dim": 1}, r"attention.r_k.weight' has heads of 64 numbers, config.json of 1"),
+        ("deepseek4", {"rope_parameters": {"compress": {}, "main": 1}}, "'rope_parameters' is no object"),
         ("llama", {"partial_rotary_factor": -1}, "config.json: makes the key 'llama.rope.dimension_count' -"),
         ("openelm", {"num_query_heads": [2**31, 4, 6]}, "makes the key 'openelm.attention.head_count' 2.1"),
         ("cohere2moe", {"num_shared_experts": 2**31 - 1}, "makes the key 'cohere2moe.expert_shared_feed_forward_len"),

@@ -167,9 +167,28 @@ def test_folder_without_its_output_matrix_is_refused_unless_it_is_tied_or_an_emb
         ("gpt2", "transformer.ln_f.bias", "output_norm.bias"),
         ("bloom", "transformer.h.0.mlp.dense_h_to_4h.bias", "blk.0.ffn_up.bias"),
         ("gpt-oss", "model.layers.1.mlp.router.bias", "blk.1.ffn_gate_inp.bias"),
+        ("gptneox", "gpt_neox.layers.0.attention.dense.bias", "blk.0.attn_output.bias"),
+        ("jais2", "model.layers.0.mlp.up_proj.bias", "blk.0.ffn_up.bias"),
+        ("llama", "model.layers.0.self_attn.o_proj.bias", "blk.0.attn_output.bias"),  # another layer has it
+        ("phimoe", "lm_head.bias", "output.bias"),
+        ("glm4moe", "model.layers.0.self_attn.q_norm.weight", "blk.0.attn_q_norm.weight"),
+        ("deepseek3", "model.layers.1.mlp.gate.e_score_correction_bias", "blk.1.exp_probs_b.bias"),
+        ("glm-dsa", "model.layers.1.mlp.gate.e_score_correction_bias", "blk.1.exp_probs_b.bias"),
+        ("ernie4_5moe", "model.layers.1.mlp.moe_statics.e_score_correction_bias", "blk.1.exp_probs_b.bias"),
+        ("hy-v3", "model.layers.1.mlp.expert_bias", "blk.1.exp_probs_b"),
+        ("falcon-h1", "model.layers.0.mamba.conv1d.bias", "blk.0.ssm_conv1d.bias"),
+        ("mamba2", "backbone.layers.0.mixer.conv1d.bias", "blk.0.ssm_conv1d.bias"),
+        ("jamba", "model.layers.0.mamba.dt_layernorm.weight", "blk.0.ssm_dt_norm.weight"),
+        ("mimo2", "model.layers.1.self_attn.attention_sink_bias", "blk.1.attn_sinks.weight"),
+        ("qwen2moe", "model.layers.0.mlp.shared_expert_gate.weight", "blk.0.ffn_gate_inp_shexp.weight"),
+        ("gemma4", "model.layers.0.layer_scalar", "blk.0.layer_output_scale.weight"),
+        ("gemma4moe", "model.layers.0.self_attn.v_proj.weight", "blk.0.attn_v.weight"),
+        ("encoders/t5", "encoder.block.0.layer.1.DenseReluDense.wi_0.weight", "enc.blk.0.ffn_gate.weight"),
+        ("encoders/bert", "embeddings.token_type_embeddings.weight", "token_types.weight"),
+        ("encoders/jina2", "encoder.layer.0.mlp.wo.bias", "blk.0.ffn_down.bias"),
     ],
 )
-def test_bias_that_a_family_has_is_named_where_it_is_missing(
+def test_tensor_that_a_family_has_is_named_where_it_is_missing(
     family: str, left_out: str, problem: str, tmp_path: Path
 ) -> None:
     folder = write_folder(tmp_path / "model", family)
@@ -178,6 +197,32 @@ def test_bias_that_a_family_has_is_named_where_it_is_missing(
     with pytest.raises(ModelFileError, match=f"tensor '{re.escape(problem)}' is missing") as error:
         GGUFFile.open(folder)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "end", "settings"),
+    [
+        ("deepseek3", "e_score_correction_bias", {"topk_method": "greedy"}),
+        ("falcon-h1", "conv1d.bias", {"mamba_conv_bias": False}),
+        ("mamba", "conv1d.bias", {"use_conv_bias": False}),
+        ("glm4moe", "_norm.weight", {"use_qk_norm": False}),
+        ("gptneox", "attention.dense.bias", {"attention_bias": False}),
+        ("mimo2", "attention_sink_bias", {"add_swa_attention_sink_bias": False}),
+        ("encoders/bert", "token_type_embeddings.weight", {"type_vocab_size": 0}),
+    ],
+)
+def test_tensors_that_the_settings_rule_out_may_be_missing(
+    family: str, end: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = write_folder(tmp_path / "model", family)
+    shapes = recorded(family)["tensors"]
+    ends = [end] if family != "gptneox" else [end, "query_key_value.bias"]
+    ends = [f"self_attn.{part}{end}" for part in "qk"] if end == "_norm.weight" else ends
+    present = {name: weight(name, shape) for name, shape in shapes.items() if not name.endswith(tuple(ends))}
+    assert len(present) < len(shapes)
+    write_tensors(folder / WEIGHTS, present)
+    config(**settings)(folder)
+    GGUFFile.open(folder).close()
 
 
 def test_folder_of_gguf_files_names_one(tmp_path: Path) -> None:
