@@ -17,6 +17,7 @@ from logitless.models.media.projector_weights import projector_type
 N_FRAMES = 3000  # frames of a chunk: 30 seconds
 N_POSITIONS = N_FRAMES // 2  # of a chunk in Whisper's encoder
 MAX_MEL = 256  # bins of a spectrogram
+MAX_TAPS = 255  # of a depthwise convolution
 SPAN, SPANS = 100, 8  # frames that are convolved by themselves, and most of such spans in a chunk (Qwen 3)
 
 
@@ -91,7 +92,8 @@ class SpeechParams:
     @classmethod
     def read(cls, gguf: GGUFFile, keys: Keys, n_embd: int, n_layer: int) -> SpeechParams:
         """The sizes by their keys. ModelFileError names the one at fault."""
-        block, far, kernel = (keys.count(name) for name in ("chunk_size", "max_pos_emb", "conv_kernel_size"))
+        block, far = (keys.count(name) for name in ("chunk_size", "max_pos_emb"))
+        kernel = keys.count("conv_kernel_size", high=MAX_TAPS)
         window = keys.count("projector.window_size", high=N_FRAMES // 2)  # rows of a chunk
         rate, n_head = (keys.count(f"projector.{name}") for name in ("downsample_rate", "head_count"))
         if not 1 < block <= far + 1:

@@ -23,6 +23,7 @@ WINDOW = 112  # pixels of the side of an attention window
 MAX_TILES = 256  # of a grid
 MOST_COLOUR = 1e6  # of a mean or a deviation, and most of what pixels are multiplied by
 MAX_SIDE = 8192  # pixels of a tile's side
+MAX_PATCH, MAX_MERGE = 128, 16  # pixels of a patch's side; patches of a side that become one row
 THUMBNAIL_TILE = 512  # pixels of a side of the squares that large images are cut into (LFM2-VL)
 SIDE = 16  # rows of a side of a MobileNet's result
 RESAMPLER_HEAD = 128  # numbers of a head of a resampler
@@ -49,7 +50,8 @@ class SAMParams:
     def read(cls, keys: Keys) -> SAMParams:
         """The sizes by their keys. ModelFileError names the one at fault."""
         n_embd, n_head = map(keys.count, ("sam.embedding_length", "sam.head_count"))
-        p = cls(n_embd, n_head, keys.layers("sam.block_count"), keys.count("window_size", low=2))
+        window = keys.count("window_size", None, 2, OVERVIEW // PATCH)
+        p = cls(n_embd, n_head, keys.layers("sam.block_count"), window)
         if p.n_embd % p.n_head:
             raise keys.error("sam.head_count", f"is {p.n_head}, for vectors of {p.n_embd}")
         return p
@@ -153,7 +155,7 @@ def read_params(
         raise ModelFileError(path, unsupported("projector type", kind, PROJECTORS))
     projector, keys = PROJECTORS[kind], Keys(metadata, "clip.vision", path)
     sam = SAMParams.read(keys) if projector.head is Head.WITH_SAM else None
-    n_embd, patch = keys.count("embedding_length"), PATCH if sam else keys.count("patch_size")
+    n_embd, patch = keys.count("embedding_length"), PATCH if sam else keys.count("patch_size", high=MAX_PATCH)
     is_mobilenet = projector.head is Head.MOBILENET
     blocks = read_blocks(gguf) if is_mobilenet else ()
     n_ff, n_layer, n_head = 0, 0, 0
@@ -163,7 +165,7 @@ def read_params(
         n_ff = n_rows(gguf, "v.blk.0.ffn_up.weight")  # some files state another number
     if n_layer and (n_embd % n_head or (n_embd // n_head) % 4):
         raise keys.error("attention.head_count", f"is {n_head}, for vectors of {n_embd}")
-    merge = projector.merge if sam else keys.count(projector.merge_key, projector.merge)
+    merge = projector.merge if sam else keys.count(projector.merge_key, projector.merge, high=MAX_MERGE)
     if projector.whole_patches:
         patch, merge = patch * merge, 1
     if is_mobilenet:

@@ -105,6 +105,11 @@ def test_depthwise_kernel_of_no_possible_side_is_named(shape: tuple[int, ...], t
         ("paddleocr", "vision.image_min_pixels", 10**9),
         ("mlp", "vision.image_grid_pinpoints", np.array([16 * 10**6, 16])),
         ("granite_speech", "audio.projector.window_size", 10**9),
+        ("granite_speech", "audio.conv_kernel_size", 10**9 + 1),
+        *((name, "vision.patch_size", 65536) for name in ("gemma4v", "mlp")),
+        ("gemma4uv", "vision.projector.scale_factor", 65536),
+        ("mistral3", "vision.spatial_merge_size", 65536),
+        ("deepseekocr", "vision.window_size", 65536),
     ],
 )
 def test_key_of_no_possible_value_is_named(name: str, key: str, value: object, tmp_path: Path) -> None:
