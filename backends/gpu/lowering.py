@@ -110,7 +110,7 @@ def lower_plain(**ops: Callable[..., tuple[int, ...]]) -> None:
 
 
 def lower_rows(**ops: Callable[..., tuple[int, ...]]) -> None:
-    """As `lower_plain`, for kernels of a group for each row: the words begin with a row's length and their number."""
+    """Lowering of kernels of a group for each row, whose words begin with a row's length and the rows' number."""
 
     def rule(t: Tensor, shape: Shape) -> list[Dispatch]:
         words = _words(t, ops[t.op])

@@ -82,7 +82,7 @@ class Answers:
         return Message(result.prefix).add(self.parts(result))
 
     def parts(self, result: Result) -> list[Delta]:
-        """The deltas of a whole answer; once."""
+        """The deltas of a whole answer; its text is parsed once."""
         deltas = [delta for token in result.tokens for delta in self.deltas(result, token.text, last=False)]
         return deltas + self.deltas(result, result.finished.text, last=True)
 

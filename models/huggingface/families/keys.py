@@ -216,8 +216,8 @@ def deepseek4(c: Config) -> Keys:
     c.require(scoring_func="sqrtsoftplus")
     yield "expert_gating_func", u32(4)
     yield "swiglu_clamp_exp", numbers([c.number("swiglu_limit", default=10.0)] * n, ValueType.FLOAT32)
-    turned = int(c.head_dim * c.number("partial_rotary_factor", default=0.125))
-    yield "rope.dimension_count", u32(c.count("qk_rope_head_dim", default=turned))
+    rope_dim = int(c.head_dim * c.number("partial_rotary_factor", default=0.125))
+    yield "rope.dimension_count", u32(c.count("qk_rope_head_dim", default=rope_dim))
     yield "attention.compress_rope_freq_base", f32(c.number("compress_rope_theta", default=160000.0))
     for key, name in _OF_DEEPSEEK4.items():
         yield key, u32(c.count(name))

@@ -208,7 +208,7 @@ async def score(request: web.Request) -> web.Response:
 
 
 def _score(engine: ModelRunner, example: Example, gradient: bool, lora: Lora | None, scheduler: Scheduler) -> Score:
-    """Between two steps, with the weights and adapters that a request of this kind has."""
+    """Score of an example between two steps, with the weights and adapters that a request of this kind has."""
     from logitless.training.score import score
 
     return score(engine.tuned(scheduler.resolve_lora(lora)), example, gradient=gradient)

@@ -177,7 +177,7 @@ async def chat_input_tokens(request: web.Request) -> web.Response:
 
 
 def _cancelled(store: StoredResponses, key: str, id: str) -> None:
-    """Unless it is whole, somebody ended it."""
+    """Mark a response as cancelled, unless it is whole."""
     row = store.find(key, id)
     if row is not None and row.response["status"] in UNFINISHED:
         store.update(key, {**row.response, "status": "cancelled"})
