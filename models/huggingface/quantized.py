@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta, Struct
 
+from logitless.models.errors import ModelFileError
 from logitless.models.gguf.parse import Part
 from logitless.models.huggingface.checkpoint import (
     FLOATS,
@@ -56,7 +57,15 @@ def weights_of(checkpoint: Checkpoint, config: Config) -> dict[str, Weight]:
         supported = f"supported are {', '.join(_METHODS)}"
         raise config.error("quantization_config", f"has the method {method!r}, which is not supported; {supported}")
     reader = _Reader(checkpoint, config, method, settings if isinstance(settings, dict) else {})
-    return {name: weight for stored in checkpoint.tensors for name, weight in reader.weights(stored)}
+    weights: dict[str, Weight] = {}
+    for name in checkpoint.tensors:
+        try:
+            weights |= reader.weights(name)
+        except ModelFileError:
+            raise
+        except (IndexError, ValueError):
+            raise checkpoint.error(name, "has parts of shapes that do not belong together") from None
+    return weights
 
 
 class _State(Struct):
@@ -260,7 +269,8 @@ class _Reader:
     def _ternary(self, module: str) -> Weight:
         """BitNet: codes -1, 0 and 1 with one factor of all: four rows of a quarter each in a byte, or floats that are
         rounded to them when they are used."""
-        weight, name = self._part(f"{module}.weight"), f"{module}.weight"
+        name = f"{module}.weight"
+        weight = self._part(name, dtypes=("U8", *_FLOATS))
         if len(weight.shape) != 2:
             raise self._checkpoint.error(name, f"has shape {weight.shape}, expected rows and columns")
         packed = weight.dtype == "U8"
@@ -315,7 +325,7 @@ class _Reader:
         if not 0 < n == 2 * codes.nbytes or min(settings.shape) < 1 or size < 1 or n % size:
             problem = f"has {2 * codes.nbytes} codes, for shape {settings.shape} and blocks of {size}"
             raise self._checkpoint.error(name, problem)
-        most = self._part(f"{name}.absmax", n // size)
+        most = self._part(f"{name}.absmax", n // size, dtypes=("U8", *_FLOATS))
         nested = (
             ()
             if most.dtype != "U8"

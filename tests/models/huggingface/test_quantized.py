@@ -390,6 +390,28 @@ def test_ternary_weights_that_are_none_are_named_when_they_are_read(
         gguf.bytes_of("blk.0.ffn_up.weight")
 
 
+@pytest.mark.parametrize(
+    ("settings", "end", "part", "problem"),
+    [
+        (FORMATS["gptq"][0], "qweight", ("I32", np.int32(1)), "qweight' has parts of shapes that do not belong toge"),
+        (FORMATS["gptq"][0], "scales", ("F16", np.float16(1)), "qweight' has parts of shapes that do not belong toge"),
+        (FORMATS["gptq"][0], "g_idx", ("I32", np.zeros(3, np.int32)), "qweight' has parts of shapes that do not belo"),
+        (BITNET | {"quantization_mode": "online"}, "weight", ("I64", np.ones((64, 64), np.int64)), "is I64 of shape"),
+    ],
+)
+def test_parts_of_shapes_or_types_that_do_not_fit_are_refused_in_one_line(
+    settings: dict[str, Any], end: str, part: tuple[str, Any], problem: str, tmp_path: Path
+) -> None:
+    def damaged(shape: tuple[int, int]) -> tuple[Parts, Array]:
+        parts, values = (bitnet_online if end == "weight" else FORMATS["gptq"][1])(shape)
+        return {**parts, end: part}, values
+
+    quantized_folder(tmp_path, settings, damaged)
+    with pytest.raises(ModelFileError, match=problem) as error:
+        GGUFFile.open(tmp_path)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("shards", [1, 4])
 def test_sharded_queries_keys_and_values_are_one_matrix_in_order(shards: int, tmp_path: Path) -> None:
     """MiMo V2.5's: shards of whole heads, whose last squares of scales are cut."""
