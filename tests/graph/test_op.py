@@ -61,9 +61,9 @@ def test_integer_sources_without_bounds_are_no_indices() -> None:
 
 def compressed(size: int, n_cells: int, *others: str) -> Tensor:
     """Attention over blocks of so many tokens in pages of so many cells, with these optional sources."""
-    sources = [feed("q", (2, 4, 8)), variable("k", (9, 1, 16, 8)), feed("tables", (2, 3), "i32")]
+    sources = [feed("q", (2, 4, 8)), variable("k", (9, 16, 1, 8)), feed("tables", (2, 3), "i32")]
     sources += [*(feed(name, (2,), "i32") for name in ("slot", "pos")), feed("sinks", (4,))]
-    more = {"blocks": variable("blocks", (9, 1, n_cells, 8)), "tables": feed("block_tables", (2, 3), "i32")}
+    more = {"blocks": variable("blocks", (9, n_cells, 1, 8)), "tables": feed("block_tables", (2, 3), "i32")}
     return compressed_attention(*sources, *(more[name] for name in others), scale=1.0, window=3, size=size)
 
 

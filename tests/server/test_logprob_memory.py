@@ -213,9 +213,9 @@ def test_a_sequence_that_waits_delays_no_other_and_goes_on_with_the_same_tokens(
 
 
 async def test_tokens_without_a_text_are_told_before_the_end(monkeypatch: pytest.MonkeyPatch):
-    from logitless.frontend.replies import completions
+    from logitless.frontend.replies import openai
 
-    monkeypatch.setattr(completions, "MAX_PENDING", 100)
+    monkeypatch.setattr(openai, "MAX_PENDING", 100)
 
     async def sizes(server: Running) -> list[int]:
         body = {"prompt": "x", "logprobs": 20, "max_tokens": 40, "stream": True, "logit_bias": {}}
