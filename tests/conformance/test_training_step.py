@@ -26,10 +26,9 @@ from logitless.models.batch import Batch, PagedMemory, Sequences
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.model import Model, define_model, hparams_of
 from logitless.models.weights.weights import Weights
+from tests.helpers.architecture_specs import DELTA, OF_MAMBA, OF_XIELU
 from tests.helpers.mla_specs import LATENT
-from tests.helpers.reference_linear_attention import DELTA, OF_MAMBA
 from tests.helpers.reference_model import Spec, write
-from tests.helpers.reference_traits import OF_XIELU
 
 ARCHITECTURES = ("llama-gqa-F32", "qwen2-F32", "qwen3-F32", "gemma2-F32", "gemma3-F32", "phi3-F32")
 SMALL: dict[str, Any] = {"n_embd": 32, "n_head": 2, "n_head_kv": 1, "n_ff": 16}
@@ -60,7 +59,14 @@ MADE_UP = {
     "arcee": Spec("arcee", **SMALL),
     "apertus": Spec("apertus", keys=OF_XIELU, **SMALL),
     "hunyuan-dense": Spec("hunyuan-dense", **SMALL),
-    "command-r plus": Spec("command-r", traits=("norm for head",), **SMALL),
+    "command-r plus": Spec(
+        "command-r",
+        traits=(
+            "attn_q_norm",
+            "attn_k_norm",
+        ),
+        **SMALL,
+    ),
     "gpt2": Spec("gpt2", fused=True, biases=("ffn_up", "output_norm"), **SMALL),
     "olmo2": Spec("olmo2", n_layer=4, untied=True, keys={"attention.sliding_window": 4}, **SMALL),
     "exaone4": Spec("exaone4", n_layer=4, keys={"attention.sliding_window": 4}, **SMALL),
@@ -114,7 +120,7 @@ GEMMA4 = {
     "feed_forward_length": [16, 16, 32, 32],
 }
 MADE_UP |= {
-    "gemma4": Spec("gemma4", n_layer=4, head_dim=16, keys=GEMMA4, traits=("scaled",), **SMALL),
+    "gemma4": Spec("gemma4", n_layer=4, head_dim=16, keys=GEMMA4, traits=("layer_output_scale",), **SMALL),
     "gemma4, experts": Spec(
         "gemma4",
         n_layer=4,
@@ -122,7 +128,7 @@ MADE_UP |= {
         n_expert=4,
         n_expert_used=2,
         keys=GEMMA4 | {"attention.shared_kv_layers": 0, "expert_feed_forward_length": 16},
-        traits=("keys as values", "scaled"),
+        traits=("keys as values", "layer_output_scale"),
         **SMALL,
     ),
 }
@@ -232,7 +238,8 @@ def test_gradients_of_every_weight(name: str, shared_data: Path, tmp_path: Path)
     assert fallbacks == (OF_GPT_OSS if name == "gpt-oss" else set())
     assert name in MADE_UP or kernels_of(trained.session, fetches) <= set(warmup.TRAINING)
     for gradient, target in zip(plan.run(feeds)[1:], slopes, strict=True):
-        np.testing.assert_allclose(gradient, target, atol=1e-3 * np.abs(target).max())
+        least = 1e-7 if target.size == 1 else 0  # the scale of Gemma 4's last layer, before a norm, has a slope of 1e-6
+        np.testing.assert_allclose(gradient, target, atol=max(1e-3 * np.abs(target).max(), least))
     trained.session.close()
 
 

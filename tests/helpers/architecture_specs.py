@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from tests.helpers.mla_specs import DENSE_FIRST, GROUPS, LATENT
-from tests.helpers.random_blocks import RANDOM_TYPES
-from tests.helpers.reference_linear_attention import DELTA, OF_MAMBA
 from tests.helpers.reference_model import Spec
-from tests.helpers.reference_traits import OF_XIELU
 
+DELTA = {"ssm.conv_kernel": 4, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.state_size": 16}
+DELTA |= {"ssm.inner_size": 64, "full_attention_interval": 2}
+OF_MAMBA = {"ssm.conv_kernel": 4, "ssm.group_count": 2, "ssm.time_step_rank": 4, "ssm.state_size": 32}
+OF_MAMBA |= {"ssm.inner_size": 128}  # 64 elements each: llama.cpp requires twice as many
+OF_XIELU = {"xielu.alpha_p": [0.8, 0.3], "xielu.alpha_n": [0.5, 1.1], "xielu.beta": 0.5, "xielu.eps": -1e-6}
 SIX: dict[str, Any] = {"n_expert": 6, "n_expert_used": 2}
 OF_EXPERTS = ("ffn_gate_inp", "ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
 GPT_OSS = Spec(
@@ -169,14 +171,18 @@ PLAIN = {
     "jais2": Spec("jais2", biases=(*QKV, *NORMS, "attn_output", "ffn_up", "ffn_down")),
     "codeshell": Spec("codeshell", fused=True, untied=True, biases=OF_NEOX),
     "falcon": Spec("falcon", n_head_kv=1, fused=True, biases=OF_FALCON),
-    "falcon 40B": Spec("falcon", fused=True, untied=True, biases=OF_FALCON, traits=("two norms",)),
+    "falcon 40B": Spec("falcon", fused=True, untied=True, biases=OF_FALCON, traits=("attn_norm", "attn_norm_2")),
     "mellum": Spec("mellum", n_ff=32, **SIX, untied=True),
     "gemma": Spec("gemma", head_dim=32),
     "command-r": Spec("command-r", keys={"logit_scale": 0.0625}),
     "stablelm": Spec(  # the converter writes the second key, which is unused
-        "stablelm", untied=True, biases=(*QKV, *NORMS), keys={"rope.dimension_count": 4, "use_parallel_residual": True}
+        "stablelm",
+        untied=True,
+        biases=(*QKV, *NORMS),
+        keys={"rope.dimension_count": 4, "use_parallel_residual": True},
+        traits=("ffn_norm",),
     ),
-    "stablelm with one norm": Spec("stablelm", untied=True, biases=NORMS, traits=("one norm",)),
+    "stablelm with one norm": Spec("stablelm", untied=True, biases=NORMS),
     "orion": Spec("orion", untied=True, biases=NORMS),
     "starcoder2": Spec("starcoder2", biases=(*QKV, *NORMS, "attn_output", "ffn_up", "ffn_down")),
     "nemotron": Spec("nemotron", untied=True, biases=NORMS, keys={"rope.dimension_count": 8}),
@@ -264,8 +270,10 @@ PLAIN = {
             " of shorter rows": {"expert_weights_norm": False, "moe_latent_size": 32},
         }.items()
     },
-    "falcon-h1": Spec("falcon-h1", n_layer=3, head_dim=32, untied=True, biases=("ssm_conv1d",), keys=OF_MAMBA),
-    "falcon-h1 without a norm": Spec("falcon-h1", traits=("no ssm norm",), biases=("ssm_conv1d",), keys=OF_MAMBA),
+    "falcon-h1": Spec(
+        "falcon-h1", n_layer=3, head_dim=32, untied=True, biases=("ssm_conv1d",), keys=OF_MAMBA, traits=("ssm_norm",)
+    ),
+    "falcon-h1 without a norm": Spec("falcon-h1", biases=("ssm_conv1d",), keys=OF_MAMBA),
     "mamba2": Spec(
         "mamba2",
         n_layer=3,
@@ -277,12 +285,19 @@ PLAIN = {
     "hunyuan_vl": Spec("hunyuan_vl", keys=SECTIONS),
     "hunyuan-moe": Spec("hunyuan-moe", **SIX, keys=OF_HUNYUAN),
     "apertus": Spec("apertus", untied=True, keys=OF_XIELU),
-    "command-r plus": Spec("command-r", traits=("norm for head",), keys={"logit_scale": 0.0625}),
+    "command-r plus": Spec(
+        "command-r",
+        traits=(
+            "attn_q_norm",
+            "attn_k_norm",
+        ),
+        keys={"logit_scale": 0.0625},
+    ),
     "stablelm 12B": Spec(
         "stablelm",
         untied=True,
         biases=("attn_norm", "output_norm"),
-        traits=("one norm", "norm for head"),
+        traits=("attn_q_norm", "attn_k_norm"),
         keys={"rope.dimension_count": 4},
     ),
     "grovemoe": Spec(
@@ -294,30 +309,6 @@ PLAIN = {
         keys={"expert_chunk_feed_forward_length": 32, "experts_per_group": 2, "expert_group_scale": 0.3},
     ),
     "no kv heads named": Spec(n_head_kv=4, keys={"attention.head_count_kv": None}),
-}
-OF_172: dict[str, Any] = {"n_expert": 3, "n_expert_used": 3, "types": {"ffn_down_exps": "f16"}}
-QUANTISED = {
-    **{t: Spec(dtype=t) for t in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "mxfp4")},
-    **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in ("q4_k", "q5_k", "q6_k")},
-    "k mixture": Spec(
-        n_embd=256, n_ff=512, dtype="q4_k", types={"attn_v": "q6_k", "ffn_down": "q6_k", "token_embd": "q6_k"}
-    ),
-    **{t: Spec(n_embd=256, n_ff=256, dtype=t) for t in RANDOM_TYPES},
-    "experts q3_k, iq4_xs": Spec(
-        n_embd=256, n_ff=256, n_expert=3, n_expert_used=3, dtype="q3_k", types={"ffn_down_exps": "iq4_xs"}
-    ),
-    "experts q8_0": Spec(n_expert=4, n_expert_used=4, dtype="q8_0"),
-    "experts q4_0": Spec("qwen3moe", n_head=4, head_dim=32, n_ff=32, n_expert=3, n_expert_used=3, dtype="q4_0"),
-    "experts q4_k": Spec(
-        n_embd=256, n_ff=256, n_expert=3, n_expert_used=3, dtype="q4_k", types={"ffn_down_exps": "q6_k"}
-    ),
-    "fused q8_0": Spec("phi3", fused=True, untied=True, dtype="q8_0"),
-    "fused q4_k, q5_k": Spec(
-        "phi3", fused=True, n_embd=256, n_ff=256, dtype="q4_k", types={"attn_qkv": "q5_k"}, untied=True
-    ),
-    **{f"experts of 172 {t}": Spec(n_ff=172, dtype=t, **OF_172) for t in ("q8_0", "q4_0", "q5_1", "mxfp4")},
-    **{f"experts of 172 {t}": Spec(n_embd=256, n_ff=172, dtype=t, **OF_172) for t in ("q4_k", "q6_k", "iq3_s")},
-    "odd vocabulary": Spec(n_vocab=97, dtype="q8_0", untied=True),
 }
 OTHER_SCALES = {"embedding_scale": 6.0, "residual_scale": 0.3, "attention.scale": 0.2, "logit_scale": 3.0}
 IRREGULAR = {"attention.sliding_window": 4, "attention.sliding_window_pattern": [False, True, True, False]}
@@ -340,420 +331,414 @@ RWKV6 = RWKV | {"time_mix_extra_dim": 8, "time_decay_extra_dim": 12}
 RWKV7 = RWKV | {"wkv.head_size": 64, "attention.decay_lora_rank": 8, "attention.iclr_lora_rank": 12}
 RWKV7 |= {"attention.value_residual_mix_lora_rank": 20, "attention.gate_lora_rank": 24}
 OF_KDA = DENSE_FIRST | LATENT_ROW | {"attention.head_count_kv": [0, 1, 0], "ssm.conv_kernel": 4, "kda.head_dim": 16}
-MAPPED = {  # llama.cpp is the only reference of these
-    name: replace(spec, traits=("mapped", *spec.traits))
-    for name, spec in {
-        "olmo": Spec("olmo", keys={"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 0.7}),
-        "dbrx": Spec(
-            "dbrx",
-            n_ff=32,
-            **SIX,
-            untied=True,
-            fused=True,
-            keys={"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 0.7},
-        ),
-        "openelm": Spec(
-            "openelm",
-            head_dim=16,
-            n_layer=3,
-            fused=True,
-            keys={
-                "attention.head_count": [2, 4, 6],
-                "attention.head_count_kv": [1, 2, 3],
-                "feed_forward_length": [64, 96, 128],
-            },
-        ),
-        "grok": Spec("grok", n_ff=32, **SIX, keys={"embedding_scale": 3.0}),
-        "grok with a dense block": Spec(
-            "grok",
-            **SIX,
-            untied=True,
-            keys={"embedding_scale": 3.0, "expert_feed_forward_length": 32, "attention.output_scale": 0.2}
-            | {"final_logit_softcapping": 20.0, "attn_logit_softcapping": 3.0},
-            traits=("beside",),
-        ),
-        "smallthinker": Spec(
-            "smallthinker",
-            n_layer=5,
-            n_ff=32,
-            **SIX,
-            keys={"expert_gating_func": 2, "expert_feed_forward_length": 32, "attention.sliding_window": 4096},
-        ),
-        "bitnet": Spec("bitnet", traits=("scales",)),
-        "mimo2": Spec(
-            "mimo2",
-            n_layer=4,
-            n_head=4,
-            **SIX,
-            untied=True,
-            keys=IRREGULAR
-            | {
-                "attention.key_length": 32,
-                "attention.value_length": 16,
-                "attention.value_scale": 0.7,
-                "rope.dimension_count": 8,
-                "rope.freq_base": 5e5,
-                "rope.freq_base_swa": 1e4,
-                "expert_feed_forward_length": 32,
-            },
-            traits=("attn_sinks", "balanced"),
-        ),
-        "step35": Spec(
-            "step35",
-            n_layer=4,
-            **SIX,
-            untied=True,
-            keys=IRREGULAR
-            | {
-                "attention.head_count": [2, 4, 4, 2],
-                "attention.head_count_kv": [1, 2, 2, 1],
-                "attention.key_length": 16,
-                "attention.value_length": 16,
-                "rope.freq_base": 5e5,
-                "rope.freq_base_swa": 1e4,
-                "expert_feed_forward_length": 32,
-                "expert_shared_feed_forward_length": 48,
-                "expert_weights_norm": True,
-                "expert_weights_scale": 3.0,
-                "swiglu_clamp_exp": [0.0, 0.0, 0.3, 0.2],
-                "swiglu_clamp_shexp": [0.0, 0.2, 0.0, 0.4],
-            },
-            traits=("head gates", "attn_gate", "balanced", "attn_q_norm", "attn_k_norm"),
-        ),
-        "spark2_5": Spec(
-            "spark2_5",
-            n_layer=4,
-            keys=IRREGULAR
-            | {
-                "attention.head_count": [2, 4, 4, 2],
-                "attention.head_count_kv": [1, 2, 2, 1],
-                "attention.key_length": 16,
-                "attention.value_length": 16,
-                "rope.freq_base": 5e5,
-                "rope.freq_base_swa": 1e4,
-            },
-            traits=("head gates", "attn_gate"),
-        ),
-        "k2-horizon": Spec(
-            "k2-horizon",
-            head_dim=32,
-            keys={"attention.group_norm_groups": 4},
-            traits=("attn_gate", "attn_q_norm", "attn_k_norm"),
-        ),
-        "k2-horizon of experts": Spec(
-            "k2-horizon",
-            n_layer=3,
-            **SIX,
-            untied=True,
-            keys=DENSE_FIRST | {"expert_feed_forward_length": 32, "expert_weights_norm": True},
-            traits=("balanced",),
-        ),
-        "qwen": Spec("qwen", n_head_kv=4, fused=True, untied=True, biases=("attn_qkv",), n_ff=128),
-        "laguna": Spec(
-            "laguna",
-            n_layer=5,
-            **SIX,
-            keys=DENSE_FIRST
-            | {
-                "attention.head_count": [2, 4, 4, 4, 2],
-                "attention.head_count_kv": [1, 2, 2, 2, 1],
-                "attention.key_length": 16,
-                "attention.value_length": 16,
-                "attention.sliding_window": 4,
-                "rope.dimension_count": 8,
-                "rope.dimension_count_swa": 16,
-                "rope.freq_base": 5e5,
-                "rope.freq_base_swa": 1e4,
-                "rope.scaling.type": "yarn",
-                "rope.scaling.factor": 4.0,
-                "rope.scaling.original_context_length": 16,
-                "expert_shared_feed_forward_length": 48,
-                "expert_feed_forward_length": 32,
-                "expert_weights_norm": True,
-                "expert_weights_scale": 2.5,
-            },
-            traits=("head gates", "balanced"),
-        ),
-        "laguna of element gates": Spec(
-            "laguna",
-            **SIX,
-            keys=DENSE_FIRST
-            | {
-                "expert_shared_feed_forward_length": 48,
-                "expert_feed_forward_length": 32,
-                "expert_weights_norm": True,
-                "expert_weights_scale": 1.0,
-            },
-            traits=("balanced",),
-        ),
-        "baichuan": Spec("baichuan", n_layer=32, n_head_kv=4, untied=True),
-        "baichuan 13B": Spec("baichuan", n_layer=40, n_head_kv=4, untied=True),
-        "refact": Spec("refact", n_head=6, head_dim=16, n_head_kv=1),  # no power of two of heads
-        "bloom": Spec("bloom", n_head_kv=4, fused=True, biases=("token_embd_norm", *OF_NEOX)),
-        "mpt": Spec(
-            "mpt",
-            n_head_kv=4,
-            fused=True,
-            biases=OF_NEOX,
-            keys={"attention.max_alibi_bias": 16.0, "attention.clamp_kqv": 0.7},
-        ),
-        "mpt of learned positions": Spec("mpt", fused=True, keys={"attention.max_alibi_bias": 0.0}),
-        "jais": Spec(
-            "jais",
-            n_head_kv=4,
-            fused=True,
-            untied=True,
-            biases=(*OF_NEOX, "ffn_gate"),
-            keys={"attention.max_alibi_bias": 8.0},
-        ),
-        "deepseek2-ocr": Spec(
-            "deepseek2-ocr",
-            n_head_kv=4,
-            **SIX,
-            untied=True,
-            keys=DENSE_FIRST
-            | {"expert_feed_forward_length": 32, "expert_shared_count": 2, "expert_weights_norm": False},
-        ),
-        **{
-            name: Spec(
-                name.split()[0].rstrip(","),
-                n_layer=3,
-                **SIX,
-                untied=True,
-                biases=("k_norm",),
-                keys=DENSE_FIRST
-                | LATENT_ROW
-                | INDEXER
-                | {"expert_weights_norm": True, "attention.q_lora_rank": 24, "expert_gating_func": 2}
-                | ({"attention.indexer.types": np.array(types, np.uint32)} if types else {}),
-                traits=("balanced",),
-            )
-            for name, types in {
-                "deepseek32": None,
-                "glm-dsa": None,
-                "glm-dsa of shared choices": (1, 0, 1),
-                "glm-dsa, the last of shared choices": (1, 1, 0),
-            }.items()
+MAPPED = {  # one name of an architecture, whose tensors llama.cpp confirms, with F32 alone
+    "olmo": Spec("olmo", keys={"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 0.7}),
+    "dbrx": Spec(
+        "dbrx",
+        n_ff=32,
+        **SIX,
+        untied=True,
+        fused=True,
+        keys={"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 0.7},
+    ),
+    "openelm": Spec(
+        "openelm",
+        head_dim=16,
+        n_layer=3,
+        fused=True,
+        keys={
+            "attention.head_count": [2, 4, 6],
+            "attention.head_count_kv": [1, 2, 3],
+            "feed_forward_length": [64, 96, 128],
         },
-        "deepseek4": Spec(
-            "deepseek4",
-            n_layer=4,
-            n_head_kv=1,
-            head_dim=128,
-            n_expert=6,
-            n_expert_used=6,
-            untied=True,
-            keys={"attention.compress_ratios": np.array([0, 4, 128, 4], np.uint32), "attention.sliding_window": 6}
-            | {"attention.q_lora_rank": 24, "attention.output_group_count": 2, "attention.output_lora_rank": 16}
-            | {"attention.compress_rope_freq_base": 40000.0, "rope.dimension_count": 16, "hash_layer_count": 1}
-            | {"attention.indexer.head_count": 8, "attention.indexer.key_length": 64, "attention.indexer.top_k": 2}
-            | {"hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": 5}
-            | {"hyper_connection.epsilon": 1e-6, "expert_feed_forward_length": 32, "expert_shared_count": 1}
-            | {"expert_gating_func": 4, "expert_weights_norm": True, "expert_weights_scale": 1.5}
-            | {"swiglu_clamp_exp": [0.5, 0.3, 0.2, 0.4]},
-            traits=("balanced",),
-        ),
-        "minimax-m3": Spec(
-            "minimax-m3",
-            n_layer=3,
-            **SIX,
-            head_dim=32,
-            untied=True,
-            keys=DENSE_FIRST
-            | {"rope.dimension_count": 16, "expert_feed_forward_length": 32, "expert_shared_count": 1}
-            | {"expert_weights_norm": True, "expert_weights_scale": 2.0, "expert_gating_func": 2}
-            | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 32, "attention.indexer.top_k": 2}
-            | {"attention.indexer.block_size": 2, "attention.indexer.local_blocks": 1},
-            traits=("balanced",),
-        ),
-        "mamba": Spec(
-            "mamba", biases=("ssm_conv1d",), keys=OF_MAMBA_1 | {"attention.head_count": 0, "feed_forward_length": 0}
-        ),
-        "mamba with norms": Spec(
-            "mamba",
-            biases=("ssm_conv1d",),
-            keys=OF_MAMBA_1 | {"attention.head_count": 0, "feed_forward_length": 0, "ssm.dt_b_c_rms": True},
-        ),
-        "jamba": Spec(
-            "jamba",
-            n_layer=3,
-            n_ff=64,
-            n_expert=4,
-            n_expert_used=2,
-            biases=("ssm_conv1d",),
-            keys=OF_MAMBA_1 | {"attention.head_count_kv": [0, 2, 0]},
-            traits=("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"),
-        ),
-        "kimi-linear": Spec(
-            "kimi-linear",
-            n_layer=3,
-            **SIX,
-            untied=True,
-            keys=OF_KDA | {"expert_gating_func": 2, "expert_weights_scale": 2.4},
-            traits=("low rank", "ssm_f_b", "ssm_g_b", "balanced"),
-        ),
-        "kimi-k3": Spec(
-            "kimi-k3",
-            n_layer=4,
-            **SIX,
-            untied=True,
-            keys=OF_KDA
-            | {"attention.head_count_kv": [0, 1, 0, 0], "expert_gating_func": 2, "expert_weights_scale": 2.4}
-            | {"expert_weights_norm": True, "kda.gate_lower_bound": -5.0, "expert_latent_length": 32}
-            | {"attn_res.block_size": 3, "activation.situ_beta": 1.5, "activation.situ_linear_beta": 2.0},
-            traits=("low rank", "ssm_g", "ssm_f_b", "balanced", "attn_gate", "ffn_routed_down", "ffn_routed_norm"),
-        ),
-        **{
-            name: Spec(
-                "hy_v4",
-                n_layer=3,
-                **SIX,
-                untied=True,
-                biases=("k_norm",) * bool(indexer),
-                keys=DENSE_FIRST
-                | LATENT_ROW
-                | {"expert_gating_func": 2, "expert_weights_norm": True, "attention.q_lora_rank": 24}
-                | {"swiglu_clamp_exp": [0.0, 0.3, 0.2], "expert_feed_forward_length": 96}
-                | {"hyper_connection.count": 4, "hyper_connection.epsilon": 1e-3, "hyper_connection.magnitude": 1.5}
-                | indexer,
-                traits=("balanced", "attn_gate"),
-            )
-            for name, indexer in {
-                "hy_v4": {},
-                "hy_v4 with an indexer": INDEXER | {"attention.indexer.types": np.array((1, 0, 1), np.uint32)},
-            }.items()
+    ),
+    "grok": Spec("grok", n_ff=32, **SIX, keys={"embedding_scale": 3.0}),
+    "grok with a dense block": Spec(
+        "grok",
+        **SIX,
+        untied=True,
+        keys={"embedding_scale": 3.0, "expert_feed_forward_length": 32, "attention.output_scale": 0.2}
+        | {"final_logit_softcapping": 20.0, "attn_logit_softcapping": 3.0},
+        traits=("beside",),
+    ),
+    "smallthinker": Spec(
+        "smallthinker",
+        n_layer=5,
+        n_ff=32,
+        **SIX,
+        keys={"expert_gating_func": 2, "expert_feed_forward_length": 32, "attention.sliding_window": 4096},
+    ),
+    "bitnet": Spec("bitnet", traits=("scales",)),
+    "mimo2": Spec(
+        "mimo2",
+        n_layer=4,
+        n_head=4,
+        **SIX,
+        untied=True,
+        keys=IRREGULAR
+        | {
+            "attention.key_length": 32,
+            "attention.value_length": 16,
+            "attention.value_scale": 0.7,
+            "rope.dimension_count": 8,
+            "rope.freq_base": 5e5,
+            "rope.freq_base_swa": 1e4,
+            "expert_feed_forward_length": 32,
         },
-        "glm5-next": Spec(
-            "glm5-next",
+        traits=("attn_sinks", "balanced"),
+    ),
+    "step35": Spec(
+        "step35",
+        n_layer=4,
+        **SIX,
+        untied=True,
+        keys=IRREGULAR
+        | {
+            "attention.head_count": [2, 4, 4, 2],
+            "attention.head_count_kv": [1, 2, 2, 1],
+            "attention.key_length": 16,
+            "attention.value_length": 16,
+            "rope.freq_base": 5e5,
+            "rope.freq_base_swa": 1e4,
+            "expert_feed_forward_length": 32,
+            "expert_shared_feed_forward_length": 48,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 3.0,
+            "swiglu_clamp_exp": [0.0, 0.0, 0.3, 0.2],
+            "swiglu_clamp_shexp": [0.0, 0.2, 0.0, 0.4],
+        },
+        traits=("head gates", "attn_gate", "balanced", "attn_q_norm", "attn_k_norm"),
+    ),
+    "spark2_5": Spec(
+        "spark2_5",
+        n_layer=4,
+        keys=IRREGULAR
+        | {
+            "attention.head_count": [2, 4, 4, 2],
+            "attention.head_count_kv": [1, 2, 2, 1],
+            "attention.key_length": 16,
+            "attention.value_length": 16,
+            "rope.freq_base": 5e5,
+            "rope.freq_base_swa": 1e4,
+        },
+        traits=("head gates", "attn_gate"),
+    ),
+    "k2-horizon": Spec(
+        "k2-horizon",
+        head_dim=32,
+        keys={"attention.group_norm_groups": 4},
+        traits=("attn_gate", "attn_q_norm", "attn_k_norm"),
+    ),
+    "k2-horizon of experts": Spec(
+        "k2-horizon",
+        n_layer=3,
+        **SIX,
+        untied=True,
+        keys=DENSE_FIRST | {"expert_feed_forward_length": 32, "expert_weights_norm": True},
+        traits=("balanced",),
+    ),
+    "qwen": Spec("qwen", n_head_kv=4, fused=True, untied=True, biases=("attn_qkv",), n_ff=128),
+    "laguna": Spec(
+        "laguna",
+        n_layer=5,
+        **SIX,
+        keys=DENSE_FIRST
+        | {
+            "attention.head_count": [2, 4, 4, 4, 2],
+            "attention.head_count_kv": [1, 2, 2, 2, 1],
+            "attention.key_length": 16,
+            "attention.value_length": 16,
+            "attention.sliding_window": 4,
+            "rope.dimension_count": 8,
+            "rope.dimension_count_swa": 16,
+            "rope.freq_base": 5e5,
+            "rope.freq_base_swa": 1e4,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 4.0,
+            "rope.scaling.original_context_length": 16,
+            "expert_shared_feed_forward_length": 48,
+            "expert_feed_forward_length": 32,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+        },
+        traits=("head gates", "balanced"),
+    ),
+    "laguna of element gates": Spec(
+        "laguna",
+        **SIX,
+        keys=DENSE_FIRST
+        | {
+            "expert_shared_feed_forward_length": 48,
+            "expert_feed_forward_length": 32,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 1.0,
+        },
+        traits=("balanced",),
+    ),
+    "baichuan": Spec("baichuan", n_layer=32, n_head_kv=4, untied=True),
+    "baichuan 13B": Spec("baichuan", n_layer=40, n_head_kv=4, untied=True),
+    "refact": Spec("refact", n_head=6, head_dim=16, n_head_kv=1),  # no power of two of heads
+    "bloom": Spec("bloom", n_head_kv=4, fused=True, biases=("token_embd_norm", *OF_NEOX)),
+    "mpt": Spec(
+        "mpt",
+        n_head_kv=4,
+        fused=True,
+        biases=OF_NEOX,
+        keys={"attention.max_alibi_bias": 16.0, "attention.clamp_kqv": 0.7},
+    ),
+    "mpt of learned positions": Spec("mpt", fused=True, keys={"attention.max_alibi_bias": 0.0}),
+    "jais": Spec(
+        "jais",
+        n_head_kv=4,
+        fused=True,
+        untied=True,
+        biases=(*OF_NEOX, "ffn_gate"),
+        keys={"attention.max_alibi_bias": 8.0},
+    ),
+    "deepseek2-ocr": Spec(
+        "deepseek2-ocr",
+        n_head_kv=4,
+        **SIX,
+        untied=True,
+        keys=DENSE_FIRST | {"expert_feed_forward_length": 32, "expert_shared_count": 2, "expert_weights_norm": False},
+    ),
+    **{
+        name: Spec(
+            name.split()[0].rstrip(","),
             n_layer=3,
             **SIX,
             untied=True,
             biases=("k_norm",),
-            keys=OF_KDA
-            | {"expert_gating_func": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True}
-            | {"kda.gate_lower_bound": -5.0, "attention.q_lora_rank": 24, "swiglu_clamp_exp": [0.0, 0.3, 0.2]}
-            | {"attention.key_length": 32, "rope.dimension_count": 0, "attention.layer_norm_epsilon": 1e-6}
-            | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 64}
-            | {"attention.indexer.top_k": 4, "attention.indexer.kpool": 2}
-            | {"hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": 5}
-            | {"hyper_connection.epsilon": 1e-6},
-            traits=("low rank", "ssm_f_b", "ssm_g_b", "balanced"),
-        ),
-        "bailingmoe3": Spec(
-            "bailingmoe3",
+            keys=DENSE_FIRST
+            | LATENT_ROW
+            | INDEXER
+            | {"expert_weights_norm": True, "attention.q_lora_rank": 24, "expert_gating_func": 2}
+            | ({"attention.indexer.types": np.array(types, np.uint32)} if types else {}),
+            traits=("balanced",),
+        )
+        for name, types in {
+            "deepseek32": None,
+            "glm-dsa": None,
+            "glm-dsa of shared choices": (1, 0, 1),
+            "glm-dsa, the last of shared choices": (1, 1, 0),
+        }.items()
+    },
+    "deepseek4": Spec(
+        "deepseek4",
+        n_layer=4,
+        n_head_kv=1,
+        head_dim=128,
+        n_expert=6,
+        n_expert_used=6,
+        untied=True,
+        keys={"attention.compress_ratios": np.array([0, 4, 128, 4], np.uint32), "attention.sliding_window": 6}
+        | {"attention.q_lora_rank": 24, "attention.output_group_count": 2, "attention.output_lora_rank": 16}
+        | {"attention.compress_rope_freq_base": 40000.0, "rope.dimension_count": 16, "hash_layer_count": 1}
+        | {"attention.indexer.head_count": 8, "attention.indexer.key_length": 64, "attention.indexer.top_k": 2}
+        | {"hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": 5}
+        | {"hyper_connection.epsilon": 1e-6, "expert_feed_forward_length": 32, "expert_shared_count": 1}
+        | {"expert_gating_func": 4, "expert_weights_norm": True, "expert_weights_scale": 1.5}
+        | {"swiglu_clamp_exp": [0.5, 0.3, 0.2, 0.4]},
+        traits=("balanced",),
+    ),
+    "minimax-m3": Spec(
+        "minimax-m3",
+        n_layer=3,
+        **SIX,
+        head_dim=32,
+        untied=True,
+        keys=DENSE_FIRST
+        | {"rope.dimension_count": 16, "expert_feed_forward_length": 32, "expert_shared_count": 1}
+        | {"expert_weights_norm": True, "expert_weights_scale": 2.0, "expert_gating_func": 2}
+        | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 32, "attention.indexer.top_k": 2}
+        | {"attention.indexer.block_size": 2, "attention.indexer.local_blocks": 1},
+        traits=("balanced",),
+    ),
+    "mamba": Spec(
+        "mamba", biases=("ssm_conv1d",), keys=OF_MAMBA_1 | {"attention.head_count": 0, "feed_forward_length": 0}
+    ),
+    "mamba with norms": Spec(
+        "mamba",
+        biases=("ssm_conv1d",),
+        keys=OF_MAMBA_1 | {"attention.head_count": 0, "feed_forward_length": 0, "ssm.dt_b_c_rms": True},
+    ),
+    "jamba": Spec(
+        "jamba",
+        n_layer=3,
+        n_ff=64,
+        n_expert=4,
+        n_expert_used=2,
+        biases=("ssm_conv1d",),
+        keys=OF_MAMBA_1 | {"attention.head_count_kv": [0, 2, 0]},
+        traits=("ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"),
+    ),
+    "kimi-linear": Spec(
+        "kimi-linear",
+        n_layer=3,
+        **SIX,
+        untied=True,
+        keys=OF_KDA | {"expert_gating_func": 2, "expert_weights_scale": 2.4},
+        traits=("low rank", "ssm_f_b", "ssm_g_b", "balanced"),
+    ),
+    "kimi-k3": Spec(
+        "kimi-k3",
+        n_layer=4,
+        **SIX,
+        untied=True,
+        keys=OF_KDA
+        | {"attention.head_count_kv": [0, 1, 0, 0], "expert_gating_func": 2, "expert_weights_scale": 2.4}
+        | {"expert_weights_norm": True, "kda.gate_lower_bound": -5.0, "expert_latent_length": 32}
+        | {"attn_res.block_size": 3, "activation.situ_beta": 1.5, "activation.situ_linear_beta": 2.0},
+        traits=("low rank", "ssm_g", "ssm_f_b", "balanced", "attn_gate", "ffn_routed_down", "ffn_routed_norm"),
+    ),
+    **{
+        name: Spec(
+            "hy_v4",
             n_layer=3,
             **SIX,
             untied=True,
-            keys=OF_KDA
-            | {"expert_gating_func": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True}
-            | {"kda.gate_lower_bound": -5.0, "attention.q_lora_rank": 24, "swiglu_clamp_exp": [0.0, 0.3, 0.2]},
-            traits=("head gates", "attn_gate", "balanced"),
-        ),
-        "qwen4exp": Spec(
-            "qwen4exp",
-            n_layer=4,
-            head_dim=32,
-            n_ff=32,
-            **SIX,
-            keys=DELTA
-            | QWEN35_ROPE
-            | {"expert_shared_feed_forward_length": 64, "hyper_connection.count": 4, "hyper_connection.low_rank": 16}
-            | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 32, "attention.indexer.top_k": 4}
-            | {"attention.compress_ratios": [0, 2, 0, 2], "expert_feed_forward_length": 32}
-            | {"ple.layers": np.array([2], np.uint32), "ple.ngram_size": 3, "ple.heads_per_ngram": 2}
-            | {"ple.conv_kernel": 4, "ple.eos_token_id": 2, "embedding_length_per_layer_input": 16}
-            | {"ple.layer_multipliers": np.array([0x9E3779B97F4A7C15, 3, 0xC2B2AE3D27D4EB4F], np.uint64)}
-            | {"ple.head_offsets": np.array([0, 101, 198, 287], np.uint64)}
-            | {"ple.head_vocab_sizes": np.array([101, 97, 89, 83], np.uint64)},
-            traits=("ffn_gate_inp_shexp",),
-        ),
-        "rwkv6": Spec("rwkv6", n_layer=3, untied=True, biases=OF_RWKV, keys=RWKV6 | {"rescale_every_n_layers": 2}),
-        "rwkv7": Spec("rwkv7", n_embd=128, n_layer=3, untied=True, biases=OF_RWKV, keys=RWKV7, traits=("time_mix_v0",)),
-        "rwkv6qwen2": Spec(
-            "rwkv6qwen2",
-            untied=True,
-            biases=("time_mix_key", "time_mix_value", "time_mix_receptance"),
-            keys=RWKV6 | {"attention.head_count_kv": 2, "token_shift_count": 1},
-        ),
-        "arwkv7": Spec(
-            "arwkv7", n_embd=128, untied=True, keys=RWKV7 | {"token_shift_count": 1}, traits=("time_mix_v0",)
-        ),
-        "arwkv7 without gates": Spec(
-            "arwkv7",
-            n_embd=128,
-            untied=True,
-            biases=("time_mix_ln",),
-            keys=RWKV7 | {"token_shift_count": 1, "attention.gate_lora_rank": None},
-            traits=("time_mix_v0", "time_mix_ln"),
-        ),
-        "plamo": Spec("plamo", untied=True),
-        "nanbeige": Spec("nanbeige", keys={"num_loops": 2, "skip_loop_final_norm": False}),
-        "nanbeige without norms": Spec(
-            "nanbeige", n_layer=3, untied=True, keys={"num_loops": 3, "skip_loop_final_norm": True}
-        ),
-        "arctic": Spec("arctic", **SIX, untied=True),
-        "talkie": Spec("talkie", n_layer=3, untied=True, keys={"logit_scale": 0.4}),
-        "plamo2": Spec(
-            "plamo2",
-            n_layer=4,
-            n_embd=128,
-            n_head=4,
-            fused=True,
-            keys={
-                "attention.head_count_kv": [0, 2, 0, 2],
-                "attention.key_length": 32,
-                "attention.value_length": 32,
-                "ssm.conv_kernel": 4,
-                "ssm.inner_size": 128,
-                "ssm.state_size": 16,
-                "ssm.time_step_rank": 4,
-                "ssm.group_count": 0,
-            },
-            traits=("fused ffn", "bare norms"),
-        ),
-        "maple": Spec(
-            "maple",
-            n_layer=4,
-            head_dim=32,
-            **SIX,
-            untied=True,
-            keys=IRREGULAR | {"expert_feed_forward_length": 32, "rope.freq_base_swa": 5e5, "swiglu_clamp_exp": 0.4},
-        ),
-        "plamo3": Spec(
-            "plamo3",
-            n_layer=3,
-            fused=True,
-            keys={
-                "attention.sliding_window": 4,
-                "attention.sliding_window_pattern": 2,
-                "rope.freq_base": 1e6,
-                "rope.freq_base_swa": 1e4,
-            },
-            traits=("fused ffn", "bare norms"),
-        ),
-        "granite_swa": Spec(
-            "granite_swa",
-            n_layer=4,
-            head_dim=32,
-            keys=OTHER_SCALES | IRREGULAR | {"attention.rope_pattern": [True, True, False, True]},
-        ),
-        "granite_swa of experts": Spec(
-            "granite_swa",
-            n_layer=4,
-            n_ff=32,
-            **SIX,
-            head_dim=32,
-            keys=OTHER_SCALES | IRREGULAR | {"expert_shared_feed_forward_length": 64},
-            traits=("fused shared",),
-        ),
-    }.items()
+            biases=("k_norm",) * bool(indexer),
+            keys=DENSE_FIRST
+            | LATENT_ROW
+            | {"expert_gating_func": 2, "expert_weights_norm": True, "attention.q_lora_rank": 24}
+            | {"swiglu_clamp_exp": [0.0, 0.3, 0.2], "expert_feed_forward_length": 96}
+            | {"hyper_connection.count": 4, "hyper_connection.epsilon": 1e-3, "hyper_connection.magnitude": 1.5}
+            | indexer,
+            traits=("balanced", "attn_gate"),
+        )
+        for name, indexer in {
+            "hy_v4": {},
+            "hy_v4 with an indexer": INDEXER | {"attention.indexer.types": np.array((1, 0, 1), np.uint32)},
+        }.items()
+    },
+    "glm5-next": Spec(
+        "glm5-next",
+        n_layer=3,
+        **SIX,
+        untied=True,
+        biases=("k_norm",),
+        keys=OF_KDA
+        | {"expert_gating_func": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True}
+        | {"kda.gate_lower_bound": -5.0, "attention.q_lora_rank": 24, "swiglu_clamp_exp": [0.0, 0.3, 0.2]}
+        | {"attention.key_length": 32, "rope.dimension_count": 0, "attention.layer_norm_epsilon": 1e-6}
+        | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 64}
+        | {"attention.indexer.top_k": 4, "attention.indexer.kpool": 2}
+        | {"hyper_connection.count": 4, "hyper_connection.sinkhorn_iterations": 5}
+        | {"hyper_connection.epsilon": 1e-6},
+        traits=("low rank", "ssm_f_b", "ssm_g_b", "balanced"),
+    ),
+    "bailingmoe3": Spec(
+        "bailingmoe3",
+        n_layer=3,
+        **SIX,
+        untied=True,
+        keys=OF_KDA
+        | {"expert_gating_func": 2, "expert_weights_scale": 2.5, "expert_weights_norm": True}
+        | {"kda.gate_lower_bound": -5.0, "attention.q_lora_rank": 24, "swiglu_clamp_exp": [0.0, 0.3, 0.2]},
+        traits=("head gates", "attn_gate", "balanced"),
+    ),
+    "qwen4exp": Spec(
+        "qwen4exp",
+        n_layer=4,
+        head_dim=32,
+        n_ff=32,
+        **SIX,
+        keys=DELTA
+        | QWEN35_ROPE
+        | {"expert_shared_feed_forward_length": 64, "hyper_connection.count": 4, "hyper_connection.low_rank": 16}
+        | {"attention.indexer.head_count": 2, "attention.indexer.key_length": 32, "attention.indexer.top_k": 4}
+        | {"attention.compress_ratios": [0, 2, 0, 2], "expert_feed_forward_length": 32}
+        | {"ple.layers": np.array([2], np.uint32), "ple.ngram_size": 3, "ple.heads_per_ngram": 2}
+        | {"ple.conv_kernel": 4, "ple.eos_token_id": 2, "embedding_length_per_layer_input": 16}
+        | {"ple.layer_multipliers": np.array([0x9E3779B97F4A7C15, 3, 0xC2B2AE3D27D4EB4F], np.uint64)}
+        | {"ple.head_offsets": np.array([0, 101, 198, 287], np.uint64)}
+        | {"ple.head_vocab_sizes": np.array([101, 97, 89, 83], np.uint64)},
+        traits=("ffn_gate_inp_shexp",),
+    ),
+    "rwkv6": Spec("rwkv6", n_layer=3, untied=True, biases=OF_RWKV, keys=RWKV6 | {"rescale_every_n_layers": 2}),
+    "rwkv7": Spec("rwkv7", n_embd=128, n_layer=3, untied=True, biases=OF_RWKV, keys=RWKV7, traits=("time_mix_v0",)),
+    "rwkv6qwen2": Spec(
+        "rwkv6qwen2",
+        untied=True,
+        biases=("time_mix_key", "time_mix_value", "time_mix_receptance"),
+        keys=RWKV6 | {"attention.head_count_kv": 2, "token_shift_count": 1},
+    ),
+    "arwkv7": Spec("arwkv7", n_embd=128, untied=True, keys=RWKV7 | {"token_shift_count": 1}, traits=("time_mix_v0",)),
+    "arwkv7 without gates": Spec(
+        "arwkv7",
+        n_embd=128,
+        untied=True,
+        biases=("time_mix_ln",),
+        keys=RWKV7 | {"token_shift_count": 1, "attention.gate_lora_rank": None},
+        traits=("time_mix_v0", "time_mix_ln"),
+    ),
+    "plamo": Spec("plamo", untied=True),
+    "nanbeige": Spec("nanbeige", keys={"num_loops": 2, "skip_loop_final_norm": False}),
+    "nanbeige without norms": Spec(
+        "nanbeige", n_layer=3, untied=True, keys={"num_loops": 3, "skip_loop_final_norm": True}
+    ),
+    "arctic": Spec("arctic", **SIX, untied=True),
+    "talkie": Spec("talkie", n_layer=3, untied=True, keys={"logit_scale": 0.4}),
+    "plamo2": Spec(
+        "plamo2",
+        n_layer=4,
+        n_embd=128,
+        n_head=4,
+        fused=True,
+        keys={
+            "attention.head_count_kv": [0, 2, 0, 2],
+            "attention.key_length": 32,
+            "attention.value_length": 32,
+            "ssm.conv_kernel": 4,
+            "ssm.inner_size": 128,
+            "ssm.state_size": 16,
+            "ssm.time_step_rank": 4,
+            "ssm.group_count": 0,
+        },
+        traits=("fused ffn", "bare norms"),
+    ),
+    "maple": Spec(
+        "maple",
+        n_layer=4,
+        head_dim=32,
+        **SIX,
+        untied=True,
+        keys=IRREGULAR | {"expert_feed_forward_length": 32, "rope.freq_base_swa": 5e5, "swiglu_clamp_exp": 0.4},
+    ),
+    "plamo3": Spec(
+        "plamo3",
+        n_layer=3,
+        fused=True,
+        keys={
+            "attention.sliding_window": 4,
+            "attention.sliding_window_pattern": 2,
+            "rope.freq_base": 1e6,
+            "rope.freq_base_swa": 1e4,
+        },
+        traits=("fused ffn", "bare norms"),
+    ),
+    "granite_swa": Spec(
+        "granite_swa",
+        n_layer=4,
+        head_dim=32,
+        keys=OTHER_SCALES | IRREGULAR | {"attention.rope_pattern": [True, True, False, True]},
+    ),
+    "granite_swa of experts": Spec(
+        "granite_swa",
+        n_layer=4,
+        n_ff=32,
+        **SIX,
+        head_dim=32,
+        keys=OTHER_SCALES | IRREGULAR | {"expert_shared_feed_forward_length": 64},
+        traits=("fused shared",),
+    ),
 }
 OF_JINA = (
     *("token_embd_norm", "attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm"),
     *("attn_output_norm", "attn_norm_2", "ffn_down", "layer_output_norm"),
 )
 ENCODERS = {
-    name: replace(spec, n_vocab=512, vocabulary=True, n_ctx_train=128, traits=("mapped", *spec.traits))
+    name: replace(spec, n_vocab=512, vocabulary=True, n_ctx_train=128)
     for name, spec in {
         "neo-bert": Spec(
             "neo-bert", fused=True, keys={"pooling_type": 1, "attention.causal": False}, traits=("fused ffn",)

@@ -27,9 +27,23 @@ def _with(spec: Spec, keys: dict[str, Any] | None = None, n_mtp: int = 1, **more
 NEXTN = {
     "qwen35": _with(PLAIN["qwen35"]),
     "qwen35, no norm behind": _with(PLAIN["qwen35"], n_layer=3, untied=True, traits=("no norm behind",)),
-    "qwen35, a head of its own": _with(PLAIN["qwen35"], untied=True, traits=("head of its own",)),
+    "qwen35, a head of its own": _with(
+        PLAIN["qwen35"],
+        untied=True,
+        traits=(
+            "embed_tokens",
+            "shared_head_head",
+        ),
+    ),
     "qwen35moe": _with(PLAIN["qwen35moe"]),
-    "qwen35moe, a head of its own": _with(PLAIN["qwen35moe"], n_layer=3, traits=("head of its own",)),
+    "qwen35moe, a head of its own": _with(
+        PLAIN["qwen35moe"],
+        n_layer=3,
+        traits=(
+            "embed_tokens",
+            "shared_head_head",
+        ),
+    ),
     "qwen3next": _with(PLAIN["qwen3next"], untied=True),
     "qwen3next, no norm behind": _with(PLAIN["qwen3next"], traits=("no norm behind", "vectors")),
     "deepseek2": _with(DEEPSEEK, n_layer=2),
@@ -38,16 +52,38 @@ NEXTN = {
     ),
     "deepseek2 together": _with(LATENT["deepseek2 together"], n_layer=2, untied=False),
     "deepseek2 lite": _with(replace(DEEPSEEK, keys=LITE), n_layer=2),
-    "deepseek2 in groups": _with(LATENT["deepseek2 in groups"], n_layer=2, traits=("balanced", "head of its own")),
+    "deepseek2 in groups": _with(
+        LATENT["deepseek2 in groups"], n_layer=2, traits=("balanced", "embed_tokens", "shared_head_head")
+    ),
     "glm4moe": _with(PLAIN["glm4moe"]),
-    "glm4moe 355B": _with(PLAIN["glm4moe"], n_layer=2, biases=QKV, traits=("head norms", "head of its own")),
+    "glm4moe 355B": _with(
+        PLAIN["glm4moe"],
+        n_layer=2,
+        biases=QKV,
+        traits=("attn_q_norm", "attn_k_norm", "embed_tokens", "shared_head_head"),
+    ),
     "glm4moe, two blocks": _with(PLAIN["glm4moe unnormed"], n_layer=2, n_mtp=2, untied=False),
     "hy_v3": _with(PLAIN["hy_v3"], n_layer=2),
-    "hy_v3, a head of its own": _with(PLAIN["hy_v3"], n_layer=2, untied=False, traits=("head of its own",)),
+    "hy_v3, a head of its own": _with(
+        PLAIN["hy_v3"],
+        n_layer=2,
+        untied=False,
+        traits=(
+            "embed_tokens",
+            "shared_head_head",
+        ),
+    ),
     # As layers of their numbers, heads would have a sliding window, or no RoPE.
     "cohere2moe": _with(COHERE_MOE),
     "cohere2moe, no norm behind": _with(COHERE_MOE, OTHER_PATTERN, n_layer=4, traits=("no norm behind",)),
-    "cohere2moe, a head of its own": _with(COHERE_MOE, untied=True, traits=("head of its own",)),
+    "cohere2moe, a head of its own": _with(
+        COHERE_MOE,
+        untied=True,
+        traits=(
+            "embed_tokens",
+            "shared_head_head",
+        ),
+    ),
     "nemotron_h_moe": _with(PLAIN["nemotron_h_moe"], OF_NEMOTRON),
     "nemotron_h_moe of shorter rows": _with(PLAIN["nemotron_h_moe of shorter rows"], OF_NEMOTRON, untied=False),
 }
@@ -69,7 +105,7 @@ MAPPED_NEXTN = {  # llama.cpp is the only reference of these
     "glm5-next": _with(
         GLM, {"attention.head_count_kv": [0, 1, 0, 1], "swiglu_clamp_exp": [*GLM.keys["swiglu_clamp_exp"], 0.2]}
     ),
-    "qwen4exp": _with(QWEN, {"attention.compress_ratios": [0, 2, 0, 2, 2]}),
+    "qwen4exp": _with(QWEN, {"attention.compress_ratios": [0, 2, 0, 2, 2]}, traits=(*QWEN.traits, "no norm behind")),
     "deepseek4": _with(
         V4,
         {"attention.compress_ratios": np.array([0, 4, 128, 4, 0], np.uint32)}

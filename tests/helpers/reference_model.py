@@ -12,17 +12,22 @@ from gguf import GGUFWriter, quants
 from gguf.constants import GGMLQuantizationType, GGUFValueType
 
 from logitless.graph.dtype import dequantize
+from logitless.models.architectures.registry import ARCHITECTURES
 from logitless.models.quantization.quantize import DTYPES, quantize
 from logitless.models.synthetic.vocabulary import vocabulary
-from tests.helpers import gemma_layers
-from tests.helpers import reference_traits as traits
-from tests.helpers.mapped_shapes import mapped_shapes
 from tests.helpers.random_blocks import RANDOM_TYPES, random_blocks
-from tests.helpers.reference_linear_attention import FLAT, LFM2, QWEN35, attends, feeds, keeps_state, state_shapes
 from tests.helpers.reference_moe import mixture
-from tests.helpers.reference_mtp import agreeing, of_nextn
+from tests.helpers.reference_mtp import agreeing
+from tests.helpers.tensor_shapes import FLAT, key_name, tensor_shapes
 
 Array = np.ndarray[Any, Any]
+
+
+WIDTH_OF_EXPERTS = (  # expert width has a key of its own
+    *("ernie4_5-moe", "dots1", "glm4moe", "qwen3moe", "qwen3vlmoe", "qwen2moe", "gpt-oss", "deepseek", "bailingmoe"),
+    *("deepseek2", "bailingmoe2", "cohere2moe", "lfm2moe", "qwen35moe", "qwen3next", "nemotron_h_moe", "mistral4"),
+    *("exaone-moe", "afmoe", "hy_v3", "mellum", "llama4", "grovemoe"),
+)
 
 
 @dataclass
@@ -70,157 +75,13 @@ class Spec:
     def gemma(self) -> bool:
         return self.arch.startswith("gemma")
 
-    def kv_heads(self, layer: int) -> int:
-        """KV heads of a layer; 0: it has no attention (deci)."""
-        given = self.keys.get("attention.head_count_kv")
-        return given[layer] if self.arch == "deci" else self.n_head_kv
-
-    def nothing(self, layer: int) -> bool:
-        return self.arch == "deci" and not self.keys["feed_forward_length"][layer]
-
     def dense(self, layer: int) -> bool:
         step = self.keys.get("interleave_moe_layer_step") or 1
         return not self.n_expert or layer < self.keys.get("leading_dense_block_count", 0) or (layer + 1) % step > 0
 
     @property
     def n_ff_dense(self) -> int:
-        return 7 * self.n_ff if self.n_expert and self.arch in traits.WIDTH_OF_EXPERTS else self.n_ff
-
-    @property
-    def n_ff_shared(self) -> int:
-        width = self.keys.get("expert_shared_feed_forward_length", 0)
-        count = self.keys.get("expert_shared_count", int(self.arch == "llama4"))
-        return int(width * (count if self.arch == "bailingmoe2" else 1) or count * self.n_ff)
-
-    @property
-    def fused_ffn(self) -> bool:
-        return self.fused and self.arch not in (*traits.UNGATED, *traits.FUSED_QKV)
-
-    @property
-    def joined(self) -> tuple[str, ...]:
-        """Inner activations of an FFN, before the down projection."""
-        return ("up",) if self.arch in traits.UNGATED else ("gate", "up")
-
-    @property
-    def output_norm(self) -> str:
-        return "token_embd_norm" if self.arch in LFM2 else "output_norm"
-
-    @property
-    def one_norm(self) -> bool:
-        return self.arch in (*traits.ONE_NORM, *traits.NEMOTRON_H) or (
-            self.arch == "stablelm" and "one norm" in self.traits
-        )
-
-
-VISUAL = ("attn_qkv", "attn_output", "ffn_gate", "ffn_up", "ffn_down")  # matrices that a visual expert has, too
-
-
-def shapes(s: Spec) -> dict[str, tuple[int, ...]]:
-    if "mapped" in s.traits:
-        return mapped_shapes(s, file_keys(s))
-    if s.arch in gemma_layers.ARCHITECTURES:
-        return gemma_layers.shapes(s)
-    q, kv = s.n_head * s.d, s.n_head_kv * s.d
-    out: dict[str, tuple[int, ...]] = {"token_embd": (s.n_vocab, s.n_embd), s.output_norm: (s.n_embd,)}
-    if s.untied:
-        out["output"] = (s.n_vocab, s.n_embd)
-    if s.arch in traits.LEARNED_POSITIONS:
-        out["position_embd"] = (s.n_ctx_train, s.n_embd)
-    if "ranks" in s.traits and s.arch == "modern-bert":
-        out |= {"cls": (s.n_embd, s.n_embd), "cls.norm": (s.n_embd,), "cls.output": (1, s.n_embd)}
-    elif "ranks" in s.traits:
-        out["cls.output"] = (2, s.n_embd)
-    if n := s.keys.get("dense_2_feat_out"):
-        out |= {"dense_2": (n, s.n_embd), "dense_3": (s.n_embd, n)}
-    for i in range(s.n_layer + s.n_mtp):
-        layer: dict[str, tuple[int, ...]] = {}
-        if s.arch == "modern-bert":
-            out["token_embd_norm"] = (s.n_embd,)
-            layer |= {"ffn_norm": (s.n_embd,)} | ({"attn_norm": (s.n_embd,)} if i else {})
-        elif s.arch not in traits.NO_NORM_BEFORE:
-            layer |= {"attn_norm": (s.n_embd,)} | ({} if s.one_norm else {"ffn_norm": (s.n_embd,)})
-        if keeps_state(s, i):
-            layer |= state_shapes(s)
-        if not attends(s, i):
-            pass
-        elif s.arch in traits.LATENT:
-            layer |= of_latent(s)
-        elif s.fused:
-            layer |= {"attn_qkv": (q + 2 * kv, s.n_embd)} | ({"ffn_up": (2 * s.n_ff, s.n_embd)} if s.fused_ffn else {})
-        else:
-            layer |= {"attn_q": (q, s.n_embd), "attn_k": (kv, s.n_embd), "attn_v": (kv, s.n_embd)}
-            if s.arch in QWEN35:
-                layer["attn_q"] = (2 * q, s.n_embd)
-        if attends(s, i):
-            layer |= {"attn_output": (s.n_embd, s.n_head * (s.latent[-1] if s.arch in traits.LATENT else s.d))}
-        if not feeds(s, i):
-            layer.pop("ffn_norm", None)
-        elif not s.dense(i):
-            latent = s.keys.get("moe_latent_size")
-            layer |= {"ffn_gate_inp": (s.n_expert, s.n_embd)}
-            layer |= {f"ffn_{name}_exps": (s.n_expert, s.n_ff, latent or s.n_embd) for name in s.joined}
-            layer |= {"ffn_down_exps": (s.n_expert, latent or s.n_embd, s.n_ff)}
-            if n := s.keys.get("expert_chunk_feed_forward_length"):
-                chunks = s.n_expert // s.keys["experts_per_group"]
-                layer |= {f"ffn_{name}_chexps": (chunks, n, s.n_embd) for name in s.joined}
-                layer |= {"ffn_down_chexps": (chunks, s.n_embd, n)}
-            if latent:
-                layer |= {"ffn_latent_down": (latent, s.n_embd), "ffn_latent_up": (s.n_embd, latent)}
-            if s.arch in traits.BALANCED or "balanced" in s.traits:
-                layer |= {"exp_probs_b": (s.n_expert,)}
-            if n := s.n_ff_shared:
-                layer |= {f"ffn_{name}_shexp": (n, s.n_embd) for name in s.joined}
-                layer |= {"ffn_down_shexp": (s.n_embd, n)}
-                if s.arch in ("qwen2moe", "qwen35moe", "qwen3next"):
-                    layer |= {"ffn_gate_inp_shexp": (s.n_embd,) if "vectors" in s.traits else (1, s.n_embd)}
-        else:
-            layer |= {"ffn_down": (s.n_embd, s.n_ff_dense)}
-            if s.arch in traits.UNGATED:
-                layer |= {"ffn_up": (s.n_ff_dense, s.n_embd)}
-            elif not s.fused_ffn:
-                layer |= {"ffn_gate": (s.n_ff_dense, s.n_embd), "ffn_up": (s.n_ff_dense, s.n_embd)}
-        if s.arch in traits.OTHER_NAME:
-            layer["post_attention_norm"] = layer.pop("ffn_norm")
-        if not s.kv_heads(i):  # attention's norm and one matrix, or neither
-            linear = s.arch == "deci" and s.keys["attention.head_count"][i]
-            layer = {name: shape for name, shape in layer.items() if name.startswith("ffn")} | (
-                {"attn_norm": (s.n_embd,), "attn_output": (s.n_embd, s.n_embd)} if linear else {}
-            )
-        if s.nothing(i):
-            layer = {}
-        if s.arch == "gpt-oss":
-            layer["attn_sinks"] = (s.n_head,)
-        if s.arch == "afmoe":
-            layer["attn_gate"] = (q, s.n_embd)
-        if "two norms" in s.traits:
-            layer["attn_norm_2"] = (s.n_embd,)
-        if (s.arch in traits.HEAD_NORM or "head norms" in s.traits) and not keeps_state(s, i):
-            layer |= {"attn_q_norm": (s.d,), "attn_k_norm": (s.d,)}
-        if "norm for head" in s.traits:
-            layer |= {"attn_q_norm": (s.n_head, s.d), "attn_k_norm": (s.n_head_kv, s.d)}
-        if s.arch in traits.ROW_NORM:
-            layer |= {"attn_q_norm": (q,), "attn_k_norm": (kv,)}
-        if s.arch in traits.NORM_AFTER:
-            layer |= {"post_attention_norm": (s.n_embd,), "post_ffw_norm": (s.n_embd,)}
-        if s.arch == "cogvlm":  # for rows of images
-            layer |= {f"vis_{name.removeprefix('ffn_')}": layer[name] for name in VISUAL}
-        if i >= s.n_layer:
-            layer |= of_nextn(s)
-        out |= {f"blk.{i}.{name}": shape for name, shape in layer.items()}
-    return out
-
-
-def of_latent(s: Spec) -> dict[str, tuple[int, ...]]:
-    rank, q_rank, plain, turned, value = s.latent
-    out: dict[str, tuple[int, ...]] = {"attn_kv_a_mqa": (rank + turned, s.n_embd), "attn_kv_a_norm": (rank,)}
-    q = s.n_head * (plain + turned)
-    if q_rank:
-        out |= {"attn_q_a": (q_rank, s.n_embd), "attn_q_a_norm": (q_rank,), "attn_q_b": (q, q_rank)}
-    else:
-        out["attn_q"] = (q, s.n_embd)
-    if "attention.key_length_mla" in s.keys:
-        return out | {"attn_k_b": (s.n_head, rank, plain), "attn_v_b": (s.n_head, value, rank)}
-    return out | {"attn_kv_b": (s.n_head * (plain + value), rank)}
+        return 7 * self.n_ff if self.n_expert and self.arch in WIDTH_OF_EXPERTS else self.n_ff
 
 
 def file_keys(s: Spec) -> dict[str, Any]:
@@ -232,31 +93,32 @@ def file_keys(s: Spec) -> dict[str, Any]:
         "feed_forward_length": s.n_ff_dense,
         "attention.head_count": s.n_head,
         "attention.head_count_kv": s.n_head_kv,
-        f"attention.layer_norm_{'' if s.arch in traits.LAYER_NORM else 'rms_'}epsilon": 1e-5,
+        f"attention.layer_norm_{'' if ARCHITECTURES[s.arch].norm.layer_norm else 'rms_'}epsilon": 1e-5,
     }
     if s.n_mtp:
         keys["nextn_predict_layers"] = s.n_mtp
     if s.n_expert:
         keys |= {"expert_count": s.n_expert, "expert_used_count": s.n_expert_used}
-        if s.arch in traits.WIDTH_OF_EXPERTS:
+        if s.arch in WIDTH_OF_EXPERTS:
             keys |= {"expert_feed_forward_length": s.n_ff}
     if s.head_dim:
         keys |= {"attention.key_length": s.head_dim, "attention.value_length": s.head_dim}
     return keys | s.keys
 
 
-def write(path: Path, s: Spec) -> dict[str, Array]:
-    """Write the GGUF file; returns its tensors as float64 by name, as a reader sees them."""
+def write(path: Path, s: Spec, keys: dict[str, Any] | None = None) -> dict[str, Array]:
+    """Write the GGUF file; returns its tensors as float64 by name, as a reader sees them. keys are
+    the file's beside the spec's, or instead of them: no tensor has another shape for them."""
     rng = np.random.default_rng(7)
     writer = GGUFWriter(path, s.arch)
-    for name, value in file_keys(s).items():
+    for name, value in (file_keys(s) | (keys or {})).items():
         add = {str: writer.add_string, float: writer.add_float32, int: writer.add_uint32, list: writer.add_array}
         add[bool] = writer.add_bool
         if isinstance(value, np.ndarray):
             kind = GGUFValueType.UINT64 if value.dtype == np.uint64 else GGUFValueType.UINT32
             writer.add_key_value(f"{s.arch}.{name}", value.tolist(), GGUFValueType.ARRAY, kind)
         elif value is not None:
-            add[type(value)](name if name.startswith(("xielu.", "tokenizer.")) else f"{s.arch}.{name}", value)
+            add[type(value)](key_name(s.arch, name), value)
     if s.vocabulary:
         add_vocabulary(writer, s.n_vocab)
     if "ranks" in s.traits and s.arch != "modern-bert":
@@ -280,7 +142,7 @@ def write(path: Path, s: Spec) -> dict[str, Array]:
             writer.add_tensor(name, raw, raw_dtype=kind)
             seen[name] = quants.dequantize(raw, kind).reshape(values.shape).astype(np.float64)
 
-    for name, shape in shapes(s).items():
+    for name, shape in tensor_shapes(s, file_keys(s)).items():
         short = name.rpartition(".")[2]
         if name.endswith(FLAT):
             put(name, -rng.uniform(0.2, 2, shape) if short == "ssm_a" else rng.standard_normal(shape), "f32")
@@ -340,8 +202,6 @@ def norm(x: Array, w: Array) -> Array:
 
 
 def activated(s: Spec, x: Array) -> Array:
-    if s.arch in traits.SQUARED:
-        return np.maximum(x, 0) ** 2
     if s.gemma:
         return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     return x / (1 + np.exp(-x))
@@ -376,13 +236,13 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         b = f"blk.{layer}."
         if not s.dense(layer):
             y = mixture(s, t, b, h)
-            if s.n_ff_shared:
+            if b + "ffn_gate_shexp.weight" in t:
                 inner = activated(s, product(b + "ffn_gate_shexp", h)) * product(b + "ffn_up_shexp", h)
                 y = y + product(b + "ffn_down_shexp", inner)
             return y
-        if s.arch in traits.UNGATED:
-            return product(b + "ffn_down", activated(s, product(b + "ffn_up", h)))
-        if s.fused_ffn:
+        if s.arch == "plm":
+            return product(b + "ffn_down", np.maximum(product(b + "ffn_up", h), 0) ** 2)
+        if b + "ffn_gate.weight" not in t:
             gate, up = np.split(product(b + "ffn_up", h), 2, -1)
         else:
             gate, up = product(b + "ffn_gate", h), product(b + "ffn_up", h)
@@ -397,13 +257,13 @@ def reference(s: Spec, t: dict[str, Array], ids: Array, rope: Any, window: Any, 
         b = f"blk.{i}."
         h = norm(x, t[b + "attn_norm.weight"])
         frequency, magnitude = rope(i)
-        if s.arch in traits.LATENT:
+        if "attention.kv_lora_rank" in s.keys:
             parts = latent_heads(s, t, b, h)
         elif b + "attn_qkv.weight" in t:
             parts = np.split(product(b + "attn_qkv", h), np.cumsum([s.n_head * s.d, s.n_head_kv * s.d]), -1)
         else:
             parts = [product(b + name, h) for name in ("attn_q", "attn_k", "attn_v")]
-        q, k, v = (p if s.arch in traits.LATENT else p.reshape(len(ids), -1, s.d) for p in parts)
+        q, k, v = (p if "attention.kv_lora_rank" in s.keys else p.reshape(len(ids), -1, s.d) for p in parts)
         if b + "attn_q_norm.weight" in t:
             q, k = norm(q, t[b + "attn_q_norm.weight"]), norm(k, t[b + "attn_k_norm.weight"])
         q, k = (turn(y, pos[:, None] * frequency, magnitude, s.arch in INTERLEAVED) for y in (q, k))

@@ -1,4 +1,4 @@
-"""Tensors of the MTP heads of synthetic models, beside those of a layer."""
+"""Weights of synthetic models whose MTP head predicts as the model does."""
 
 from __future__ import annotations
 
@@ -7,20 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.helpers.reference_traits import NEMOTRON_H
-
 Array = np.ndarray[Any, Any]
 LIKE = {"embed_tokens": "token_embd.weight", "shared_head_head": "output.weight"}
-
-
-def of_nextn(s: Any) -> dict[str, tuple[int, ...]]:
-    out: dict[str, tuple[int, ...]] = {"nextn.eh_proj": (s.n_embd, 2 * s.n_embd)}
-    names = ["nextn.enorm", "nextn.hnorm", *([] if "no norm behind" in s.traits else ["nextn.shared_head_norm"])]
-    if s.arch in NEMOTRON_H:
-        names.append("post_attention_norm")
-    if "head of its own" in s.traits:
-        out |= {f"nextn.{name}": (s.n_vocab, s.n_embd) for name in ("embed_tokens", "shared_head_head")}
-    return out | dict.fromkeys(names, (s.n_embd,))
 
 
 def agreeing(name: str, values: Array, t: dict[str, Array], much: bool) -> Array:

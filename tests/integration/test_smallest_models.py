@@ -51,9 +51,10 @@ def smallest(tmp_path: Path, s: Spec) -> Iterator[Path]:
         for first in range(s.n_layer - n + 1):
             if (spec := cut(s, first, n)) in seen:
                 continue
-            write(path := tmp_path / f"{first}-{n}.gguf", spec)
-            with GGUFFile.open(path) as gguf, contextlib.suppress(ModelFileError):
-                hparams_of(gguf)
+            with contextlib.suppress(ModelFileError):
+                write(path := tmp_path / f"{first}-{n}.gguf", spec)
+                with GGUFFile.open(path) as gguf:
+                    hparams_of(gguf)
                 seen.append(spec)
                 yield path
         if seen:

@@ -62,7 +62,7 @@ def test_an_adapter_beside_its_model_is_one_within(arch: str, tmp_path: Path) ->
         adapter = read_adapter(tmp_path / "a.gguf", base, h)
         merge(tmp_path / "merged.gguf", base, h, [(adapter, 1.0)])
     beside, plain = logits(path, adapter), logits(path)
-    np.testing.assert_allclose(beside, logits(tmp_path / "merged.gguf"), atol=2e-4)
+    np.testing.assert_allclose(beside, logits(tmp_path / "merged.gguf"), atol=4e-4)
     assert np.abs(beside - plain).max() > 0.1
 
 

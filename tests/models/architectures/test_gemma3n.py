@@ -41,7 +41,7 @@ SMALL = Spec(
         "attention.shared_kv_layers": 3,
         "feed_forward_length": [96] * 6 + [192] * 3,
     },
-    traits=("scaled",),
+    traits=("layer_output_scale",),
 )
 LARGE = Spec(
     "gemma4",
@@ -49,14 +49,14 @@ LARGE = Spec(
     head_dim=32,
     factors={"rope_freqs": 8.0},
     keys=KEYS | {"attention.sliding_window_pattern": PATTERN[:6], "attention.head_count_kv": [2, 2, 1] * 2},
-    traits=("keys as values", "scaled"),
+    traits=("keys as values", "layer_output_scale"),
 )
 EXPERTS = replace(
     LARGE,
     n_expert=8,
     n_expert_used=3,
     keys=LARGE.keys | {"expert_feed_forward_length": 32},
-    traits=(*LARGE.traits, "fused"),
+    traits=(*LARGE.traits, "fused experts"),
 )
 WIDE = replace(  # heads of the size that they have
     LARGE,

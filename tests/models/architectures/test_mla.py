@@ -35,7 +35,7 @@ def test_rows_of_all_heads_in_caches(tmp_path: Path, kind: str) -> None:
     whole, *others = (compute(path, s, ids, cut, (kind, kind)) for cut in ((40,), (1,) * 40, (7, 20, 13), (33, 7)))
     for other in others:
         np.testing.assert_array_equal(whole, other)
-    error_of_type = {"f32": 1e-4, "f16": 1e-2, "q8_0": 0.3}[kind]
+    error_of_type = {"f32": 1e-4, "f16": 1e-2, "q8_0": 0.6}[kind]
     assert error(whole, reference(s, t, ids, plain(s), no_window, s.d**-0.5, (0, 0))) < error_of_type
 
 

@@ -25,66 +25,71 @@ from logitless.models.model import define_model, hparams_of
 from logitless.models.weights.weights import check_weights
 from logitless.training.save import save_result
 from logitless.training.trainable import full
-from tests.helpers.architecture_specs import GPT_OSS, MAPPED
-from tests.helpers.mla_specs import DEEPSEEK, GROUPS
+from tests.helpers.architecture_specs import GPT_OSS, MAPPED, OF_XIELU
+from tests.helpers.mla_specs import DEEPSEEK, DENSE_FIRST, GROUPS
 from tests.helpers.reference_model import Spec, write
 
 MIXTRAL = Spec(n_expert=4, n_expert_used=2)
 GLM = Spec("glm4moe", n_expert=4, n_expert_used=2)
+PARALLEL = Spec("gptneox", keys={"use_parallel_residual": True})
+DOTS = Spec("dots1", n_expert=4, n_expert_used=2, keys={"expert_gating_func": 1})
 
 
 @pytest.mark.parametrize(
-    ("spec", "words"),
+    ("spec", "keys", "words"),
     [
-        (replace(MIXTRAL, keys={"expert_used_count": 5}), "key 'llama.expert_used_count' is 5, of 4 experts"),
-        (replace(MIXTRAL, keys={"expert_used_count": 0}), "key 'llama.expert_used_count' is 0"),
-        (replace(MIXTRAL, keys={"expert_count": 5}), "'blk.0.ffn_gate_inp.weight' has shape (4, 64), expected (5, 64)"),
-        (replace(MIXTRAL, keys={"expert_count": 0}), "tensor 'blk.0.ffn_gate.weight' is missing"),
-        (
-            Spec("qwen3moe", n_expert=2, n_expert_used=1, keys={"expert_count": None}),
-            "'qwen3moe.expert_count' is missing",
-        ),
+        (MIXTRAL, {"expert_used_count": 5}, "key 'llama.expert_used_count' is 5, of 4 experts"),
+        (MIXTRAL, {"expert_used_count": 0}, "key 'llama.expert_used_count' is 0"),
+        (MIXTRAL, {"expert_count": 5}, "'blk.0.ffn_gate_inp.weight' has shape (4, 64), expected (5, 64)"),
+        (MIXTRAL, {"expert_count": 0}, "tensor 'blk.0.ffn_gate.weight' is missing"),
+        (replace(MIXTRAL, arch="qwen3moe"), {"expert_count": None}, "'qwen3moe.expert_count' is missing"),
         (
             Spec("qwen3moe", n_expert=2, n_expert_used=1, traits=("balanced",)),
+            {},
             "tensor 'blk.0.exp_probs_b.bias' is unknown in qwen3moe with 2 blocks",
         ),
-        (replace(GLM, keys={"expert_group_count": 2}), "key 'glm4moe.expert_group_used_count' is missing"),
-        (replace(GLM, keys={"expert_gating_func": 3}), "key 'glm4moe.expert_gating_func' is 3; supported are 1, 2"),
-        (
-            replace(GLM, keys={"expert_weights_norm": [True, False]}),
-            "'glm4moe.expert_weights_norm' is neither true nor",
-        ),
-        (replace(GLM, keys={"expert_weights_norm": "x"}), "glm4moe.expert_weights_norm' is neither true nor false"),
-        (Spec("dots1", n_expert=2, n_expert_used=1), "key 'dots1.expert_gating_func' is missing"),
+        (GLM, {"expert_group_count": 2}, "key 'glm4moe.expert_group_used_count' is missing"),
+        (GLM, {"expert_gating_func": 3}, "key 'glm4moe.expert_gating_func' is 3; supported are 1, 2"),
+        (GLM, {"expert_weights_norm": [True, False]}, "'glm4moe.expert_weights_norm' is neither true nor"),
+        (GLM, {"expert_weights_norm": "x"}, "glm4moe.expert_weights_norm' is neither true nor false"),
+        (DOTS, {"expert_gating_func": None}, "key 'dots1.expert_gating_func' is missing"),
         (
             replace(MAPPED["laguna"], traits=(*MAPPED["laguna"].traits, "one unbalanced")),
+            {},
             "tensor 'blk.4.exp_probs_b.bias' is missing",
         ),
-        (Spec("apertus"), "key 'xielu.alpha_n' is not a number for each of 2 layers"),
-        (Spec("gptneox"), "key 'gptneox.use_parallel_residual' is missing"),
-        (Spec("gptneox", keys={"use_parallel_residual": 1}), "key 'gptneox.use_parallel_residual' is neither true"),
-        (Spec("cohere2"), "key 'cohere2.attention.sliding_window' is missing"),
-        (Spec("mistral3", keys={"attention.temperature_scale": -0.5}), "temperature_scale' is -0.5, which is negative"),
-        (replace(GLM, keys={"expert_weights_scale": -1.0}), "key 'glm4moe.expert_weights_scale' is -1"),
-        (replace(GLM, keys={"leading_dense_block_count": 1, "expert_feed_forward_length": 64}), "'blk.1.ffn_gate_exps"),
         (
-            replace(GLM, n_layer=3, keys={"nextn_predict_layers": 1}),
-            "tensor 'blk.2.attn_norm.weight' is of a plain block",
+            Spec("apertus", keys=OF_XIELU),
+            {"xielu.alpha_n": None},
+            "key 'xielu.alpha_n' is not a number for each of 2 layers",
         ),
-        (replace(GLM, keys={"nextn_predict_layers": 2}), "key 'glm4moe.nextn_predict_layers' is 2, of 2 blocks"),
+        (PARALLEL, {"use_parallel_residual": None}, "key 'gptneox.use_parallel_residual' is missing"),
+        (PARALLEL, {"use_parallel_residual": 1}, "key 'gptneox.use_parallel_residual' is neither true"),
         (
-            replace(DEEPSEEK, keys=DEEPSEEK.keys | {"expert_group_count": 3}),
-            "key 'deepseek2.expert_group_count' is 3, of 8 experts",
+            Spec("cohere2", keys={"attention.sliding_window": 4}),
+            {"attention.sliding_window": None},
+            "key 'cohere2.attention.sliding_window' is missing",
         ),
+        (Spec("mistral3"), {"attention.temperature_scale": -0.5}, "temperature_scale' is -0.5, which is negative"),
+        (GLM, {"expert_weights_scale": -1.0}, "key 'glm4moe.expert_weights_scale' is -1"),
+        (replace(GLM, keys=DENSE_FIRST), {"expert_feed_forward_length": 64}, "'blk.1.ffn_gate_exps"),
+        (replace(GLM, n_layer=3), {"nextn_predict_layers": 1}, "tensor 'blk.2.attn_norm.weight' is of a plain block"),
+        (GLM, {"nextn_predict_layers": 2}, "key 'glm4moe.nextn_predict_layers' is 2, of 2 blocks"),
+        (DEEPSEEK, {"expert_group_count": 3}, "key 'deepseek2.expert_group_count' is 3, of 8 experts"),
         (
-            replace(DEEPSEEK, keys=DEEPSEEK.keys | GROUPS | {"expert_group_used_count": 1}),
+            DEEPSEEK,
+            GROUPS | {"expert_group_used_count": 1},
             "key 'deepseek2.expert_group_used_count' is 1, of 4 groups of 2",
         ),
-        (Spec("qwen2", n_expert=2, n_expert_used=1), "key 'qwen2.expert_count' is 2: experts are supported in llama, "),
+        (
+            Spec("qwen2"),
+            {"expert_count": 2, "expert_used_count": 1},
+            "key 'qwen2.expert_count' is 2: experts are supported in llama, ",
+        ),
     ],
 )
-def test_bad_files(tmp_path: Path, spec: Spec, words: str) -> None:
-    write(path := tmp_path / "m.gguf", spec)
+def test_bad_files(tmp_path: Path, spec: Spec, keys: dict[str, Any], words: str) -> None:
+    write(path := tmp_path / "m.gguf", spec, keys)
     with GGUFFile.open(path) as gguf, pytest.raises(ModelFileError) as caught:
         hparams_of(gguf)
     assert words in str(caught.value)

@@ -46,7 +46,7 @@ NAMES = {
     "hy_v3": (),
     "cohere2moe": ("much",),
     "nemotron_h_moe of shorter rows": ("much",),
-    "deepseek32": ("much",),
+    "deepseek32": (),
     "glm-dsa": ("much",),
     "bailingmoe3": (),
     "step35": (),
@@ -59,7 +59,7 @@ MORE = {  # whose heads load and run as those of others above
     "qwen35": (),
     "qwen35, a head of its own": (),
     "qwen35moe": (),
-    "qwen3next, no norm behind": (),
+    "qwen3next, no norm behind": ("much",),
     "deepseek2 in groups": (),
     "glm4moe": ("much",),
     "hy_v3, a head of its own": (),
@@ -120,8 +120,11 @@ def test_guesses_are_llama_cpps(tmp_path: Path, names: dict[str, tuple[str, ...]
         kinds[path] = Resting if s.arch == "qwen3next" else MTPDrafter
         asked += [(str(path), TEXT, N_TOKENS, n) for n in MOST]
     theirs = iter([tuple(json.loads(line)) for line in answers(GUESSES, json.dumps(asked))])
+    unlike = []
     for path, kind in kinds.items():
         *guessed, (alone, *_) = ours(path, kind)
-        assert guessed == [next(theirs) for _ in MOST], path.name
+        if guessed != [next(theirs) for _ in MOST]:
+            unlike.append(path.name)
         assert {text for text, *_ in guessed} == {alone}, path.name
         assert all(0 < n_accepted < n_drafted for _, n_drafted, n_accepted in guessed), path.name
+    assert unlike == []

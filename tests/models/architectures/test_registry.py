@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from logitless.models.errors import ModelFileError
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.overrides import NONE, Overrides
 from logitless.models.model import Model, define_model, hparams_of
-from tests.helpers.architecture_specs import GPT_OSS, MAPPED, PLAIN, QUANTISED
+from tests.helpers.architecture_specs import GPT_OSS, MAPPED, PLAIN
 from tests.helpers.reference_model import REFERENCES, Array, Spec, reference, write
 from tests.helpers.reference_rope import plain, yarn
 
@@ -100,16 +100,14 @@ def no_window(layer: int) -> int:
     return 0
 
 
-def check(tmp_path: Path, s: Spec, bound: float = 1e-4, rope: Any = None, mean: float = math.inf, **more: Any) -> None:
+def check(tmp_path: Path, s: Spec, bound: float = 1e-4, rope: Any = None, **more: Any) -> None:
     path = tmp_path / "m.gguf"
     t = write(path, s)
     ids = tokens(s)
     options = {"window": no_window, "scale": s.keys.get("attention.scale") or s.d**-0.5, "caps": (0, 0)} | more
     want = reference(s, t, ids, rope or plain(s), **options)
     assert np.isfinite(want).all()
-    got = compute(path, s, ids)
-    assert error(got, want) < bound
-    assert np.abs(got - want).mean() < mean * want.std()
+    assert error(compute(path, s, ids), want) < bound
 
 
 IN_FLOAT64 = [name for name, s in PLAIN.items() if s.arch in REFERENCES and s.arch != "deepseek2"]
@@ -126,15 +124,6 @@ def test_logits(tmp_path: Path, name: str) -> None:
 def test_every_weight_of_an_architecture_is_read(tmp_path: Path, name: str) -> None:
     write(path := tmp_path / "m.gguf", s := PLAIN[name])
     assert np.isfinite(compute(path, s, tokens(s), (1,))).all()
-
-
-# of types of experts one of each kind, for they have kernels of their own
-SLOW = {name for name in QUANTISED if name.startswith("experts") and not name.endswith(("q8_0", "q4_k", "mxfp4"))}
-
-
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long if n in SLOW else ()) for n in QUANTISED])
-def test_logits_of_quantised_weights(tmp_path: Path, name: str) -> None:
-    check(tmp_path, QUANTISED[name], 0.2, mean=0.03)  # activations are rounded to 8 bits
 
 
 def test_rope_of_linear_scaling(tmp_path: Path) -> None:
@@ -317,8 +306,7 @@ OF_ROWS = (
 )
 
 
-@pytest.mark.parametrize("name", OF_ROWS)
-@pytest.mark.parametrize("dtype", ["f32", "q8_0"])
+@pytest.mark.parametrize(("name", "dtype"), [*zip(OF_ROWS, cycle(("f32", "q8_0")), strict=False)])
 def test_other_architectures_give_the_same_bits_however_a_prompt_is_cut(tmp_path: Path, name: str, dtype: str) -> None:
     s = replace(PLAIN[name], dtype=dtype, types={"ffn_gate_inp": "f32"})
     write(path := tmp_path / "m.gguf", s)

@@ -41,10 +41,10 @@ SPEC = Spec(
     n_ctx_train=128,
     untied=True,
     vocabulary=True,
-    traits=("mapped", "ffn_gate"),
+    traits=("ffn_gate",),
     keys={"attention.relative_buckets_count": 32, "decoder_start_token_id": START, "decoder_block_count": 2},
 )
-RELU = replace(SPEC, traits=("mapped",), untied=False, keys=SPEC.keys | {"decoder_block_count": 3})
+RELU = replace(SPEC, traits=(), untied=False, keys=SPEC.keys | {"decoder_block_count": 3})
 RNG = np.random.default_rng(0)
 SOURCES = [RNG.integers(4, N_VOCAB, n).astype(np.int32) for n in (7, 40, 90)]
 TARGETS = [np.array([START, *RNG.integers(4, N_VOCAB, n)], np.int32) for n in (20, 3, 150)]
