@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -238,7 +239,7 @@ class Submissions:
         return [len(group) for group in self.groups] != before
 
 
-class DeviceProgram:
+class DeviceProgram(ABC):
     """A program of launches. A run takes its submissions as the device wants them, for the variant
     (gpu/lowering.py) that its values need; those of a variant are made at its first use."""
 
@@ -247,17 +248,18 @@ class DeviceProgram:
         self._submissions = Submissions(launches, backend.rates)
         self._number = next((c.number for c in (launch.content for launch in launches) if c.number is not None), None)
         self._ready: dict[int, list[Any]] = {}  # submissions by the variant
-        self._prepare(backend.variant if self._number is not None else 0)
+        self.prepare(backend.variant if self._number is not None else 0)
 
     @property
     def launches(self) -> Sequence[Launch]:
         return self._submissions.launches
 
+    @abstractmethod
     def submission(self, launches: Sequence[Launch], variant: int) -> Any:
         """Launches as the device takes them; those that have variants are of this one."""
-        raise NotImplementedError
 
-    def _prepare(self, variant: int) -> list[Any]:
+    def prepare(self, variant: int) -> list[Any]:
+        """Make the submissions of this variant."""
         others = next(iter(self._ready.values()), ())
         ready = []
         for i, group in enumerate(self._submissions.groups):
@@ -275,7 +277,7 @@ class DeviceProgram:
         if ready is None:  # a new variant, or the durations have changed
             if self._ready:
                 self._submissions.expect_compilation()
-            ready = self._prepare(variant)
+            ready = self.prepare(variant)
         return ready
 
     def ended(self, seconds: float) -> None:

@@ -145,9 +145,7 @@ class VulkanBackend(shared.GPUBackend):
         if need and (self._scratch is None or self._scratch.nbytes < need):
             self._scratch = self.device.memory(need)
         launches = _Binder(self, work, locate, self._scratch if need else None).launches
-        program = VulkanProgram(self, launches)
-        self.pipelines.save()
-        return program
+        return VulkanProgram(self, launches)
 
     def close(self) -> None:
         self.closed = True
@@ -237,11 +235,15 @@ class VulkanProgram(DeviceProgram):
         recording.finish()
         return recording
 
+    def prepare(self, variant: int) -> list[Recording]:
+        ready: list[Recording] = super().prepare(variant)
+        self._backend.pipelines.save()
+        return ready
+
     def run(self) -> None:
         if not self.launches:
             return
         recordings, device = self.of_run(), self._backend.device
-        self._backend.pipelines.save()
         device.idle()
         device.stopwatch.start(self)
         for i, recording in enumerate(recordings):
