@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # --help reads this module, and numpy takes its time
     import numpy as np
@@ -171,6 +171,11 @@ KV_TYPES: dict[str, KVType] = {
     "q4_0": KVType(4),
     "iq4_nl": KVType(4, codes=DTYPES["iq4_nl"].codes),
 }
+
+
+def dtype_of(numbers: npt.NDArray[Any]) -> str:
+    """The type of a constant with the numbers of an array: i32, or f32."""
+    return "i32" if numbers.dtype.name == "int32" else "f32"
 
 
 @functools.lru_cache(1 << 16)

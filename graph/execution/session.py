@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from logitless.graph.backend import Backend, Buffer, Bytes, Location, Program
-from logitless.graph.dtype import DTYPES
+from logitless.graph.dtype import DTYPES, dtype_of
 from logitless.graph.execution.division import SEPARATOR, Division
 from logitless.graph.execution.expert_cache import CacheMemory, ExpertCache, LayerExperts
 from logitless.graph.execution.memory import ArenaLayout, lay_out_arenas
@@ -138,9 +138,8 @@ class Session:
 
     def constant(self, name: str, values: Array) -> Tensor:
         """Define a constant with the numbers of an array: i32, or f32."""
-        dtype = "i32" if values.dtype == np.int32 else "f32"
         raw = np.ascontiguousarray(values).view(np.uint8).reshape(-1)
-        return self.define(name, values.shape, dtype, lambda: raw, constant=True)
+        return self.define(name, values.shape, dtype_of(values), lambda: raw, constant=True)
 
     def define_piece(self, name: str, piece: str, start: int, stop: int) -> Tensor:
         """Define a piece of a variable: rows of a constant, else a block of the second axis."""

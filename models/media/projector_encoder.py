@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
-import numpy as np
 import numpy.typing as npt
 
+from logitless.graph.dtype import dtype_of
 from logitless.graph.execution.session import Session
 from logitless.graph.tensor import Tensor, variable
 from logitless.models.gguf.file import GGUFFile
@@ -58,8 +58,7 @@ class ProjectorEncoder(ABC, Generic[P]):
         w = Declaration(
             gguf=gguf, kind=p.kind, n_text=n_text, audio=cls.audio, bounded=traits.bounded, unused=traits.unused
         )
-        kinds = {np.dtype(np.int32): "i32"}
-        constants = {name: variable(name, v.shape, kinds.get(v.dtype, "f32")) for name, v in cls.numbers(p).items()}
+        constants = {name: variable(name, v.shape, dtype_of(v)) for name, v in cls.numbers(p).items()}
         encoder = cls(p, w, constants)
         w.record(lambda: [*encoder.rows(1, *encoder.usual_size), *encoder.row_table()])
         return w

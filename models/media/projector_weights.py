@@ -145,8 +145,7 @@ class Declaration(ProjectorWeights):
         return source in self.gguf.tensors or _BLOCK.sub(".", source) in self._in_blocks
 
     def shape(self, name: str) -> tuple[int, ...]:
-        info = self.gguf.tensors.get(f"{self.prefix}{name}")
-        return info.shape if info is not None and info.shape else (1,)
+        return shape_of(self.gguf, f"{self.prefix}{name}")
 
     def or_zeros(self, name: str, n: int) -> Tensor:
         if not self.has(name):
@@ -230,7 +229,7 @@ def projector_type(metadata: Mapping[str, Any], part: str) -> object:
     return metadata.get(f"clip.{part}.projector_type") if isinstance(whole, str) and not whole else whole
 
 
-def n_rows(gguf: GGUFFile, name: str) -> int:
-    """Rows of a tensor whose number the metadata does not state; 1 where it is missing."""
+def shape_of(gguf: GGUFFile, name: str) -> tuple[int, ...]:
+    """Shape of a tensor whose sizes the metadata does not state; (1,) where it is missing."""
     info = gguf.tensors.get(name)
-    return info.shape[0] if info is not None and info.shape else 1
+    return info.shape if info is not None and info.shape else (1,)

@@ -13,7 +13,7 @@ from logitless.models.architectures.architecture import Activation
 from logitless.models.errors import ModelFileError, unsupported
 from logitless.models.gguf.file import GGUFFile
 from logitless.models.hparams.keys import Keys
-from logitless.models.media.projector_weights import n_rows, projector_type
+from logitless.models.media.projector_weights import projector_type, shape_of
 from logitless.models.vision.mobilenet_blocks import N_STAGES, Block, read_blocks
 from logitless.models.vision.projectors import PROJECTORS, Head, Positions, Projector, Sizing
 
@@ -162,7 +162,7 @@ def read_params(
     if not projector.whole_patches and not is_mobilenet:
         n_ff, n_layer, n_head = keys.count("feed_forward_length"), keys.layers(), keys.count("attention.head_count")
     if sam:
-        n_ff = n_rows(gguf, "v.blk.0.ffn_up.weight")  # some files state another number
+        n_ff = shape_of(gguf, "v.blk.0.ffn_up.weight")[0]  # some files state another number
     if n_layer and (n_embd % n_head or (n_embd // n_head) % 4):
         raise keys.error("attention.head_count", f"is {n_head}, for vectors of {n_embd}")
     merge = projector.merge if sam else keys.count(projector.merge_key, projector.merge, high=MAX_MERGE)
@@ -202,7 +202,7 @@ def read_params(
         deepstack=tuple(i for i in range(n_layer) if f"v.deepstack.{i}.fc1.weight" in gguf.tensors),
         blocks=blocks,
         breaks="v.token_embd.img_break" in gguf.tensors,
-        n_queries=n_rows(gguf, "resampler.query") if projector.head is Head.RESAMPLER else 0,
+        n_queries=shape_of(gguf, "resampler.query")[0] if projector.head is Head.RESAMPLER else 0,
         sam=sam,
     )
     _check_sizes(keys, params)
