@@ -210,13 +210,10 @@ class _Reader:
         row of scales of each row, and the rows in the order of an unsharded matrix."""
         c = self._config
         n_heads, width = c.count("num_attention_heads"), c.head_dim
-        n_kv = (n - n_heads * width) // max(1, width + c.count("v_head_dim"))
-        for shards in (8, 4, 2, 1):
+        n_kv, rest = divmod(n - n_heads * width, max(1, width + c.count("v_head_dim")))
+        for shards in (8, 4, 2, 1) if n_kv > 0 and not rest else ():
             rows = n // shards
-            whole = n_heads % shards == n_kv % shards == 0 and n == n_heads * width + n_kv * (
-                width + c.count("v_head_dim")
-            )
-            if whole and n_kv > 0 and n_scales == shards * -(-rows // size):
+            if n_heads % shards == n_kv % shards == 0 and n_scales == shards * -(-rows // size):
                 place, of_shard = np.arange(n).reshape(shards, rows), np.arange(n) % rows
                 ends = [n_heads * width // shards, (n_heads + n_kv) * width // shards]
                 parts = np.split(place, ends, 1)

@@ -750,8 +750,7 @@ def qrwkv6(c: Config) -> Keys:
     yield from _rwkv(c, 0)
     yield "attention.head_count_kv", u32(c.count("num_key_value_heads"))
     yield "token_shift_count", u32(1)
-    for name, width in (("tokenshift", 32), ("decay", 64)):
-        key = "mix" if name == "tokenshift" else name
+    for key, name, width in (("mix", "tokenshift", 32), ("decay", "decay", 64)):
         yield f"time_{key}_extra_dim", u32(c.count(f"lora_rank_{name}", default=width * (1 + (n >= 4096))))
 
 
